@@ -20,7 +20,7 @@ quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
 
 # An agent of 1.3 million parameters learns to prove what it did on a phone; the report shows it before and after.
-smartsnap: $(VENV)/.stamp-core
+smartsnap: $(VENV)/.stamp-phone
 	$(BIN)/selfverify quickstart smartsnap
 
 # For the inner loop: what needs no model and no server. It takes 56 seconds of processor time, which two cores share.
@@ -95,6 +95,10 @@ $(VENV)/.stamp-core: $(DECLARED) $(VENV)/.stamp-torch
 	$(PIP) -e .
 	@touch $@
 
+$(VENV)/.stamp-phone: environments/phone/pyproject.toml $(VENV)/.stamp-core
+	$(PIP) -e ./environments/phone
+	@touch $@
+
 $(VENV)/.stamp-test: $(DECLARED) $(DISTRIBUTIONS) $(VENV)/.stamp-core
 	$(PIP) -e '.[test]' $(addprefix -e ./,$(DISTRIBUTIONS:/pyproject.toml=))
 	@touch $@
@@ -104,12 +108,14 @@ $(VENV)/.stamp-js: tests/serving/js/package-lock.json | $(BIN)/python
 	@if ! command -v npm >/dev/null; then echo "npm is not installed: the JavaScript client is not tested"; \
 	elif npm ci --silent --prefix $(<D); then touch $@; else echo "npm failed: the JavaScript client is not tested"; fi
 
-# torch with what it needs, then exactly the listed packages, since vLLM asks for more than is used here.
-$(VLLM)/.stamp: constraints-vllm.txt tests/with_vllm/sitecustomize.py
+# torch with what it needs, then exactly the listed packages, since vLLM asks for more than is used here; and the
+# phone, by which recipes and policies of its own are found.
+$(VLLM)/.stamp: constraints-vllm.txt environments/phone/pyproject.toml tests/with_vllm/sitecustomize.py
 	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check -c constraints-vllm.txt torch
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -e ./environments/phone
 	cp tests/with_vllm/sitecustomize.py "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 

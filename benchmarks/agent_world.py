@@ -15,15 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.phone.small_policy import corpus, phrases
-from selfverify.agents.tasks.phone_agents import LOOKING, PhoneAgents, PhoneAgentsConfig
 from selfverify.core.environment import Call, Observation
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 from selfverify.policy.voice import Voice
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.small_policy import corpus, phrases
+from selfverify_phone.task import LOOKING, PhoneAgents, PhoneAgentsConfig
 
 OPTIONS = PhoneOptions(text="terse", first_screen="given")
 CALLS = (

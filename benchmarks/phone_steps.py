@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.phone.phone_tasks import make_task
-from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.core.environment import Call
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.phone_tasks import make_task
+from selfverify_phone.templates import TEMPLATES
 
 FORMS: dict[str, dict[str, Any]] = {
     "xml": {},

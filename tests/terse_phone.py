@@ -1,6 +1,6 @@
 """The phone as servers make it for tests: screens of a few words, of which the first one is given."""
 
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
 
 OPTIONS = PhoneOptions(text="terse", first_screen="given")
 

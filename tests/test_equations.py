@@ -17,18 +17,20 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"`([^`\n]+)`", PAGE)
 FOLDERS = {path.name for path in (ROOT / "src" / "selfverify").iterdir() if path.is_dir()}
-NAMES = sorted({name for name in QUOTED if name.split(".")[0] in FOLDERS and "." in name})
+DISTRIBUTIONS = {path.name for path in ROOT.glob("environments/*/selfverify_*")}
+NAMES = sorted({name for name in QUOTED if name.split(".")[0] in FOLDERS | DISTRIBUTIONS and "." in name})
 COMMANDS = sorted({name for name in QUOTED if name.startswith("selfverify ")})
 RECIPES = sorted({name for name in QUOTED if re.fullmatch(r"(adpo|grpo|adapo|study)-[a-z-]+[a-z]", name)})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_exist(name: str) -> None:
-    """A module, a name in it, a class's method or a setting."""
+    """A module of the package or of a distribution, a name in it, a class's method or a setting."""
     parts = name.split(".")
+    package = [] if parts[0] in DISTRIBUTIONS else ["selfverify"]
     for length in range(len(parts), 0, -1):
         try:
-            found = import_module(".".join(["selfverify", *parts[:length]]))
+            found = import_module(".".join([*package, *parts[:length]]))
         except ModuleNotFoundError:
             continue
         break

@@ -17,7 +17,6 @@ from tests.agents.told import Told
 from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.lent import Lender
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.environment import Environment
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
@@ -25,6 +24,7 @@ from selfverify.remote.environments.environment_pool import PoolSettings
 from selfverify.remote.environments.process_source import ProcessSource
 from selfverify.remote.environments.remote_environment import RemoteEnvironment
 from selfverify.remote.environments.sources import Source
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 GIVEN = {"text": "terse", "agent": {"first_screen": "given"}, "prompt": "task", "react": False}
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfverify.agents.phone.contents.hostile import ATTRIBUTES, TEXTS
-from selfverify.agents.phone.phone_tasks import PhoneTask, make_task
-from selfverify.agents.phone.playing import perform
-from selfverify.agents.phone.rendering.writing import xml
-from selfverify.agents.phone.system.device import Phone, Refused
 from selfverify.core.environment import Call
+from selfverify_phone.contents.hostile import ATTRIBUTES, TEXTS
+from selfverify_phone.phone_tasks import PhoneTask, make_task
+from selfverify_phone.playing import perform
+from selfverify_phone.rendering.writing import xml
+from selfverify_phone.system.device import Phone, Refused
 
 VOTE = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
 SUBMIT = '{"name": "submit", "arguments": {"message": "Done.", "evidences": [1]}}'

@@ -13,7 +13,6 @@ from tests.agents.chaos import GIVEN
 from tests.agents.told import Told
 
 from killed_runs import train
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.learner_settings import LearnerConfig
@@ -21,6 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 STEPS, GROUPS, SIZE = 6, 2, 3
 

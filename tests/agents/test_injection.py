@@ -21,17 +21,17 @@ from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.agents.phone.expert import carry_out
-from selfverify.agents.phone.playing import perform
-from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.prompting import judge_prompt
-from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.core.environment import Call
 from selfverify.core.episode import Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.reports.report import write_agent_page
 from selfverify.serving.agent_run import Watched
+from selfverify_phone.expert import carry_out
+from selfverify_phone.playing import perform
+from selfverify_phone.task import PhoneAgents
+from selfverify_phone.templates import TEMPLATES
 from serving_servers import FakeUpstream, Loop
 
 NO = "<Reasoning>Not shown.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>FAILURE</Verdict>"
@@ -140,7 +140,8 @@ def skeleton(worked: Worked, folder: Path) -> list[tuple[str, ...]]:
     worked.episode.give_up("it is over")
     worked.watched.ending()
     about = {"id": "injected", "question": worked.problem.meta["question"], "target": worked.problem.target}
-    page = write_agent_page(worked.watched.sample("injected"), about, "A test.", folder, folder / "p.html")
+    sample = worked.watched.sample("injected")
+    page = write_agent_page(sample, about, PhoneAgents, "A test.", folder, folder / "p.html")
     return [element for element in Skeleton(page.read_text("utf-8")).found if element[0] != "image"]
 
 

@@ -15,11 +15,11 @@ from tests.policy.test_tool_templates import HERMES
 from selfverify.agents.agent_figures import METRICS
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.judges.jury import Jury
-from selfverify.agents.tasks.phone_agents import PhoneAgentsConfig
 from selfverify.core.trajectory import Group
 from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
+from selfverify_phone.task import PhoneAgentsConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "smartsnap.md").read_text(encoding="utf-8")

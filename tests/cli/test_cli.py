@@ -20,6 +20,7 @@ from selfverify.cli.main import app
 from selfverify.core.errors import CheckpointError
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments.recipe import load_recipe
+from selfverify.tasks.base import Task
 
 SOURCE = Path(recipe_module.__file__).parents[2]
 
@@ -50,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(("quickstart", paper, output, seed, fast, overwrite))
         return Path("report.html")
 
-    def write_report(runs: list[Path], out: Path) -> Path:
+    def write_report(runs: list[Path], out: Path, tasks: dict[str, type[Task]]) -> Path:
         made.append(("report", runs, out))
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,10 @@ import pytest
 from selfverify.core import distributions
 from selfverify.core.errors import ConfigError
 from selfverify.experiments import registry
-from selfverify.experiments.recipe import builtin_recipes
+from selfverify.experiments.quickstart.quickstart import quickstart
+from selfverify.experiments.recipe import builtin_recipes, load_recipe
+from selfverify.policy.loading import resolve
+from selfverify.remote.environments.serve_environments import find_environment
 from selfverify.tasks.words.word_sums import WordSums
 
 
@@ -82,6 +85,53 @@ def test_two_tasks_of_one_name_are_refused(installed: dict[str, ModuleType | Exc
         ConfigError, match="selfverify and the distribution copy both have a task 'word-sums'"
     ):
         registry.all_tasks()
+
+
+def weights(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text("{}")
+    return folder
+
+
+def test_weights_of_a_distribution(installed: dict[str, ModuleType | Exception], tmp_path: Path) -> None:
+    installed["shop"] = module(WEIGHTS=weights(tmp_path, "buyer"))
+    assert resolve("builtin:buyer") == str(tmp_path / "buyer") and resolve("builtin:digits").endswith(
+        "digits"
+    )
+    with pytest.raises(ConfigError, match=r"no built-in policy 'seller'; built-in: buyer, .*smollm2"):
+        resolve("builtin:seller")
+
+
+def test_two_policies_of_one_name_are_refused(
+    installed: dict[str, ModuleType | Exception], tmp_path: Path
+) -> None:
+    installed["copy"] = module(WEIGHTS=weights(tmp_path, "digits"))
+    with pytest.raises(
+        ConfigError, match="selfverify and the distribution copy both have a policy builtin:digits"
+    ):
+        resolve("builtin:looking")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: resolve("builtin:phone-judge"),
+        lambda: load_recipe("smartsnap-phone"),
+        lambda: load_recipe("quickstart", ["task.name=phone"]),
+        lambda: quickstart("smartsnap"),
+        lambda: find_environment("phone"),
+    ],
+    ids=["weights", "recipe", "task", "quickstart", "environment"],
+)
+def test_what_is_not_installed_is_told_with_how_to_get_it(
+    installed: dict[str, ModuleType | Exception], monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(registry, "TASKS", registry.all_tasks())
+    with pytest.raises(
+        ConfigError, match=r"comes with a distribution .* not installed: pip install ./environments/phone"
+    ):
+        ask()
 
 
 def test_the_group_is_that_of_entry_points() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import serving_servers
-from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
@@ -26,6 +25,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Judged, Task, judge_integer, user_turn
 from selfverify.tasks.tool_episode import ToolEpisode
 from selfverify.tasks.tools import ToolError, tool
+from selfverify_phone.task import PhoneAgents
 from serving_servers import Body, FakeUpstream, Loop
 
 

@@ -10,12 +10,12 @@ import pytest
 from tests.agents.phone.played import call, expert, phone_task, played
 
 from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import open_journal
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredProblem, StoredSample
 from selfverify.experiments.judged_sessions import erring_sessions, stored_sessions
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 PHONE = PhoneAgentsConfig.model_validate({"text": "terse", "agent": {"first_screen": "given"}})
 

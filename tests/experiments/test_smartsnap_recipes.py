@@ -9,12 +9,12 @@ import pytest
 from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.core.environment import Call
 from selfverify.experiments.agent_tables import agent_tables
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import train
 from selfverify.tasks.call_forms import written_call
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
 
 TINY = [
     "policy.dtype=float32", "policy.gradient_checkpointing=false", "policy.device=cpu",

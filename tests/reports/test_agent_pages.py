@@ -22,13 +22,14 @@ from browser import look, missing, open_browser
 from samples import write_samples
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.judges.jury import Jury
-from selfverify.agents.phone.contents.hostile import TEXTS
-from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.evaluation.shown_problems import shown_entry
 from selfverify.evaluation.store import StoredSample
 from selfverify.reports.agent_film import agent_film
 from selfverify.reports.film_strip import Drawings, Pictures, embedded
 from selfverify.reports.report import write_report
+from selfverify_phone.contents.hostile import TEXTS
+from selfverify_phone.task import PhoneAgents
+from selfverify_phone.templates import TEMPLATES
 
 SIZES = {"screen": (1180, 900), "phone": (390, 844)}
 EVIL = "".join(TEXTS)
@@ -78,7 +79,11 @@ def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> No
     ]  # fmt: skip
     drawings = Drawings()
     film = agent_film(
-        played(task, problem, texts, tmp_path), entry(task, problem)["target"], Pictures(tmp_path), drawings
+        played(task, problem, texts, tmp_path),
+        entry(task, problem)["target"],
+        PhoneAgents,
+        Pictures(tmp_path),
+        drawings,
     )
     assert film is not None
     assert [frame["title"] for frame in film["frames"]] == [
@@ -101,7 +106,7 @@ def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> No
 
 
 def test_two_evaluations_stand_side_by_side(run: Path) -> None:
-    page = write_report([run], run / "page.html").read_text("utf-8")
+    page = write_report([run], run / "page.html", {"phone": PhoneAgents}).read_text("utf-8")
     assert page.count('<div class="side">') == 2 * page.count('<article class="card panel agent">') > 0
     assert "Before training" in page and "After training" in page and "judged a success" in page
     # The expert is believed and has done it; the other one is believed only.
@@ -115,7 +120,9 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
         (own / "gallery").mkdir(parents=True, exist_ok=True)
         (own / "samples.jsonl").write_bytes((run / f"samples-{stage}.jsonl").read_bytes())
         (own / "gallery" / "problems.json").write_bytes((run / "gallery" / "problems.json").read_bytes())
-    both = write_report([run.parent / "before", run.parent / "after"], run / "both.html").read_text("utf-8")
+    both = write_report(
+        [run.parent / "before", run.parent / "after"], run / "both.html", {"phone": PhoneAgents}
+    ).read_text("utf-8")
     assert both.count('<div class="side">') == page.count('<div class="side">')
 
 
@@ -127,7 +134,7 @@ def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.Mon
     texts = [call("wait", seconds=number) for number in range(12)]
     texts.append(call("submit", message="Done.", evidences=[2]))
     sample = played(task, problem, texts, tmp_path)
-    film = agent_film(sample, entry(task, problem)["target"], Pictures(tmp_path), Drawings())
+    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, Pictures(tmp_path), Drawings())
     assert film is not None and [frame["title"] for frame in film["frames"]] == [
         "Round 0", "Round 1", "Round 2", "Round 3", "Round 4", "Left out", "Round 12", "Handed in",
     ]  # fmt: skip
@@ -138,19 +145,24 @@ def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path:
     task = phone_task()
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
     sample = played(task, problem, expert(task, problem), tmp_path)
-    for target in (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0}):
-        film = agent_film(sample, target, Pictures(tmp_path), Drawings())
+    bad = (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0})
+    for drawn_by, target in (
+        *((PhoneAgents, target) for target in bad),
+        (None, entry(task, problem)["target"]),
+    ):
+        film = agent_film(sample, target, drawn_by, Pictures(tmp_path), Drawings())
         assert film is not None and not any(frame["images"] for frame in film["frames"])
         assert "Alarms" in film["frames"][1]["read"]
     damaged = [replace(step, record={"outcome": 3}) for step in sample.steps]
-    assert agent_film(replace(sample, steps=damaged), None, Pictures(tmp_path), Drawings()) is None
+    sample = replace(sample, steps=damaged)
+    assert agent_film(sample, None, PhoneAgents, Pictures(tmp_path), Drawings()) is None
 
 
 def test_pictures_that_the_agent_saw_need_no_drawing(tmp_path: Path) -> None:
     task = phone_task(show="both")
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
     sample = played(task, problem, expert(task, problem), tmp_path)
-    film = agent_film(sample, None, Pictures(tmp_path), Drawings())
+    film = agent_film(sample, None, PhoneAgents, Pictures(tmp_path), Drawings())
     assert film is not None and [len(frame["images"]) for frame in film["frames"]] == [1, 1, 1, 1, 1, 0]
 
 
@@ -174,7 +186,7 @@ def driver() -> Iterator[webdriver.Chrome]:
 def test_hostile_words_stay_words_in_a_browser(driver: webdriver.Chrome, run: Path, size: str) -> None:
     """No element comes from a screen, a message or a vote; keys go through a strip; nothing sticks out."""
     look(driver, SIZES[size], dark=size == "phone")
-    driver.get(write_report([run], run / "page.html").as_uri())
+    driver.get(write_report([run], run / "page.html", {"phone": PhoneAgents}).as_uri())
     assert driver.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
     assert driver.execute_script("return document.body.innerHTML") != "done"
     kinds = driver.execute_script(

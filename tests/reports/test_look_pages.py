@@ -17,7 +17,6 @@ from tests.experiments.looks.looks_recipe import far_recipe
 
 from browser import look, missing, open_browser
 from samples import write_samples
-from selfverify.agents.phone.contents.hostile import TEXTS
 from selfverify.core.episode import Said
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts
@@ -39,6 +38,7 @@ from selfverify.reports.look_page import write_look_page
 from selfverify.reports.report import write_report
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
+from selfverify_phone.contents.hostile import TEXTS
 
 SIZES = {"screen": (1180, 900), "phone": (390, 844)}
 MARKUP = '<script>document.title = "run"</script><img src="x" onerror="document.title = 1">'

@@ -12,7 +12,9 @@ from aiohttp import web
 from tests.agents.phone.played import call
 from tests.policy.test_tool_templates import QWEN3
 
+from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.agent_run import AgentRun, run_agent
 from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
@@ -44,13 +46,23 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
+def agent_task(settings: AgentRunSettings) -> AgentTask:
+    """The task that the settings name, as the command makes it."""
+    task = make_task(settings.task.environment, **settings.options())
+    assert isinstance(task, AgentTask)
+    return task
+
+
 def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -> tuple[AgentRun, list[str]]:
     """A session, and what was told of each turn."""
     told: list[str] = []
     settings = AgentRunSettings(
         task=AgentTaskSettings(**task), actor=ActorSettings(**actor), output=page, **more
     )
-    session = run_agent(settings, lambda problem: None, lambda turn, worked, said, reply: told.append(reply))
+    session = run_agent(
+        agent_task(settings), settings, lambda problem: None,
+        lambda turn, worked, said, reply: told.append(reply),
+    )  # fmt: skip
     return session, told
 
 
@@ -134,10 +146,8 @@ def test_what_breaks_off_is_shown(tmp_path: Path, loop: Loop, monkeypatch: pytes
         output=tmp_path / "r.html",
     )
     closed: list[bool] = []
-    monkeypatch.setattr(
-        "selfverify.agents.phone.phone_environment.PhoneEnvironment.close", lambda self: _note(closed)
-    )
-    stopped = run_agent(settings, lambda problem: None, interrupted)
+    monkeypatch.setattr("selfverify_phone.environment.PhoneEnvironment.close", lambda self: _note(closed))
+    stopped = run_agent(agent_task(settings), settings, lambda problem: None, interrupted)
     assert isinstance(stopped.error, KeyboardInterrupt) and closed == [True]
     assert "it was interrupted" in (tmp_path / "r.html").read_text("utf-8")
 
@@ -161,6 +171,28 @@ def test_an_own_model_acts(
     assert "The model own acted" in page and page.count("<section") == 2
     session, told = held(tmp_path / "q.html", {"template": "clock-add"}, actor)
     assert isinstance(session.error, ConfigError) and not told and session.page is None
+
+
+def test_options_of_the_phone_alone_are_given_where_they_are_not_as_usual() -> None:
+    usual = AgentRunSettings(task=AgentTaskSettings(instruction="x"), actor=ActorSettings(model="m"))
+    assert usual.options() == {"prompt": "principles", "agent": {"first_screen": "given"}}
+    other = AgentRunSettings(
+        task=AgentTaskSettings(instruction="x", hostile=True), judge="http://x", judge_model="m",
+        actor=ActorSettings(model="m", show="both"),
+    )  # fmt: skip
+    judge = {"kind": "model", "server": {"url": "http://x", "model": "m"}}
+    assert other.options() == usual.options() | {"hostile": True, "show": "both", "judge": judge}
+
+
+def test_a_task_that_cannot_be_asked_like_this_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"instruction": "x", "task": {}}\n')
+    source = {"kind": "server", "url": "http://127.0.0.1:9"}
+    task = make_task("environment", train=str(tmp_path / "tasks.jsonl"), sources=[source])
+    assert isinstance(task, AgentTask)
+    with pytest.raises(ConfigError, match="task environment takes no instructions of your own"):
+        task.asked_problem("Look.", 0)
+    with pytest.raises(ConfigError, match="task environment has no kinds of problems"):
+        task.named_problem("look", 0)
 
 
 def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from selfverify.experiments.collect import collect
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
-from selfverify.policy.loading import BUILTIN
+from selfverify.policy.loading import resolve
 from selfverify.remote.connection import ServerSettings
 from selfverify.serving.agent_run import run_agent
 from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
 from selfverify.serving.agent_speakers import OnServer
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving
 from with_vllm.test_colocated import colocated
@@ -42,7 +43,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def phone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """vLLM before a copy of `builtin:phone` that reads JSON as calls, for which it wants Llama's mark."""
-    folder = shutil.copytree(BUILTIN / "phone", tmp_path_factory.mktemp("agent") / "phone")
+    folder = shutil.copytree(resolve("builtin:phone"), tmp_path_factory.mktemp("agent") / "phone")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     marks = [*tokenizer.extra_special_tokens, "<|python_tag|>"]
     tokenizer.add_special_tokens({"extra_special_tokens": marks})
@@ -96,7 +97,8 @@ def test_a_session_through_the_gateway(phone_server: Serving, servers: Loop, tmp
     for seed in range(4):
         task = AgentTaskSettings(template="clock-add", seed=seed, max_turns=10)
         settings = AgentRunSettings(task=task, actor=actor, output=tmp_path / f"{seed}.html")
-        session = run_agent(settings, lambda problem: None, lambda turn, worked, said, reply: None)
+        phone = PhoneAgents(PhoneAgentsConfig.model_validate(settings.options()))
+        session = run_agent(phone, settings, lambda problem: None, lambda turn, worked, said, reply: None)
         assert session.error is None and session.page is not None and session.ending is not None
         outcomes.append(session.worked.outcome)
         assert any("round" in turn for turn in session.worked.turns.values())

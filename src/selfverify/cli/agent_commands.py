@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from selfverify.remote.environments.serving_settings import EnvironmentServing
 from selfverify.serving.agent_run_settings import AgentRunSettings
 
 if TYPE_CHECKING:
+    from selfverify.agents.tasks.agent_task import AgentTask
     from selfverify.remote.environments.sessions import Factory
 
 app = typer.Typer(
@@ -30,7 +32,7 @@ app.command()(reanswer)
 @app.command()
 @settings_as_options
 def run(settings: AgentRunSettings) -> None:
-    """Let an agent do something on a phone of its own, watch it, and write a page about it.
+    """Let an agent do something in an environment of its own, watch it, and write a page about it.
 
     Ctrl-C ends the session; the page then shows what was done so far.
 
@@ -49,7 +51,8 @@ def run(settings: AgentRunSettings) -> None:
         from selfverify.serving.agent_run import run_agent
     except ImportError as error:
         raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
-    session = run_agent(settings, watch_begin, watch_turn)
+    task = _task(settings.task.environment, settings.options())
+    session = run_agent(task, settings, watch_begin, watch_turn)
     told(session)
     if session.error is not None:
         raise session.error
@@ -124,11 +127,27 @@ def serve(settings: EnvironmentServing) -> None:
         names = ", ".join(spec.partition("=")[0] for spec in settings.environments)
         typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
 
-    asyncio.run(serve_until_told(settings, say, _known()))
+    asyncio.run(serve_until_told(settings, say, _known(settings.environments)))
 
 
-def _known() -> dict[str, Factory]:
-    """The environments that have a name here."""
-    from selfverify.agents.phone.phone_environment import PhoneEnvironment
+def _known(asked: Collection[str]) -> dict[str, Factory]:
+    """The environments of those tasks of agents that are asked for by their names."""
+    from selfverify.experiments.registry import TASKS
 
-    return {"phone": PhoneEnvironment}
+    return {name: _task(name, {}).environment for name in TASKS if name in asked}
+
+
+def _task(name: str, options: Mapping[str, Any]) -> AgentTask:
+    """A task of agents.
+
+    Raises:
+        ConfigError: There is no such task, or it has no environment.
+    """
+    from selfverify.agents.tasks.agent_task import AgentTask
+    from selfverify.core.errors import ConfigError
+    from selfverify.experiments.registry import make_task
+
+    task = make_task(name, **options)
+    if not isinstance(task, AgentTask):
+        raise ConfigError(f"task {name} has no environment in which an agent works")
+    return task

@@ -324,6 +324,7 @@ def report(
     missing = [str(run) for run in runs if not run.is_dir()]
     if missing:
         raise ConfigError(f"there is no run in {', '.join(missing)}")
+    from selfverify.experiments.registry import TASKS
     from selfverify.reports.report import write_report
 
-    typer.echo(f"report: {write_report(runs, output)}")
+    typer.echo(f"report: {write_report(runs, output, TASKS)}")

@@ -117,9 +117,9 @@ def judges(
 
 
 def _sessions(settings: JudgesSettings) -> list[Sessions]:
-    from selfverify.agents.tasks.phone_agents import PhoneAgentsConfig
     from selfverify.core.errors import ConfigError
     from selfverify.experiments.judged_sessions import erring_sessions, stored_sessions
+    from selfverify_phone.task import PhoneAgentsConfig
 
     if not settings.stored:
         e = settings.erring
@@ -145,6 +145,7 @@ def _panels(settings: JudgesSettings) -> dict[str, Panel]:
     from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
     from selfverify.agents.prompting import hint_names
     from selfverify.core.errors import ConfigError
+    from selfverify_phone.short_form import SHORT
 
     asked: dict[str, dict[str, Any]] = {}
     for said in settings.judge or ["rules"]:
@@ -164,7 +165,7 @@ def _panels(settings: JudgesSettings) -> dict[str, Panel]:
         server = {"url": settings.server, "model": settings.server_model}
         asked[str(settings.server_model)] = {"kind": "model", "server": server}
     made = {
-        name: make_jury(JudgeConfig.model_validate(config), [*hint_names()], "phone")
+        name: make_jury(JudgeConfig.model_validate(config), [*hint_names()], "phone", SHORT)
         for name, config in asked.items()
     }
     for jury in made.values():

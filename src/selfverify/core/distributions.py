@@ -1,7 +1,8 @@
-"""What installed distributions bring along: tasks and recipes with environments of their own.
+"""What installed distributions bring along: tasks, recipes and weights with environments of their own.
 
-A distribution has an entry point in the group `GROUP`, whose value is a module with
-``TASKS``, the classes of its tasks, and ``RECIPES``, the folder of its recipes. Either may be missing.
+A distribution has an entry point in the group `GROUP`, whose value is a module with ``TASKS``, the classes of
+its tasks, ``RECIPES``, the folder of its recipes, and ``WEIGHTS``, whose subfolders are policies
+(``builtin:NAME``). Each may be missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from types import ModuleType
 logger = logging.getLogger(__name__)
 
 GROUP = "selfverify.environments"
+_OURS = {"phone": "phone", "browser": "miniwob"}
+"""Our own distributions, in ``environments/``, by a word that is in the names of all that they bring."""
 
 
 @cache
@@ -32,3 +35,17 @@ def distributions() -> dict[str, ModuleType]:
                 entry.name, entry.value, type(error).__name__, error,
             )  # fmt: skip
     return found
+
+
+def how_to_get(name: str) -> str:
+    """Return in a sentence how to install what brings a task, recipe or policy; empty if nobody knows.
+
+    Where the distribution is installed, it has nothing of this name, and nothing is said.
+    """
+    for word, owner in _OURS.items():
+        if word in name.split("-") and owner not in distributions():
+            return (
+                f"{name!r} comes with a distribution of its own, which is not installed: pip install "
+                f"./environments/{owner} in a checkout"
+            )
+    return ""

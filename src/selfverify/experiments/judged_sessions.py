@@ -14,15 +14,15 @@ from selfverify.agents.agent_endings import Outcome
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
-from selfverify.agents.tasks.phone_mistakes import drawn_task, erring_session
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.reports.agent_records import calls_of, end_of, turns_of
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.mistakes import drawn_task, erring_session
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from selfverify.core.distributions import distributions
+from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -293,6 +293,8 @@ def _locate(path_or_name: str | Path) -> Path:
         raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise ConfigError(f"{text}: there is no such recipe file")
+    if found := how_to_get(text):
+        raise ConfigError(found)
     close = difflib.get_close_matches(text, builtin, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"built-in recipes: {', '.join(builtin) or 'none'}"
     raise ConfigError(f"there is no recipe file and no built-in recipe called {text!r}; {hint}")
@@ -310,9 +312,11 @@ def _complete(
     ``written_in`` is the section of the document that faults are looked for in, if it is another.
     """
     if choice.name not in registry:
+        place = document.place((section, "name"))
+        if found := how_to_get(choice.name):
+            raise ConfigError(f"{place}: {found}")
         close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
-        place = document.place((section, "name"))
         raise ConfigError(
             f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
         )

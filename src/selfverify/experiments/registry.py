@@ -6,9 +6,7 @@ from typing import Any
 
 from selfverify.agents.tasks.android_agents import AndroidAgents
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents
-from selfverify.agents.tasks.phone_agents import PhoneAgents
-from selfverify.agents.tasks.phone_judging import PhoneJudging
-from selfverify.core.distributions import distributions
+from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import ConfigError
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.looking.tasks.look_questions import LookQuestions
@@ -54,10 +52,8 @@ _OWN: dict[str, type[Task]] = {
         Grounding,
         Mobile,
         Math,
-        PhoneAgents,
         Conversations,
         Preferences,
-        PhoneJudging,
         AndroidAgents,
         EnvironmentAgents,
     )
@@ -90,7 +86,7 @@ def make_task(name: str, **options: Any) -> Task:
         ConfigError: There is no such task; the message lists the tasks.
     """
     if name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}; tasks: {', '.join(TASKS)}")
+        raise ConfigError(how_to_get(name) or f"there is no task {name!r}; tasks: {', '.join(TASKS)}")
     task = TASKS[name]
     return task(task.config_class(**options))
 

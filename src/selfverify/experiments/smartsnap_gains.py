@@ -21,9 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.phone.expert import carry_out
-from selfverify.agents.phone.phone_tasks import make_task
-from selfverify.agents.tasks.phone_demonstrations import can_be_forgotten
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.statistics import seeds_interval
@@ -31,6 +28,9 @@ from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import measure, recipe_task
 from selfverify.policy.policy import Policy
+from selfverify_phone.demonstrations import can_be_forgotten
+from selfverify_phone.expert import carry_out
+from selfverify_phone.phone_tasks import make_task
 
 RECIPE, VARIANT, BEFORE = "smartsnap-phone", "smartsnap", "before"
 FIRST = 640

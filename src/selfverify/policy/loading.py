@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_settings import PolicyConfig, is_served
 from selfverify.policy import adapters
@@ -71,8 +72,8 @@ def resolve(path: str) -> str:
     """Return the folder or file of ``builtin:NAME``, and any other path as it is.
 
     Raises:
-        ConfigError: No such built-in policy, or the package that has it is not installed; or the model is
-            behind a server.
+        ConfigError: No such built-in policy, or two of this name, or what brings it is not installed; or the
+            model is behind a server.
     """
     if is_served(path):
         raise ConfigError(
@@ -84,11 +85,33 @@ def resolve(path: str) -> str:
     name = path.removeprefix("builtin:")
     if name in PACKAGED:
         return _packaged(path, PACKAGED[name])
-    folder = BUILTIN / name
-    if not (folder / "config.json").is_file():
-        have = sorted([*(p.parent.name for p in BUILTIN.glob("*/config.json")), *PACKAGED])
-        raise ConfigError(f"there is no built-in policy {name!r}; built-in: {', '.join(have) or 'none'}")
-    return str(folder)
+    shipped = builtin_policies()
+    if name not in shipped:
+        have = ", ".join(sorted([*shipped, *PACKAGED]))
+        raise ConfigError(how_to_get(name) or f"there is no built-in policy {name!r}; built-in: {have}")
+    return str(shipped[name])
+
+
+def builtin_policies() -> dict[str, Path]:
+    """Return the folders of built-in policies by name: the package's, and those of installed distributions.
+
+    Raises:
+        ConfigError: Two of them have one name.
+    """
+    places: dict[str, Path | None] = {"selfverify": BUILTIN}
+    for name, module in distributions().items():
+        places[f"the distribution {name}"] = vars(module).get("WEIGHTS")
+    found: dict[str, Path] = {}
+    owners: dict[str, str] = {}
+    for owner, place in places.items():
+        for path in sorted(place.glob("*/config.json")) if place is not None else ():
+            name = path.parent.name
+            if name in found:
+                raise ConfigError(
+                    f"{owners[name]} and {owner} both have a policy builtin:{name}; remove one of them"
+                )
+            found[name], owners[name] = path.parent, owner
+    return found
 
 
 def _packaged(path: str, package: str) -> str:

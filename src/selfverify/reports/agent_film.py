@@ -1,7 +1,7 @@
 """An agent's conversation as a film strip: a frame for each round, then what was handed in and its votes.
 
-An environment's pictures are those of the store. The screens of the library's own phone are drawn: the
-session is played again from the problem's target, also where the agent has read text only.
+An environment's pictures are those of the store. A task that can play a session again from the problem's
+target draws its screens (`Task.frames`), also where the agent has read text only.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from selfverify.agents.phone.film import Frame, Mark, film
-from selfverify.agents.phone.phone_environment import reset_phone
-from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.reports.agent_records import CallRecord, EndRecord, TurnRecord, calls_of, end_of, turns_of
 from selfverify.reports.film_strip import MOST_STEPS, Drawings, Pictures, Shown, strip
+from selfverify.tasks.base import Task
+from selfverify.tasks.frames import Frame, Mark
 from selfverify.tasks.tool_episode import shortened
 
 LONGEST = 6_000
@@ -28,24 +25,20 @@ _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</?think>|</s>|<end_of_turn>")
 _TERMS = (("format", "format"), ("validity", "relevant"), ("complete", "done"), ("concise", "concise"))
 
 
-class PhoneTarget(BaseModel):
-    """A problem's target, where it is about the library's own phone: what its session was reset to."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    reset: dict[str, Any]
-    seed: int
-    goal: dict[str, Any] | None = None
-
-
 def agent_film(
-    sample: StoredSample, target: Any, pictures: Pictures, drawings: Drawings, open: bool = False
+    sample: StoredSample,
+    target: Any,
+    task: type[Task] | None,
+    pictures: Pictures,
+    drawings: Drawings,
+    open: bool = False,
 ) -> Shown | None:
     """A conversation as the page shows it; None for a sample that is no agent's.
 
     Args:
         sample: The conversation.
         target: The problem's, as the gallery keeps it.
+        task: Draws its screens; None where nobody knows how to.
         pictures: Those that the store has.
         drawings: Takes those that are drawn.
         open: Whether the page shows it at once.
@@ -54,7 +47,7 @@ def agent_film(
     if end is None:
         return None
     turns = turns_of(sample)
-    screens = _drawn(target, turns)
+    screens = None if task is None else task.frames(target, calls_of(turns)[:MOST_STEPS])
     judgement = end.judgement
     return {
         "open": open,
@@ -81,21 +74,11 @@ def agent_film(
     }
 
 
-def _drawn(target: Any, turns: dict[int, TurnRecord]) -> list[Frame] | None:
-    """The phone's screens before the first and after each round; None where nobody knows how to draw."""
-    try:
-        begun = PhoneTarget.model_validate(target)
-        _, phone = reset_phone(begun.reset, begun.seed)
-    except (ValidationError, DataError):
-        return None
-    return film(phone, calls_of(turns)[:MOST_STEPS])
-
-
 def _frames(
     steps: Sequence[StoredStep],
     turns: dict[int, TurnRecord],
     end: EndRecord,
-    screens: list[Frame] | None,
+    screens: Sequence[Frame] | None,
     pictures: Pictures,
     drawings: Drawings,
 ) -> list[Shown]:
@@ -137,7 +120,7 @@ def _left_out(count: int) -> Shown:
 
 def _seen(
     reply: StoredStep | None,
-    screens: list[Frame] | None,
+    screens: Sequence[Frame] | None,
     number: int | None,
     pictures: Pictures,
     drawings: Drawings,

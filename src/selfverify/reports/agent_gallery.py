@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.evaluation.metrics import by_problem
@@ -13,6 +13,7 @@ from selfverify.reports.agent_records import end_of
 from selfverify.reports.film_strip import Drawings, Pictures, Shown
 from selfverify.reports.run_data import STAGES, RunData
 from selfverify.reports.wording import stage_title
+from selfverify.tasks.base import Task
 
 MOST = 12
 """A page has at most so many problems."""
@@ -28,7 +29,9 @@ def has_agents(run: RunData) -> bool:
     return any(end_of(sample) is not None for rows in run.samples.values() for sample in rows[:1])
 
 
-def agent_gallery(runs: Sequence[RunData], drawings: Drawings) -> list[Shown]:
+def agent_gallery(
+    runs: Sequence[RunData], tasks: Mapping[str, type[Task]], drawings: Drawings
+) -> list[Shown]:
     """Cards of up to `MOST` problems, each with its conversations in every evaluation.
 
     Problems on which evaluations differ come first, then those on which a judge is wrong. Only what is shown
@@ -36,6 +39,7 @@ def agent_gallery(runs: Sequence[RunData], drawings: Drawings) -> list[Shown]:
 
     Args:
         runs: The page's runs; those without agents are left out.
+        tasks: By name, with which the ids of their problems begin; they draw the screens.
         drawings: Takes the screens.
     """
     columns = [column for run in runs if has_agents(run) for column in _columns(run, len(runs) > 1)]
@@ -57,7 +61,11 @@ def agent_gallery(runs: Sequence[RunData], drawings: Drawings) -> list[Shown]:
                     "title": title,
                     "colour": run.colour,
                     "shows": _shows(
-                        samples.get(problem, []), entries[problem].get("target"), pictures[id(run)], drawings
+                        samples.get(problem, []),
+                        entries[problem].get("target"),
+                        tasks.get(problem.partition("/")[0]),
+                        pictures[id(run)],
+                        drawings,
                     ),
                     "more": max(len(samples.get(problem, [])) - MOST_SAMPLES, 0),
                 }
@@ -77,9 +85,15 @@ def _columns(run: RunData, several: bool) -> list[Column]:
     return found
 
 
-def _shows(samples: list[StoredSample], target: Any, pictures: Pictures, drawings: Drawings) -> list[Shown]:
+def _shows(
+    samples: list[StoredSample],
+    target: Any,
+    task: type[Task] | None,
+    pictures: Pictures,
+    drawings: Drawings,
+) -> list[Shown]:
     chosen = samples[:MOST_SAMPLES]
-    films = (agent_film(sample, target, pictures, drawings, n == 0) for n, sample in enumerate(chosen))
+    films = (agent_film(sample, target, task, pictures, drawings, n == 0) for n, sample in enumerate(chosen))
     return [film for film in films if film is not None]
 
 

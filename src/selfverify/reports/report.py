@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -33,9 +34,14 @@ from selfverify.reports.wording import (
     tiles,
     turn_categories,
 )
+from selfverify.tasks.base import Task
 
 
-def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -> Path:
+def write_report(
+    run_dirs: Sequence[str | Path] | str | Path,
+    out: str | Path,
+    tasks: Mapping[str, type[Task]] = MappingProxyType({}),
+) -> Path:
     """Write the page.
 
     A run's folder holds ``metrics.json`` (``{"before": summary, "after": summary, "settings": {...}}``),
@@ -46,6 +52,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
     Args:
         run_dirs: One folder, or several, which are then shown side by side.
         out: The HTML file; its folder is created.
+        tasks: By name; those that can draw their sessions do (`Task.frames`).
 
     Returns:
         The path of the file.
@@ -63,7 +70,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         if names.count(run.name) > 1:
             run.name = str(folder)
     drawings = Drawings()
-    agents = agent_gallery(runs, drawings)
+    agents = agent_gallery(runs, tasks, drawings)
     page = (
         templates()
         .get_template("report.html.j2")
@@ -115,13 +122,14 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
 
 
 def write_agent_page(
-    sample: StoredSample, entry: dict[str, Any], about: str, images: Path, out: Path
+    sample: StoredSample, entry: dict[str, Any], task: type[Task], about: str, images: Path, out: Path
 ) -> Path:
     """Write a page about one session of an agent.
 
     Args:
         sample: The session; its steps have their records.
         entry: The problem's ``id``, ``question`` and ``target``, as in a gallery.
+        task: Draws the session, if it can.
         about: Who acted and where, in a sentence.
         images: The folder of the images that the sample names.
         out: The HTML file; its folder is created.
@@ -130,7 +138,7 @@ def write_agent_page(
         DataError: The sample is no session of an agent.
     """
     drawings = Drawings()
-    shown = agent_film(sample, entry["target"], Pictures(images), drawings, open=True)
+    shown = agent_film(sample, entry["target"], task, Pictures(images), drawings, open=True)
     if shown is None:
         raise DataError(f"{entry['id']}: there is no session of an agent to be shown")
     column = {"title": "", "colour": "best", "shows": [shown], "more": 0}

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from selfverify.agents.agent_endings import Worked
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
-from selfverify.agents.judges.judge_settings import ModelJudgeConfig
-from selfverify.agents.judges.make_judge import JudgeConfig
-from selfverify.agents.phone.phone_tasks import named
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
+from selfverify.agents.agent_episode import AgentEpisode
+from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
@@ -54,19 +51,23 @@ class AgentRun:
     error: BaseException | None = None
 
 
-def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn) -> AgentRun:
+def run_agent(
+    task: AgentTask, settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn
+) -> AgentRun:
     """Hold one session, and write the page about it, also where it breaks off.
 
     Args:
+        task: Where the agent works: the task that ``settings.task.environment`` names, with the options
+            `AgentRunSettings.options`. Its limit of turns is changed.
         settings: What is asked, who acts, who judges.
         on_begin: Told what is asked.
         on_turn: Told of each turn.
 
     Raises:
-        ConfigError: The model cannot be loaded or has no tools, or a server's address is none.
-        DataError: There is no such template.
+        ConfigError: The model cannot be loaded or has no tools, or a server's address is none; or the task
+            cannot be asked like this.
+        DataError: There is no such kind of task.
     """
-    task = PhoneAgents(_config(settings))
     task.limits = task.limits.model_copy(update={"turns": settings.task.max_turns})
     problem = _problem(settings, task)
     speaks = _speaker(settings, task, problem)
@@ -85,7 +86,7 @@ def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], o
         if watched.ended is not None and any(step.author == "policy" for step in watched.steps):
             entry = {"id": problem.id, "question": problem.meta["question"], "target": problem.target}
             page = write_agent_page(
-                watched.sample(problem.id), entry, _about(settings), Path(images), settings.output
+                watched.sample(problem.id), entry, type(task), _about(settings), Path(images), settings.output
             )
     return AgentRun(problem, watched.ended, watched.inner.worked, page, error)
 
@@ -169,32 +170,14 @@ def _words(reply: Reply) -> str:
     return "\n".join(part["text"] for part in reply.content if part["type"] == "text")
 
 
-def _config(settings: AgentRunSettings) -> PhoneAgentsConfig:
-    actor, judge = settings.actor, JudgeConfig()
-    if settings.judge is not None and settings.judge_model is not None:
-        judge = JudgeConfig(
-            kind="model", server=ModelJudgeConfig(url=settings.judge, model=settings.judge_model)
-        )
-    return PhoneAgentsConfig(
-        hostile=settings.task.hostile,
-        address=actor.address,
-        text=actor.text,
-        show=actor.show,
-        prompt=actor.prompt,
-        agent=AgentSettings(first_screen=actor.first_screen),
-        judge=judge,
-    )
-
-
-def _problem(settings: AgentRunSettings, task: PhoneAgents) -> Problem:
+def _problem(settings: AgentRunSettings, task: AgentTask) -> Problem:
     asked = settings.task
     if asked.template is not None:
-        kind = named(asked.template)
-        return task.of_template(kind, asked.seed, f"{kind.name}/{asked.seed}")
-    return task.of_instruction(asked.instruction or "", asked.seed, f"free/{asked.seed}")
+        return task.named_problem(asked.template, asked.seed)
+    return task.asked_problem(asked.instruction or "", asked.seed)
 
 
-def _speaker(settings: AgentRunSettings, task: PhoneAgents, problem: Problem) -> Callable[[Watched], object]:
+def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> Callable[[Watched], object]:
     """What holds a session with who acts; a model is loaded before anything begins."""
     actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
     if actor.expert:
@@ -228,4 +211,5 @@ def _about(settings: AgentRunSettings) -> str:
     at = f" behind {actor.server}" if actor.server else ""
     judge = f"the model {settings.judge_model}" if settings.judge else "rules"
     judged = judge if settings.judge or settings.task.template else "nobody"
-    return f"{who}{at} acted on the library's own phone, seed {settings.task.seed}. Judged by {judged}."
+    where = f"in the task {settings.task.environment}, seed {settings.task.seed}"
+    return f"{who}{at} acted {where}. Judged by {judged}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,11 +20,11 @@ class AgentTaskSettings(Settings):
     template: str | None = None
     """A kind of task instead, such as `clock-add`, which brings its words, its goal and a judge by rules."""
 
-    environment: Literal["phone"] = "phone"
-    """Where the agent works: the library's own phone."""
+    environment: str = "phone"
+    """Where the agent works: a task of agents, by its name."""
 
     seed: Seed = 0
-    """Decides what is in the phone, and how a model is sampled."""
+    """Decides what is in the environment, and how a model is sampled."""
 
     hostile: bool = False
     """Write texts on screens that try to deceive agents, readers and judges."""
@@ -107,3 +107,18 @@ class AgentRunSettings(Settings):
         if (self.judge is None) != (self.judge_model is None):
             raise ValueError("--judge and --judge-model go together")
         return self
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the task that the agent works on.
+
+        Of those that not every task of agents has, such as how screens are written, only what is not as
+        usual is among them.
+        """
+        task, actor = self.task, self.actor
+        found: dict[str, Any] = {"prompt": actor.prompt, "agent": {"first_screen": actor.first_screen}}
+        if self.judge is not None:
+            found["judge"] = {"kind": "model", "server": {"url": self.judge, "model": self.judge_model}}
+        for settings, names in ((task, ("hostile",)), (actor, ("address", "text", "show"))):
+            fields, given = type(settings).model_fields, dict(settings)
+            found |= {name: given[name] for name in names if given[name] != fields[name].default}
+        return found

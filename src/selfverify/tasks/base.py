@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from pydantic import AfterValidator, Field
 
+from selfverify.core.environment import Call
 from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
@@ -26,6 +27,7 @@ from selfverify.core.splits import SPLITS, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.frames import Frame
 from selfverify.tasks.judged import RULES as RULES
 from selfverify.tasks.judged import UNREADABLE as UNREADABLE
 from selfverify.tasks.judged import Judged as Judged
@@ -351,6 +353,18 @@ class Task(ABC):
             answers: Boxes ``[M, 4]``, NaN where an answer is unreadable.
         """
         return {}
+
+    @classmethod
+    def frames(cls, target: Any, calls: Sequence[Call]) -> Sequence[Frame] | None:
+        """Draw a stored conversation with an environment: its screens before the first and after each call.
+
+        Reports show them. By default there are none.
+
+        Args:
+            target: The problem's, as the store keeps it; nothing of it is trusted.
+            calls: Those that the environment has answered, in their order.
+        """
+        return None
 
     def counters(self) -> dict[str, float]:
         """Return what judging has counted so far (timeouts, restarts), for timing.jsonl."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tests.agents.judges.test_model_judge import FAILURE, SUCCESS, case
 
-from selfverify.agents.judges.judge_settings import SMALL_JUDGE, OwnJudgeConfig
+from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core import ranks
@@ -18,6 +17,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.threads import Place
+from selfverify_phone.short_form import SHORT
 
 
 @pytest.fixture
@@ -93,10 +93,9 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         OwnJudge(OwnJudgeConfig(), judge_prompt())
 
 
-def test_the_small_judge_is_asked_in_few_words_only() -> None:
-    with pytest.raises(ValidationError, match=r"builtin:phone-judge reads .* set form=short with it"):
-        OwnJudgeConfig(path=SMALL_JUDGE)
-    assert OwnJudgeConfig(path=SMALL_JUDGE, form="short").temperature > 0
+def test_few_words_are_refused_where_the_task_has_no_such_form() -> None:
+    with pytest.raises(ConfigError, match=r"judge.own.form=short: this task has no cases in few words"):
+        OwnJudge(OwnJudgeConfig(form="short"), "Judge this.")
 
 
 def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: py
 
     monkeypatch.setattr(Policy, "load", load)
     config = OwnJudgeConfig(path="some/judge", form="short", temperature=0.0, device="cpu")
-    made = OwnJudge(config, "Judge this.")
+    made = OwnJudge(config, "Judge this.", SHORT)
     made.use_policy(None)
     made.use_policy(None)
     assert named == ["some/judge on cpu"] and made.policy is policy

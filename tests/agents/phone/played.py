@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from selfverify.agents.cases import Panel
-from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredSample
 from selfverify.serving.agent_run import Watched, hold
 from selfverify.serving.agent_speakers import Script
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
 from selfverify.core.environment import Call, Observation
 from selfverify.core.episode import Said
@@ -24,6 +23,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.call_forms import written_call
+from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
 from tiny_environment import Counter
 
 ROWS = [

@@ -10,9 +10,6 @@ from pydantic import Field, model_validator
 from selfverify.agents.judges.opinions import Quotations
 from selfverify.core.settings import StrictModel
 
-SMALL_JUDGE = "builtin:phone-judge"
-"""The judge that ships: it reads terse screens of the phone, in the short form."""
-
 
 class JuryConfig(StrictModel):
     """How many votes are asked for, and how many decide."""
@@ -70,22 +67,16 @@ class OwnJudgeConfig(StrictModel):
     path: str | None = Field(
         None,
         min_length=1,
-        description="A policy that judges in place of the one that answers: a folder, or "
-        "`builtin:phone-judge`, which `judge-phone` has trained; null is the one that answers.",
+        description="A policy that judges in place of the one that answers: a folder, or `builtin:NAME`; "
+        "null is the one that answers.",
     )
     device: str = Field("auto", description="With `path`: the device that it is loaded to.")
     form: Literal["full", "short"] = Field(
         "full",
         description="`full`: it is given the prompt, and gives its reasons in its own words; `short`: it "
-        "reads and answers in few words without a prompt, as small policies learn it by the task "
-        "`phone-judging`.",
+        "reads and answers in few words without a prompt, where the task has such a form (`phone` has, and "
+        "`builtin:phone-judge` reads it).",
     )
     temperature: float = Field(0.7, ge=0, description="Of each vote; with 0 all votes are the same.")
     max_new_tokens: int = Field(1024, ge=1, description="Tokens of a vote, thoughts included.")
     quotations: Quotations = Field("warn", description="As of a judge behind a server.")
-
-    @model_validator(mode="after")
-    def _check(self) -> OwnJudgeConfig:
-        if self.path == SMALL_JUDGE and self.form != "short":
-            raise ValueError(f"{SMALL_JUDGE} reads and answers in few words only: set form=short with it")
-        return self

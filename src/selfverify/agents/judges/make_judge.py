@@ -10,7 +10,7 @@ from selfverify.agents.cases import Juror
 from selfverify.agents.judges.flipped_votes import FlippedVotes
 from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
 from selfverify.agents.judges.jury import Jury
-from selfverify.agents.judges.own_judge import OwnJudge
+from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.agents.prompting import World, judge_prompt
@@ -57,33 +57,35 @@ class JudgeConfig(StrictModel):
         return self.kind in ("rules", "state")
 
 
-def make_jury(config: JudgeConfig, hints: list[str], world: World) -> Jury:
+def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortForm | None = None) -> Jury:
     """The jury that a recipe asks for.
 
     Args:
         config: Who judges.
         hints: Kinds of apps of which judges are told where the recipe does not say.
         world: What the agent operates.
+        short: Cases in few words, where the task has such a form (`judge.own.form=short`).
 
     Raises:
-        ConfigError: There are no such hints, the server's address is none, or `serve` is not installed.
+        ConfigError: There are no such hints or no short form, the server's address is none, or `serve` is not
+            installed.
     """
     prompt = judge_prompt(hints if config.hints is None else config.hints, world)
-    juror = _juror(config, prompt)
+    juror = _juror(config, prompt, short)
     if config.flipped:
         juror = FlippedVotes(juror, config.flipped)
     same = config.needs_goal or (config.kind == "own" and config.own.temperature == 0)
     return Jury(juror, config.jury or (JuryConfig(votes=1, deciding=1) if same else None))
 
 
-def _juror(config: JudgeConfig, prompt: str) -> Juror:
+def _juror(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Juror:
     match config.kind:
         case "rules":
             return RulesJudge()
         case "state":
             return StateJudge()
         case "own":
-            return OwnJudge(config.own, prompt)
+            return OwnJudge(config.own, prompt, short)
     # Late, because a client of servers takes what a core installation has not.
     from selfverify.agents.judges.model_judge import ModelJudge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,7 +12,6 @@ from selfverify.agents.cases import Awaited, Ballot, Case, Juror
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.opinions import Opinion, read_opinion
-from selfverify.agents.judges.short_form import QUESTION, read_short, short_case
 from selfverify.core import ranks
 from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError
@@ -25,6 +24,21 @@ from selfverify.tasks.base import user_turn
 
 AT_ONCE = 64
 """Cases that are judged in one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShortForm:
+    """How cases are shown to a judge too small to follow a prompt, and how its answers are read.
+
+    Args:
+        question: What stands before a case.
+        shown: A case in few words.
+        read: The opinion in what the judge has said of what it has read.
+    """
+
+    question: str
+    shown: Callable[[Case], Rendered]
+    read: Callable[[str, Rendered], Opinion]
 
 
 @dataclass(slots=True)
@@ -46,17 +60,21 @@ class OwnJudge(Juror):
     Args:
         config: How it is sampled.
         prompt: What it is told (`prompting.judge_prompt`).
+        short: How it is asked with `form: short`; None where nobody knows cases in few words.
 
     Raises:
-        ConfigError: Several processes train: each would ask at another time.
+        ConfigError: Several processes train: each would ask at another time. Or there is no short form.
     """
 
-    def __init__(self, config: OwnJudgeConfig, prompt: str) -> None:
+    def __init__(self, config: OwnJudgeConfig, prompt: str, short: ShortForm | None = None) -> None:
         if ranks.count() > 1:
             raise ConfigError(
                 "the policy can judge itself in a run of one process only; take judge.kind=model"
             )
+        if config.form == "short" and short is None:
+            raise ConfigError("judge.own.form=short: this task has no cases in few words; take form=full")
         self.config, self.prompt = config, prompt
+        self.short = short if config.form == "short" else None
         self.policy: Policy | None = None
         """Who judges."""
         self._waiting: list[_Request] = []
@@ -64,7 +82,7 @@ class OwnJudge(Juror):
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         """See `Juror`."""
-        rendered = short_case(case) if self.config.form == "short" else render(case)
+        rendered = render(case) if self.short is None else self.short.shown(case)
         request = _Request(case, rendered, list(numbers))
         with self._lock:
             self._waiting.append(request)
@@ -114,7 +132,7 @@ class OwnJudge(Juror):
             request.ballots = [self._ballot(request, n, said[n], read) for n in request.numbers]
 
     def _question(self, request: _Request) -> Problem:
-        asked = QUESTION if self.config.form == "short" else self.prompt
+        asked = self.prompt if self.short is None else self.short.question
         return Problem(f"{request.case.name}/judged", user_turn(asked, images=0))
 
     def _ballot(self, request: _Request, number: int, said: Said | None, read: int) -> Ballot:
@@ -127,8 +145,8 @@ class OwnJudge(Juror):
         return Ballot(number, opinion.vote, opinion.missing, about)
 
     def _opinion(self, text: str, rendered: Rendered) -> Opinion:
-        if self.config.form == "short":
-            return read_short(text, rendered)
+        if self.short is not None:
+            return self.short.read(text, rendered)
         return read_opinion(text, rendered, self.config.quotations)
 
 

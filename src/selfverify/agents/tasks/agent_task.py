@@ -15,9 +15,11 @@ from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.nobody import Nobody
+from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.prompting import World, agent_prompt, hint_names
 from selfverify.core.environment import Environment
 from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import Judged, Task, TaskConfig
@@ -65,11 +67,13 @@ class AgentTask(Task):
     Attributes:
         world: What the agent operates.
         looking: Tools that show the screen and do nothing.
+        short: Its cases in few words, for small judges (`judge.own.form=short`); None where there are none.
     """
 
     config: AgentTaskConfig
     world: ClassVar[World]
     looking: frozenset[str] = frozenset()
+    short: ClassVar[ShortForm | None] = None
     tags = ("answer",)
     metrics = METRICS
     limits = EpisodeLimits(turns=30)
@@ -80,7 +84,7 @@ class AgentTask(Task):
         self.repeatable = self.repeatable and c.judge.kind != "model"
         # At once, so that what cannot work is refused before a model is loaded.
         hints = [*hint_names()] if self.world == "phone" else []
-        self.jury = make_jury(c.judge, hints, self.world)
+        self.jury = make_jury(c.judge, hints, self.world, self.short)
         self._told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, self.world)
 
     @abstractmethod
@@ -95,6 +99,23 @@ class AgentTask(Task):
     def done_from(self) -> float | None:
         """See `AgentEpisode`: from which reward of the environment's own a task counts as done."""
         return None
+
+    def named_problem(self, kind: str, seed: int) -> Problem:
+        """A problem of a kind that has a name, whose contents the seed decides.
+
+        Raises:
+            ConfigError: The task's kinds of problems have no names, which is the default.
+            DataError: There is no such kind.
+        """
+        raise ConfigError(f"task {self.name} has no kinds of problems to be asked for by name")
+
+    def asked_problem(self, instruction: str, seed: int) -> Problem:
+        """What a person asks, in an environment whose contents the seed decides; no goal is known.
+
+        Raises:
+            ConfigError: The task's environment cannot be begun without a problem of its own, the default.
+        """
+        raise ConfigError(f"task {self.name} takes no instructions of your own")
 
     def agent_problem(
         self, name: str, instruction: str, target: Mapping[str, Any], about: Mapping[str, Any]

@@ -23,6 +23,7 @@ from selfverify.experiments.looks.capped_looks import CappedLooks, compare_stopp
 from selfverify.experiments.looks.train_stopping import LOOKING, VERIFIER, train_stopping
 from selfverify.experiments.quickstart.showcases import SHOWCASES, Paper, Showcase
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
+from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, recipe_task, train
 from selfverify.experiments.run_folder import held_folder
 from selfverify.learner.checkpoint import MODEL_FOLDER
@@ -71,7 +72,7 @@ def quickstart(
         console.print(note, markup=False, highlight=False)
     if paper == "adpo":
         write_overview(folder, folder / "overview.png")
-    report = write_report([folder], folder / "report.html")
+    report = write_report([folder], folder / "report.html", TASKS)
     console.print(f"all figures: {folder / 'metrics.json'}", soft_wrap=True, markup=False, highlight=False)
     return report
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from selfverify.core.distributions import how_to_get
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.remote.bearer_keys import find_keys
 from selfverify.remote.environments.content import ContentLimits
@@ -46,7 +47,10 @@ def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> t
     module, _, attribute = path.partition(":")
     if not (name and module and attribute):
         names = f"; known by name are {', '.join(known)}" if known else ""
-        raise ConfigError(f"{spec!r} is no environment; one looks like phone=package.module:factory{names}")
+        raise ConfigError(
+            how_to_get(spec)
+            or f"{spec!r} is no environment; one looks like phone=package.module:factory{names}"
+        )
     try:
         factory = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError, TypeError) as error:

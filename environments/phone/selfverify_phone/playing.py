@@ -1,0 +1,115 @@
+"""Carrying out calls on a phone: arguments are checked, and what is wrong is said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from selfverify.core.environment import Call
+from selfverify_phone.system.device import DIRECTIONS, DISTANCES, Phone, Refused
+from selfverify_phone.system.glass import HEIGHT, WIDTH
+
+_BOX = ("x1", "y1", "x2", "y2")
+_SCREEN = "get_current_xml"
+
+
+def perform(phone: Phone, call: Call) -> None:
+    """Carry a call out. Spaces around a text that it has are no part of it.
+
+    Raises:
+        Refused: It cannot be; nothing has changed then.
+    """
+    arguments = {key: v.strip() if isinstance(v, str) else v for key, v in call.arguments.items()}
+    name = call.name
+    if name not in _KNOWN:
+        raise Refused(f"there is no tool {name[:40]!r}; there are {', '.join(_KNOWN)}")
+    required, optional = _KNOWN[name]
+    if name in ("tap", "long_press", "swipe"):
+        boxed = any(key in arguments for key in _BOX)
+        if boxed or (name != "swipe" and "id" not in arguments and not arguments):
+            required = (*_BOX, *(key for key in required if key != "id"))
+    if missing := [key for key in required if key not in arguments]:
+        raise Refused(f"{name} needs {', '.join(missing)}")
+    if extra := sorted(arguments.keys() - {*required, *optional}):
+        raise Refused(f"{name} does not take {str(extra[0])[:40]!r}")
+    _ACTS[name](phone, arguments)
+
+
+def _middle(arguments: Mapping[str, Any]) -> tuple[float, float]:
+    numbers = [arguments[key] for key in _BOX]
+    for key, number in zip(_BOX, numbers, strict=True):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e6:
+            raise Refused(f"{key} must be a number of pixels")
+    x, y = (numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2
+    if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
+        raise Refused(f"[{x:g},{y:g}] is not on the screen of {WIDTH}x{HEIGHT}")
+    return x, y
+
+
+def _word(arguments: Mapping[str, Any], key: str) -> str:
+    value = arguments[key]
+    if not isinstance(value, str):
+        raise Refused(f"{key} must be a text")
+    return value
+
+
+def _tap(phone: Phone, arguments: Mapping[str, Any]) -> None:
+    if "id" in arguments:
+        phone.tap(_word(arguments, "id"))
+    else:
+        phone.tap_at(*_middle(arguments))
+
+
+def _long_press(phone: Phone, arguments: Mapping[str, Any]) -> None:
+    if "id" in arguments:
+        phone.hold(_word(arguments, "id"))
+    else:
+        phone.hold_at(*_middle(arguments))
+
+
+def _swipe(phone: Phone, arguments: Mapping[str, Any]) -> None:
+    if "x1" in arguments:
+        _middle(arguments)
+    direction, distance = arguments["direction"], arguments.get("dist", "medium")
+    if direction not in DIRECTIONS:
+        raise Refused(f"direction must be one of {', '.join(DIRECTIONS)}")
+    if distance not in DISTANCES:
+        raise Refused(f"dist must be one of {', '.join(DISTANCES)}")
+    phone.swipe(direction, distance)
+
+
+def _type(phone: Phone, arguments: Mapping[str, Any]) -> None:
+    phone.type(_word(arguments, "text_input"))
+
+
+def _wait(phone: Phone, arguments: Mapping[str, Any]) -> None:
+    seconds = arguments["seconds"]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 60:
+        raise Refused("seconds must be a number from 0 to 60")
+    phone.wait()
+
+
+_ACTS: dict[str, Any] = {
+    _SCREEN: lambda phone, arguments: None,
+    "tap": _tap,
+    "long_press": _long_press,
+    "swipe": _swipe,
+    "type": _type,
+    "back": lambda phone, arguments: phone.back(),
+    "home": lambda phone, arguments: phone.home(),
+    "enter": lambda phone, arguments: phone.enter(),
+    "wait": _wait,
+    "launch": lambda phone, arguments: phone.launch(_word(arguments, "app")),
+}
+_KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    _SCREEN: ((), ()),
+    "tap": (("id",), ()),
+    "long_press": (("id",), ()),
+    "swipe": (("direction",), ("dist",)),
+    "type": (("text_input",), ()),
+    "back": ((), ()),
+    "home": ((), ()),
+    "enter": ((), ()),
+    "wait": (("seconds",), ()),
+    "launch": (("app",), ()),
+}

@@ -1,0 +1,69 @@
+"""The templates as a table of Markdown, for docs/phone.md.
+
+python -m selfverify_phone.template_table
+"""
+
+from __future__ import annotations
+
+from selfverify_phone.apps import APPS
+from selfverify_phone.phone_tasks import make_task
+from selfverify_phone.templates import TEMPLATES
+from selfverify_phone.templates.base import Template
+
+SEEDS = range(5)
+
+
+def table() -> str:
+    """One table for each app, in the order of the home screen, and one of all."""
+    parts = [_numbers()]
+    for app in dict.fromkeys(template.app for template in TEMPLATES.values()):
+        rows = [_row(template) for template in TEMPLATES.values() if template.app == app]
+        head = (
+            f"### {APPS[app].title}\n\n| template | for example | calls | exhibits | |\n|---|---|---|---|---|"
+        )
+        parts.append("\n".join([head, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(template: Template) -> str:
+    tasks = [make_task(template.name, seed) for seed in SEEDS]
+    calls = _range([task.length for task in tasks])
+    more = _range([task.proving for task in tasks])
+    marks = ["query"] if template.kind == "query" else []
+    marks += ["hidden"] if template.hidden else []
+    marks += ["held out"] if template.held_out else []
+    said = tasks[0].instruction
+    return (
+        f"| `{template.name}` | {said} | {calls}{'' if more == '0' else f' + {more}'} | {template.exhibits} "
+        f"| {', '.join(marks)} |"
+    )
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _numbers() -> str:
+    """How many templates of each sort every app has."""
+    lines = [
+        "| app | templates | operations | queries | hidden | two exhibits | held out |",
+        "|---|" + "---|" * 6,
+    ]
+    apps = list(dict.fromkeys(template.app for template in TEMPLATES.values()))
+    for name, group in [(APPS[app].title, {app}) for app in apps] + [("all", set(apps))]:
+        found = [template for template in TEMPLATES.values() if template.app in group]
+        counts = (
+            len(found),
+            sum(template.kind == "operation" for template in found),
+            sum(template.kind == "query" for template in found),
+            sum(template.hidden for template in found),
+            sum(template.exhibits == 2 for template in found),
+            sum(template.held_out for template in found),
+        )
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,255 @@
+"""The task `phone`: its problems, its splits, its settings, and that its expert earns the whole reward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
+
+from selfverify.agents.agent_figures import summarise_parts
+from selfverify.core.episode import Ending, Said
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.registry import make_task
+from selfverify_phone.splits import HELD_OUT_APPS
+from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
+from selfverify_phone.templates import TEMPLATES
+
+
+def task(**options: Any) -> PhoneAgents:
+    made = make_task("phone", **options)
+    assert isinstance(made, PhoneAgents)
+    return made
+
+
+def expert(made: PhoneAgents, problem: Problem) -> Ending:
+    """What comes of the demonstrated conversation."""
+    turns = made.demonstrate_turns(problem, np.random.default_rng(0))
+    episode = made.open(problem, 0)
+    try:
+        episode.begin()
+        for number, turn in enumerate(turns):
+            reply = episode.reply(Said(turn.text, [], Finish.STOP, number))
+            assert reply.done == (number + 1 == len(turns)), reply
+        return episode.ending()
+    finally:
+        episode.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"address": "bounds", "react": False, "calls": "json", "held_out": "seeds"},
+        {"text": "terse", "prompt": "task", "start": "app", "agent": {"first_screen": "given"}},
+        {"hostile": True},
+    ],
+    ids=["paper", "bounds", "terse", "hostile"],
+)
+def test_an_expert_earns_the_whole_reward(options: dict[str, Any]) -> None:
+    """0.2 + 0.8 - 0.05 for each of its exhibits, of which there are as few as can be."""
+    made = task(**options)
+    rows = []
+    for split in ("train", "test"):
+        for index in range(40):
+            problem = made.problem(split, 0, index)  # type: ignore[arg-type]
+            rewards = expert(made, problem).rewards
+            rows.append(rewards)
+            assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"]), problem.id
+    figures = summarise_parts(rows)
+    perfect = ("SR", "Sub-SR", "RRR", "judge-precision", "judge-recall", "completeness", "conciseness")
+    # What an expert does to prove it counts in RRR, which asks for the shortest way to the goal alone.
+    assert {name: figures[name] for name in perfect if name != "RRR"} == dict.fromkeys(
+        (name for name in perfect if name != "RRR"), 1.0
+    )
+    assert 0.5 < figures["RRR"] <= 1.0 and figures["creativity"] > 0
+
+
+def test_problems_are_pure_and_plain() -> None:
+    made, again = task(), task()
+    for split in ("train", "validation", "test"):
+        one, other = made.problem(split, 3, 5), again.problem(split, 3, 5)  # type: ignore[arg-type]
+        assert one == other and json.loads(json.dumps(one.target)) == one.target
+        assert one.digest() == other.digest()
+    assert made.problem("train", 3, 5).target != made.problem("train", 4, 5).target
+
+
+def test_kinds_of_tasks_take_turns_in_mixed_order() -> None:
+    """Every time round each kind comes once, in another order, and neighbours are about several apps."""
+    posed = task()
+    kinds = len(posed.config.templates("train"))
+    rounds = [
+        [posed.problem("train", 0, start + n).meta["categories"]["template"][0] for n in range(kinds)]
+        for start in (0, kinds)
+    ]
+    assert set(rounds[0]) == set(rounds[1]) and len(set(rounds[0])) == kinds and rounds[0] != rounds[1]
+    assert len({posed.problem("train", 0, n).meta["category"] for n in range(8)}) >= 3
+
+
+def test_problems_say_what_they_are() -> None:
+    problem = task().problem("train", 0, 0)
+    system, user = problem.messages
+    assert "**Creative.**" in system["content"][0]["text"]
+    assert user["content"][0]["text"] == f"# Task\n{problem.meta['question']}"
+    names = [tool["function"]["name"] for tool in problem.tools]
+    assert names == [
+        "get_current_xml", "tap", "long_press", "swipe", "type", "back", "home", "enter", "wait",
+        "launch", "submit",
+    ]  # fmt: skip
+    assert problem.meta["steps"] >= 1 and problem.meta["category"] in {
+        kind.app for kind in TEMPLATES.values()
+    }
+    assert not problem.environment_begins
+    given = task(prompt="task", agent={"first_screen": "given"}).problem("train", 0, 0)
+    assert given.environment_begins and [m["role"] for m in given.messages] == ["user"]
+    baseline = task(agent={"evidence": {"source": "all"}}).problem("train", 0, 0)
+    assert [*baseline.tools[-1]["function"]["parameters"]["properties"]] == ["message"]
+
+
+def kinds(made: PhoneAgents, split: Any) -> set[str]:
+    return {made.problem(split, 0, n).meta["categories"]["template"][0] for n in range(len(TEMPLATES))}
+
+
+def test_splits_share_what_they_should() -> None:
+    default = task()
+    assert kinds(default, "train") == kinds(default, "validation")
+    assert kinds(default, "train").isdisjoint(kinds(default, "test"))
+    assert kinds(default, "train") | kinds(default, "test") == {*TEMPLATES}
+    seeds = task(held_out="seeds")
+    assert kinds(seeds, "train") == kinds(seeds, "test") == {*TEMPLATES}
+    train, test = (
+        {p.target["seed"] for p in (seeds.problem(s, 0, n) for n in range(50))} for s in ("train", "test")
+    )
+    assert train.isdisjoint(test)
+    apps = task(held_out="apps", test_apps=["clock"])
+    assert all(name.startswith("clock-") for name in kinds(apps, "test"))
+    assert not any(name.startswith("clock-") for name in kinds(apps, "train"))
+    assert all(name.startswith("clock-") for name in kinds(task(apps=["clock"]), "train"))
+    unnamed = kinds(task(held_out="apps"), "test")
+    assert {name.split("-")[0] for name in unnamed} == {*HELD_OUT_APPS}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"apps": ["weather"]}, "there is no app 'weather'; apps: settings"),
+        ({"test_apps": ["clock"]}, "test_apps goes with held_out=apps"),
+        (
+            {"held_out": "apps", "test_apps": ["clock"], "apps": ["clock"]},
+            "no kinds of tasks are left for the train",
+        ),
+        ({"calls": "json"}, "set react=false"),
+        ({"show": "png"}, "a picture shows no ids"),
+        ({"address": "bounds", "text": "terse"}, "terse screens have no bounds"),
+        ({"judge": {"kind": "model"}}, "goes with judge.kind=model"),
+        ({"judge": {"server": {"url": "http://x", "model": "m"}}}, "goes with judge.kind=model"),
+        ({"judge": {"jury": {"deciding": 1}}}, "more than half"),
+        ({"judge": {"flipped": 0.5}}, "less than 0.5"),
+        ({"agent": {"evidence": {"source": "all", "judged": "chosen"}}}, "the agent chooses nothing"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PhoneAgentsConfig(**options)
+
+
+def test_judges_are_made_as_asked() -> None:
+    rules = task().jury.config
+    assert (rules.votes, rules.deciding) == (1, 1) and task().repeatable
+    server = {"url": "http://127.0.0.1:1", "model": "m"}
+    model = task(judge={"kind": "model", "server": server})
+    assert (model.jury.config.votes, model.jury.config.deciding) == (3, 2) and not model.repeatable
+    assert "**Money.**" in model.jury.judge.prompt  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="no hints 'weather'"):
+        task(judge={"kind": "own", "hints": ["weather"]})
+    with pytest.raises(ConfigError, match="no hints 'weather'"):
+        task(hints=["weather"])
+    with pytest.raises(ConfigError, match="is no address"):
+        task(judge={"kind": "model", "server": {"url": "judge", "model": "m"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({"judge": {"kind": "state"}}, 0.95),
+        ({"judge": {"flipped": 0.1, "jury": {"votes": 3, "deciding": 2}}}, 0.95),
+        ({"agent": {"evidence": {"judged": "all"}}}, 0.95),
+        ({"agent": {"evidence": {"judged": "message"}}}, -0.05),  # what is not shown did not happen
+        ({"agent": {"reward": {"conciseness": 0.0}}}, 1.0),
+        ({"agent": {"reward": {"relevant": 0.0}}}, 0.75),
+        # Fine-tuning without evidence: it hands in where the goal is reached, and says so.
+        ({"agent": {"evidence": {"source": "last"}}, "teacher": {"stops_early": 1.0}}, 1.0),
+    ],
+    ids=["state", "flipped", "all", "message", "free", "no validity", "vanilla"],
+)
+def test_arms_of_the_comparison(options: dict[str, Any], reward: float) -> None:
+    """The same expert, whose task takes one exhibit, is worth this."""
+    made = task(**options)
+    problem = made.of_template(TEMPLATES["settings-network"], 3, "phone/arm")
+    ending = expert(made, problem)
+    assert ending.rewards["answer"] == pytest.approx(reward)
+    assert ending.rewards["truth"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def text_policy(tmp_path_factory: pytest.TempPathFactory) -> LoadPolicy:
+    """A small text policy that knows the words of calls."""
+    made = task(prompt="task")
+    turns = [
+        turn.text
+        for n in range(20)
+        for turn in made.demonstrate_turns(made.problem("train", 0, n), np.random.default_rng(0))
+    ]
+    return word_policy(tmp_path_factory.mktemp("words"), turns)
+
+
+def run(text_policy: LoadPolicy, folder: Path, name: str, **options: Any) -> list[dict[str, Any]]:
+    return two_steps(text_policy(), task(text="terse", prompt="task", **options), name, folder)
+
+
+@pytest.mark.parametrize("name", ["smartsnap", "grpo", "conversations-sft"])
+def test_methods_learn_from_it(text_policy: LoadPolicy, tmp_path: Path, name: str) -> None:
+    lines = run(text_policy, tmp_path, name)
+    assert len(lines) == 2
+    if name == "smartsnap":
+        assert lines[0]["reward/answer"] == -1.0 and lines[0]["agent/SR"] == 0.0
+
+
+def test_the_policy_can_judge_itself(text_policy: LoadPolicy, tmp_path: Path) -> None:
+    assert (
+        len(run(text_policy, tmp_path, "smartsnap", judge={"kind": "own", "own": {"max_new_tokens": 4}})) == 2
+    )
+
+
+def test_it_can_be_evaluated(text_policy: LoadPolicy) -> None:
+    made = task(text="terse", prompt="task")
+    made.limits = made.limits.model_copy(update={"turns": 2})
+    config = EvaluationConfig(problems=4, samples=1, temperature=1.0)
+    summary = evaluate(text_policy(), made, config, max_new_tokens=8)
+    assert summary["metrics"]["SR"]["curves"]["pass@1"] == [0.0]
+    assert "RRR" not in summary["metrics"]
+
+
+@pytest.mark.parametrize("first_screen", ["given", "asked"])
+def test_an_expert_is_done_within_the_calls_of_short_tasks(first_screen: str) -> None:
+    made = task(max_calls=8, agent={"first_screen": first_screen})
+    lengths = [
+        len(made.demonstrate_turns(made.problem(split, 0, index), np.random.default_rng(0)))  # type: ignore[arg-type]
+        for split in ("train", "test")
+        for index in range(20)
+    ]
+    assert max(lengths) == 8 and min(lengths) >= 2
+    assert task(max_calls=60).problem("train", 0, 5) == task().problem("train", 0, 5)
+
+
+def test_calls_for_which_there_is_no_task() -> None:
+    with pytest.raises(ValidationError, match=r"no kinds of tasks that take at most 2 calls"):
+        task(max_calls=2)
