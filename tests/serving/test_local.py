@@ -8,9 +8,7 @@ import json
 import math
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,24 +22,19 @@ from selfverify.policy.voice import Voice
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf, Choosing
-from selfverify.serving.counters import Metrics
+from selfverify.serving.best_of import Choosing
 from selfverify.serving.free_question import FreeQuestion, free_problem
 from selfverify.serving.likeliest import likeliest
-from selfverify.serving.local import Local
 from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
-from selfverify.serving.serve_settings import GatewaySettings
-from selfverify.serving.server import start
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawingSettings
 from selfverify.verifiers.by_policy import Soft
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
+from serving_servers import served_locally as served
 
-T = TypeVar("T")
-Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
 TOKENS = 24
 
 
@@ -50,22 +43,6 @@ def ask(text: str = "Which?", image: str | None = None, **more: Any) -> Body:
     if image:
         content.insert(0, {"type": "image_url", "image_url": {"url": image}})
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
-
-
-def served(policy: Policy, use: Use[T], **more: Any) -> T:
-    """``use`` with a session, the gateway's address and the gateway."""
-
-    async def main() -> T:
-        async with AsyncExitStack() as stack:
-            metrics = Metrics()
-            backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
-            gateway = Gateway(backend, GatewaySettings(best_of=BestOf(n=4)), metrics=metrics)
-            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=5)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            async with asyncio.timeout(100):
-                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
-
-    return asyncio.run(main())
 
 
 def post_one(policy: Policy, body: Body, path: str = "chat/completions") -> tuple[int, Body]:

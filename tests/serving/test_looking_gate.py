@@ -10,15 +10,13 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from sampled_threads import sampled_threads
+from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish
 from selfverify.looking.look_settings import LookSettings
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
@@ -165,12 +163,8 @@ def writing(policy: Policy, write: Callable[[str], str]) -> None:
     """Let a policy say what ``write`` makes of the conversation so far."""
 
     def sample(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
-        made = []
-        for prompt in prompts:
-            text = write(policy.tokenizer.decode(prompt.ids))
-            ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], min(policy.stop_tokens)]
-            made.append([Sample(ids, [-0.5] * len(ids), Finish.STOP)] * sampling.group_size)
-        return made
+        said = [write(policy.tokenizer.decode(prompt.ids)) for prompt in prompts]
+        return [[drawn(policy, text)] * sampling.group_size for text in said]
 
     policy.threads = sampled_threads(policy, sample)  # type: ignore[method-assign, assignment]
 

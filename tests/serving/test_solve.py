@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sampled_threads import sampled_threads
+from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_task
@@ -28,6 +28,7 @@ from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawingSettings
 from selfverify.tasks.answering import AskAgain
 from selfverify.verifiers.by_policy import Inline
+from serving_servers import tagged
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,8 @@ def scripted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     script: list[str] = []
 
     def sample(prompts: Any, sampling: SamplingConfig, *, seeds: list[int]) -> list[list[Sample]]:
-        rows = []
-        for _ in range(sampling.group_size):
-            answer, _, score = script.pop(0).partition("|")
-            text = f"<think>.</think><answer>{answer}</answer><score>{score}</score>"
-            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids.append(policy.tokenizer.eos_token_id)
-            rows.append(Sample(ids, [-0.5] * len(ids), "stop"))
-        return [rows]
+        said = [script.pop(0).partition("|") for _ in range(sampling.group_size)]
+        return [[drawn(policy, tagged(answer, score)) for answer, _, score in said]]
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
@@ -147,21 +142,17 @@ def test_solve_in_two_turns(policy: Policy) -> None:
         policy, task, problem, Inline(), Choosing(n=3),
         DrawingSettings(max_new_tokens=12, turns=2, second_turn="Check the answer."),
     )  # fmt: skip
-    drawn = rollout.groups[0].trajectories
-    assert [c.text for c in found.candidates] == [t.text for t in drawn]
-    assert [c.tokens for c in found.candidates] == [t.written for t in drawn]
+    rolled = rollout.groups[0].trajectories
+    assert [c.text for c in found.candidates] == [t.text for t in rolled]
+    assert [c.tokens for c in found.candidates] == [t.written for t in rolled]
 
 
 def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
     task = make_task("digits-pick")
     problem = task.problem("test", 0, 0)
 
-    def said(answer: str, logprob: float) -> Sample:
-        text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
-        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        return Sample(ids, [logprob] * len(ids), "stop")
-
-    first, second = said("1 2 3", -2.0), said("4 5 6", -0.5)
+    first = drawn(policy, tagged("1 2 3"), logprob=-2.0)
+    second = drawn(policy, tagged("4 5 6"))
     asked = AskAgain(problem, task.tags, task.verdict, "Check the answer.", split_score=True)
     made = recite(policy, problem, asked, [first, second])
     candidate = reply_of(made, "sampled")
