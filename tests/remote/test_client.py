@@ -156,7 +156,7 @@ def test_one_odd_reply_is_forgotten() -> None:
     assert asked_for(Odd(), 4) == [3, None, None, 3, 3, None, None, 3]
 
 
-@pytest.mark.parametrize("probed", [500, 429])
+@pytest.mark.parametrize("probed", [500, 429, 400])
 def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
     """And not the refusal that led to the probe."""
     fake = FakeUpstream(fault=lambda body: 400 if body.get("n") else probed)

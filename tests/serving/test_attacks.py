@@ -6,6 +6,9 @@ import asyncio
 import gc
 import json
 import logging
+import os
+import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -17,8 +20,9 @@ from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
-from selfverify.serving.serve_settings import GatewaySettings
-from serving_servers import Body, FakeUpstream, post, question, served
+from selfverify.serving.serve_settings import GatewaySettings, ListeningSettings
+from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
 
 CHAT = "chat/completions"
 
@@ -167,6 +171,29 @@ def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     told = [record.getMessage() + str(record.exc_info) for record in caplog.records]
     assert any("failed: ValueError" in line for line in told)
     assert not [line for line in told if "my-secret" in line] and "my-secret" not in caplog.text
+
+
+def test_collections_leave_out_what_was_there_before() -> None:
+    """Modules and weights: going through them stops all requests."""
+    frozen: list[int] = []
+
+    def on_ready(port: int) -> None:
+        frozen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(FakeUpstream(), stack))
+            await run_gateway(gateway, ListeningSettings(port=0), on_ready)
+
+    usual = gc.get_threshold()
+    try:
+        asyncio.run(main())
+        assert gc.get_threshold()[0] == YOUNG_OBJECTS
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+    assert frozen[0] > 1000
 
 
 def test_requests_leave_nothing_for_the_garbage_collector() -> None:

@@ -134,6 +134,8 @@ def test_greedy_is_asked_once() -> None:
     assert fake.seen[0].get("n") is None and reply["best_of"]["stopped"] == "greedy"
     _, reply = ask(fake, question(temperature=0, best_of={"temperature": 1.0}))
     assert fake.seen[1]["n"] == 8 and fake.seen[1]["temperature"] == 1.0
+    _, reply = ask(fake, question(n=3, temperature=0))
+    assert fake.seen[2]["n"] == 3 == len(reply["choices"])
 
 
 def test_early_stop_and_budget() -> None:

@@ -16,6 +16,7 @@ from aiohttp import web
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
 
 from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
@@ -313,6 +314,18 @@ def test_servers_failure_is_told_and_asking_again_helps(
     page.ask()
     assert page.facts()["Votes"] and page.text("alert") == ""
     assert page.complaints() == []
+
+
+def test_gateway_that_is_gone_is_told(chromium: Chrome, photo: Path) -> None:
+    servers = Loop()
+    try:
+        url, _ = servers.before(FakeUpstream())
+        page = Page(chromium, url)
+        until(chromium, lambda: Select(page["model"]).options)
+    finally:
+        servers.close()
+    page.ask(photo)
+    assert page.wait("alert", "cannot be reached")
 
 
 def test_connection_that_breaks_off_is_told(chromium: Chrome, servers: Loop, photo: Path) -> None:

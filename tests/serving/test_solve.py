@@ -11,8 +11,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from data_files import huge_png
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
+from selfverify.core.errors import DataError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -129,6 +131,13 @@ def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, s
     ):
         shown = run(*asked, *other, "--calibration", str(path))
         assert shown.exit_code == 2 and complaint in " ".join(shown.output.split())
+
+
+def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:
+    for name, content in (("note.png", b"no image"), ("huge.png", huge_png(10_000, 10_000))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name):
+            open_image(tmp_path / name)
 
 
 def test_solve_in_two_turns(policy: Policy) -> None:
