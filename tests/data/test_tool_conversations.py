@@ -14,45 +14,29 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.data.conversation_files import write_conversations
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"Calls {name}.",
-            "parameters": {"type": "object", "properties": {p: {"type": "string"}}, "required": [p]},
-        },
-    }
-    for name, p in (("tap", "id"), ("type", "text_input"))
-]
+
+def called(number: str, name: str, **arguments: str) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def taking(name: str, parameter: str) -> dict[str, Any]:
+    known = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    function = {"name": name, "description": f"Calls {name}.", "parameters": known}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [taking("tap", "id"), taking("type", "text_input")]
 SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "You operate a phone."},
     {"role": "user", "content": "Write it down."},
-    {
-        "role": "assistant",
-        "content": "I tap the field.",
-        "tool_calls": [
-            {"id": "0", "type": "function", "function": {"name": "tap", "arguments": {"id": "f"}}}
-        ],
-    },
+    {"role": "assistant", "content": "I tap the field.", "tool_calls": [called("0", "tap", id="f")]},
     {"role": "tool", "content": "## Round 1\nA field."},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "type", "arguments": {"text_input": "it"}}}
-        ],
-    },
+    {"role": "assistant", "content": None, "tool_calls": [called("1", "type", text_input="it")]},
     {"role": "user", "content": "Thank you."},
 ]
 TAP, TYPE = {"name": "tap", "arguments": {"id": "f"}}, {"name": "type", "arguments": {"text_input": "it"}}
-READ = [
-    *SAID[:2],
-    {"role": "assistant", "content": "I tap the field.", "calls": [TAP]},
-    SAID[3],
-    {"role": "assistant", "content": "", "calls": [TYPE]},
-    SAID[5],
-]
+TAPPED = {"role": "assistant", "content": "I tap the field.", "calls": [TAP]}
+READ = [*SAID[:2], TAPPED, SAID[3], {"role": "assistant", "content": "", "calls": [TYPE]}, SAID[5]]
 
 
 def test_parquet_with_nested_columns(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_one_odd_reply_is_forgotten() -> None:
     assert asked_for(Odd(), 4) == [3, None, None, 3, 3, None, None, 3]
 
 
-@pytest.mark.parametrize("probed", [500, 429, 400])
+@pytest.mark.parametrize("probed", [500, 429])
 def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
     """And not the refusal that led to the probe."""
     fake = FakeUpstream(fault=lambda body: 400 if body.get("n") else probed)
@@ -202,6 +202,13 @@ def test_no_try_begins_after_the_deadline() -> None:
     with pytest.raises(ServerError) as caught:
         with_client(fake, use, wait_s=30.0, longest_wait_s=60.0)
     assert caught.value.status == 429 and len(fake.seen) == 1
+
+
+def test_a_real_refusal_is_not_taken_for_one_of_n() -> None:
+    fake = FakeUpstream(fault=lambda body: 400)
+    with pytest.raises(ServerError):
+        draw(fake, 4)
+    assert len(fake.seen) == 2
 
 
 @pytest.mark.parametrize("mode", ["n", "stream"])

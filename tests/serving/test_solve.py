@@ -134,10 +134,12 @@ def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, s
 
 
 def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:
-    for name, content in (("note.png", b"no image"), ("huge.png", huge_png(10_000, 10_000))):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=name):
-            open_image(tmp_path / name)
+    (tmp_path / "note.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"note\.png"):
+        open_image(tmp_path / "note.png")
+    (tmp_path / "huge.png").write_bytes(huge_png(10_000, 10_000))
+    with pytest.raises(DataError, match=r"huge\.png.*(pixels|size)"):
+        open_image(tmp_path / "huge.png")
 
 
 def test_solve_in_two_turns(policy: Policy) -> None:

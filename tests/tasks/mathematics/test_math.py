@@ -385,20 +385,9 @@ def test_fine_tuning_takes_rows_with_a_solution(policy: Policy) -> None:
 
 # -------------------------------------------------------------------------------------------- fuzzing
 
-PIECES = [
-    *(
-        "42", "43", "4", "2", ".", ",", " ", "\n", "=", "x", "or", "and", "\\boxed{", "}", "{", "(", ")",
-        "[", "]",
-    ),
-    *(
-        "$", "%", "\\frac", "^", "\\circ", "cm", "A", "B", "C", "D", "30°", "45°", "-", "+", "/", "\\text{",
-        "Answer: ",
-    ),
-    *(
-        "<think>", "</think>", "<answer>", "</answer>", "<score>", "</score>", "0.9", "e9", "\\", "；",
-        "４２", "🙂", "\x00",
-    ),
-]  # fmt: skip
+MARKS = """42 43 4 2 . , = x or and \\boxed{ } { ( ) [ ] $ % \\frac ^ \\circ cm A B C D 30° 45° - + /
+\\text{ 0.9 e9 \\ <think> </think> <answer> </answer> <score> </score> ； ４２ 🙂"""
+PIECES = [*MARKS.split(), " ", "\n", "Answer: ", "\x00"]
 SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 
