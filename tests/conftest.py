@@ -33,6 +33,16 @@ def no_launcher_left_behind() -> Iterator[None]:
     assert [os.environ.get(name) for name in LAUNCHER_VARIABLES] == before
 
 
+@pytest.fixture
+def servers() -> Iterator[Any]:
+    """A loop for servers; closed after the test, with everything that was opened in it."""
+    from serving_servers import Loop
+
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2.5-VL policy of 2 layers with sharpened weights; three query heads share a key head."""

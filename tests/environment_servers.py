@@ -59,10 +59,14 @@ async def answering(
         await script(socket)
         return socket
 
+    routes = [web.get("/ws", handler)] + ([] if schema is None else [web.get("/schema", schema)])
+    return await hosted(stack, *routes)
+
+
+async def hosted(stack: AsyncExitStack, *routes: web.RouteDef) -> str:
+    """The address of a server with these routes."""
     app = web.Application()
-    app.router.add_get("/ws", handler)
-    if schema is not None:
-        app.router.add_get("/schema", schema)
+    app.router.add_routes(routes)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

@@ -6,9 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
 from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+
+
+def drawn(policy: Policy, text: str, ends: bool = True, logprob: float = -0.5) -> Sample:
+    """A text as if the policy had sampled it, with the token that ends it or cut off."""
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, policy.tokenizer.eos_token_id] if ends else ids
+    return Sample(ids, [logprob] * len(ids), Finish.STOP if ends else Finish.LENGTH)
 
 
 def sampled_threads(

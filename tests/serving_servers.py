@@ -16,11 +16,14 @@ import aiohttp
 from aiohttp import web
 from PIL import Image
 
+from selfverify.policy.policy import Policy
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.counters import Metrics
+from selfverify.serving.local import Local
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
 
@@ -262,15 +265,33 @@ async def post(session: aiohttp.ClientSession, url: str, body: Any, **more: Any)
         return response.status, await response.json()
 
 
-def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
+async def used(gateway: Gateway, use: Use[T], stack: AsyncExitStack) -> T:
     """``use`` with a session, the gateway's address and the gateway."""
+    port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    async with asyncio.timeout(100):
+        return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
+
+
+def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
+    """See `used`; the gateway stands before ``fake``."""
 
     async def main() -> T:
         async with AsyncExitStack() as stack:
-            gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
-            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            async with asyncio.timeout(60):
-                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
+            return await used(quick_gateway(await open_upstream(fake, stack), settings, **more), use, stack)
+
+    return asyncio.run(main())
+
+
+def served_locally(policy: Policy, use: Use[T], n: int = 4, **more: Any) -> T:
+    """See `used`; the gateway answers with the policy, called ``tiny``."""
+
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            metrics = Metrics()
+            backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
+            return await used(
+                Gateway(backend, GatewaySettings(best_of=BestOf(n=n)), metrics=metrics), use, stack
+            )
 
     return asyncio.run(main())

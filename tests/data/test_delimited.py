@@ -19,44 +19,19 @@ def write_tsv(path: Path, rows: list[dict[str, Any]], separator: str = "\t") -> 
 
 
 MATHVISTA = {
-    "question_type": "free_form",
-    "answer_type": "float",
-    "choices": None,
-    "answer_option": None,
-    "precision": 1.0,
-    "category": "math",
-    "split": "testmini",
-}
+    "question_type": "free_form", "answer_type": "float", "choices": None, "answer_option": None,
+    "precision": 1.0, "category": "math", "split": "testmini",
+}  # fmt: skip
 
 
 def test_a_table_is_read_as_it_is_written(tmp_path: Path) -> None:
+    one = {"index": 1, "image": base64_png(40, 30, 1), "question": 'Say "5"\tor\nelse', "answer": "1.2"}
+    two = {"index": 2, "image": "1", "question": "ü?", "answer": "red", **MATHVISTA, "answer_type": "text"}
+    two |= {"choices": "['red', 'blue']", "answer_option": "A", "precision": None}
+    images = (f"['{base64_png(8, 6)}', '{base64_png(4, 2)}']", f"[{base64_png(8, 6)},{base64_png(4, 2)}]")
+    both = [{"index": k, "image": i, "question": "both?", "answer": 7} for k, i in enumerate(images, start=3)]
     path = write_tsv(
-        tmp_path / "MathVista_MINI.tsv",
-        [
-            {
-                "index": 1,
-                "image": base64_png(40, 30, 1),
-                "question": 'Say "5"\tor\nelse',
-                "answer": "1.2",
-                **MATHVISTA,
-            },
-            {"index": 2, "image": "1", "question": "ü?", "answer": "red", **MATHVISTA}
-            | {"choices": "['red', 'blue']", "answer_option": "A", "answer_type": "text", "precision": None},
-            {
-                "index": 3,
-                "image": f"['{base64_png(8, 6)}', '{base64_png(4, 2)}']",
-                "question": "both?",
-                "answer": 7,
-            }
-            | MATHVISTA,
-            {
-                "index": 4,
-                "image": f"[{base64_png(8, 6)},{base64_png(4, 2)}]",
-                "question": "both?",
-                "answer": 7,
-            }
-            | MATHVISTA,
-        ],
+        tmp_path / "MathVista_MINI.tsv", [one | MATHVISTA, two, *(row | MATHVISTA for row in both)]
     )
     rows = open_rows(path)
     assert len(rows) == 4 and not rows.bad and rows.format == "tsv"

@@ -66,12 +66,9 @@ def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     good = json.dumps(ROW).encode()
     bad = [
-        b'{"question": "cut',
-        b"[1]",
-        b'{"question": "\xff"}',
-        b'{"a":' * 100_000,
+        b'{"question": "cut', b"[1]", b'{"question": "\xff"}', b'{"a":' * 100_000,
         b'{"n": ' + b"9" * 9999 + b"}",
-    ]
+    ]  # fmt: skip
     path.write_bytes(b"\n".join([good, *bad, good]))
     rows = open_rows(path)
     assert [row["id"] for row in rows] == ["some/0", "some/6"]

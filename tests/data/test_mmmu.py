@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.data.mmmu import DISCIPLINES, discipline
+from selfverify.data.mmmu import discipline
 from selfverify.tasks.mathematics.math import Math
-
-
-def test_thirty_subjects_in_six_disciplines() -> None:
-    assert len(DISCIPLINES) == 6 and sum(map(len, DISCIPLINES.values())) == 30
 
 
 @pytest.mark.parametrize(
     ("id", "found"),
     [
         ("validation_Art_Theory_7", "Art & Design"),
-        ("test_Math_12", "Science"),
         ("dev_Public_Health_3", "Health & Medicine"),
         ("validation_Alchemy_1", None),
         ("Math_12", None),
-        (None, None),
     ],
 )
 def test_an_id_names_its_discipline(id: str | None, found: str | None) -> None:

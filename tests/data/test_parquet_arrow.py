@@ -86,15 +86,8 @@ def test_open_r1_saved_by_datasets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow-stream", "arrow-file"])
 def test_lists_of_images_and_missing_ones(tmp_path: Path, kind: str) -> None:
-    rows = [
-        {
-            "images": [{"bytes": png(8, 6), "path": None}, {"bytes": None, "path": "b.png"}],
-            "question": "q",
-            "answer": "a",
-        },
-        {"images": [], "question": "q", "answer": "a"},
-        {"images": None, "question": "q", "answer": "a"},
-    ]
+    two = [{"bytes": png(8, 6), "path": None}, {"bytes": None, "path": "b.png"}]
+    rows = [{"images": images, "question": "q", "answer": "a"} for images in (two, [], None)]
     image = {"image_1": Image(decode=False), "image_2": Image(decode=False)}
     rows = [
         row | {"image_1": {"bytes": png(3, 3), "path": "c.png"} if k == 2 else None, "image_2": None}

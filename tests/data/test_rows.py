@@ -121,10 +121,6 @@ BAD_IMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "huge": (lambda folder: write(folder / "a.png", huge_png(20_000, 15_000)), "300000000 pixels"),
     "gone": (lambda folder: "gone.png", "cannot be read"),
     "base64": (lambda folder: base64_png()[:-3], "base64 text is damaged"),
-    "huge-base64": (
-        lambda folder: {"bytes": None, "path": write(folder / "b.png", huge_png(30_000, 10_000))},
-        "pixels",
-    ),
     "nothing": (lambda folder: {"bytes": None}, "neither a path nor base64"),
 }
 

@@ -14,49 +14,29 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.data.conversation_files import write_conversations
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"Calls {name}.",
-            "parameters": {"type": "object", "properties": {p: {"type": "string"}}, "required": [p]},
-        },
-    }
-    for name, p in (("tap", "id"), ("type", "text_input"))
-]
+
+def called(number: str, name: str, **arguments: str) -> dict[str, Any]:
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def taking(name: str, parameter: str) -> dict[str, Any]:
+    known = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    function = {"name": name, "description": f"Calls {name}.", "parameters": known}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [taking("tap", "id"), taking("type", "text_input")]
 SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "You operate a phone."},
     {"role": "user", "content": "Write it down."},
-    {
-        "role": "assistant",
-        "content": "I tap the field.",
-        "tool_calls": [
-            {"id": "0", "type": "function", "function": {"name": "tap", "arguments": {"id": "f"}}}
-        ],
-    },
+    {"role": "assistant", "content": "I tap the field.", "tool_calls": [called("0", "tap", id="f")]},
     {"role": "tool", "content": "## Round 1\nA field."},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "type", "arguments": {"text_input": "it"}}}
-        ],
-    },
+    {"role": "assistant", "content": None, "tool_calls": [called("1", "type", text_input="it")]},
     {"role": "user", "content": "Thank you."},
 ]
-READ = [
-    {"role": "system", "content": "You operate a phone."},
-    {"role": "user", "content": "Write it down."},
-    {
-        "role": "assistant",
-        "content": "I tap the field.",
-        "calls": [{"name": "tap", "arguments": {"id": "f"}}],
-    },
-    {"role": "tool", "content": "## Round 1\nA field."},
-    {"role": "assistant", "content": "", "calls": [{"name": "type", "arguments": {"text_input": "it"}}]},
-    {"role": "user", "content": "Thank you."},
-]
+TAP, TYPE = {"name": "tap", "arguments": {"id": "f"}}, {"name": "type", "arguments": {"text_input": "it"}}
+TAPPED = {"role": "assistant", "content": "I tap the field.", "calls": [TAP]}
+READ = [*SAID[:2], TAPPED, SAID[3], {"role": "assistant", "content": "", "calls": [TYPE]}, SAID[5]]
 
 
 def test_parquet_with_nested_columns(tmp_path: Path) -> None:
@@ -76,13 +56,8 @@ def test_columns_as_json(tmp_path: Path) -> None:
     for message in said:
         for call in message.get("tool_calls", []):
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    row = {
-        "messages": json.dumps(said),
-        "tools": json.dumps(TOOLS),
-        "id": "a",
-        "app": "notes",
-        "taught": "last",
-    }
+    row = {"messages": json.dumps(said), "tools": json.dumps(TOOLS)}
+    row |= {"id": "a", "app": "notes", "taught": "last"}
     (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
     [found] = open_rows(tmp_path / "sft.jsonl")
     assert found["messages"] == READ and found["tools"] == TOOLS
@@ -104,6 +79,10 @@ def bad(**changes: Any) -> dict[str, Any]:
 USER, HELLO = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
 
 
+def calling(call: dict[str, Any]) -> dict[str, Any]:
+    return bad(messages=[USER, {**HELLO, "tool_calls": [call]}])
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -111,49 +90,22 @@ USER, HELLO = {"role": "user", "content": "Hi."}, {"role": "assistant", "content
         (bad(messages=[]), r"its messages is \[\], not a list"),
         (bad(messages="[{"), "its messages are no JSON"),
         (bad(messages=[HELLO, USER]), "message 1: its role is assistant: a user has to ask first"),
-        (
-            bad(messages=[USER, {"role": "bot", "content": "x"}]),
-            "message 2: its role is 'bot', none of system",
-        ),
+        (bad(messages=[USER, {"role": "bot", "content": "x"}]), "message 2: its role is 'bot'"),
         (bad(messages=[USER, "x"]), "message 2 is 'x', not an object"),
         (bad(messages=[USER, {"role": "assistant", "content": ""}]), "message 2: it is empty"),
-        (
-            bad(messages=[USER, {"role": "assistant", "content": 3}]),
-            "message 2: its content is 3, not a text",
-        ),
-        (
-            bad(messages=[{"role": "user", "content": [{"type": "image"}]}, HELLO]),
-            "message 1: there are more places for images than its 0 images",
-        ),
-        (
-            bad(messages=[USER, {**HELLO, "tool_calls": [{"function": {"arguments": {}}}]}]),
-            "message 2, call 1 is .* it needs the name of a function",
-        ),
-        (
-            bad(messages=[USER, {**HELLO, "tool_calls": [{"name": "tap", "arguments": "{"}]}]),
-            "message 2, call 1: its arguments are no JSON",
-        ),
+        (bad(messages=[USER, {"role": "assistant", "content": 3}]), "message 2: its content is 3"),
+        (bad(messages=[{"role": "user", "content": [{"type": "image"}]}, HELLO]), "message 1: .*0 images"),
+        (calling({"function": {"arguments": {}}}), "message 2, call 1 is .* name of a function"),
+        (calling({"name": "tap", "arguments": "{"}), "message 2, call 1: its arguments are no JSON"),
         (bad(messages=[{**USER, "tool_calls": [{"name": "tap"}]}, HELLO]), "role user calls tools"),
         (bad(messages=[USER, HELLO, HELLO]), "message 3: before it the assistant has spoken, then nobody"),
-        (
-            bad(messages=[USER, HELLO, USER, {"role": "tool", "content": "x"}, HELLO]),
-            "message 5: before it the assistant has spoken, then user and tool",
-        ),
+        (bad(messages=[USER, HELLO, USER, {"role": "tool", "content": "x"}, HELLO]), "message 5: before it"),
         (bad(tools=[{"name": "tap"}]), "tool 1 is .* it needs a function with a name"),
         (bad(taught="some"), "its taught is 'some', neither all nor last"),
         (bad(images=["a.png"]), "1 of its 1 images have no place"),
-        (
-            bad(images=["a.png"], messages=[{**USER, "content": "<image> <image>"}, HELLO]),
-            "there are more places for images than its 1 images",
-        ),
-        (
-            bad(messages=[{**USER, "content": [{"type": "video", "video": "a"}]}, HELLO]),
-            "message 1: its content has .*, which is neither text nor an image",
-        ),
-        (
-            bad(messages=[USER, {**HELLO, "content": [{"type": "image", "image": "a.png"}]}]),
-            "message 2: the assistant shows images",
-        ),
+        (bad(images=["a"], messages=[{**USER, "content": "<image> <image>"}, HELLO]), "its 1 images"),
+        (bad(messages=[{**USER, "content": [{"type": "video"}]}, HELLO]), "neither text nor an image"),
+        (bad(messages=[USER, {**HELLO, "content": [{"type": "image", "image": "a"}]}]), "shows images"),
         (bad(cuts=[[["plan", 0]]]), "its cuts are of 1 turns, and the assistant speaks 2 times"),
         (bad(cuts=[[["a", 0]], [["a", 1]]]), "its cuts of turn 2 are .*, which do not divide it"),
         (bad(cuts=[[["a", 0], ["b", 9999]], []]), "its cuts of turn 1 are .*, which do not divide it"),

@@ -25,14 +25,14 @@ from data_files import (
     write_odyssey,
     write_reasonseg,
 )
-from sampled_threads import sampled_threads
+from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample as Drawn
+from selfverify.policy.sampling import Sample
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -143,16 +143,8 @@ def mmstar(folder: Path) -> Path:
 
 
 def ai2d(folder: Path) -> Path:
-    rows = [
-        {
-            "question": "What is at F?",
-            "options": ["egg", "larva", "pupa", "adult"],
-            "answer": str(k),
-            "image": struct(),
-        }
-        for k in (1, 3)
-    ]
-    return parquet(folder / "test-00000-of-00001.parquet", rows)
+    shared = {"question": "What is at F?", "options": ["egg", "larva", "pupa", "adult"], "image": struct()}
+    return parquet(folder / "test-00000-of-00001.parquet", [{**shared, "answer": k} for k in ("1", "3")])
 
 
 def mmmu_pro(folder: Path) -> Path:
@@ -191,13 +183,11 @@ def vstar(folder: Path) -> Path:
 def hr_bench(folder: Path) -> Path:
     """The same question with its options in turn."""
     shared = {"image": base64_png(28, 28), "question": "What colour?", "category": "single"}
-    return table(
-        folder / "hr_bench_4k.tsv",
-        [
-            {**shared, "index": 0, "answer": "A", "A": "red", "B": "blue", "cycle_category": 0},
-            {**shared, "index": 1, "answer": "B", "A": "blue", "B": "red", "cycle_category": 1},
-        ],
-    )
+    rows = [
+        {**shared, "index": 0, "answer": "A", "A": "red", "B": "blue", "cycle_category": 0},
+        {**shared, "index": 1, "answer": "B", "A": "blue", "B": "red", "cycle_category": 1},
+    ]
+    return table(folder / "hr_bench_4k.tsv", rows)
 
 
 def reasonseg(folder: Path) -> Path:
@@ -210,28 +200,10 @@ def reasonseg(folder: Path) -> Path:
 
 
 def refcoco(folder: Path) -> Path:
-    sides: dict[str, Any] = {
-        "bbox_x1": 0,
-        "bbox_y1": 0,
-        "bbox_x2": 50,
-        "bbox_y2": 40,
-        "width": 100,
-        "height": 80,
-    }
-    sides["image"] = base64_png(100, 80)
-    return table(
-        folder / "RefCOCO.tsv",
-        [
-            {
-                "index": 0,
-                "image": base64_png(100, 80),
-                "question": "left man",
-                "split": "refcoco_testA",
-                **sides,
-            },
-            {"index": 0, "image": base64_png(100, 80), "question": "cup", "split": "refcoco_testB", **sides},
-        ],
-    )
+    corners = dict(zip(("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), (0, 0, 50, 40), strict=True))
+    shared = {"index": 0, "image": base64_png(100, 80), **corners, "width": 100, "height": 80}
+    asked = (("left man", "refcoco_testA"), ("cup", "refcoco_testB"))
+    return table(folder / "RefCOCO.tsv", [{**shared, "question": q, "split": split} for q, split in asked])
 
 
 def android_control(folder: Path) -> Path:
@@ -377,10 +349,8 @@ def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch:
         [f"{wrong_2}<score>0.8</score>", f"{right_2}<score>0.1</score>"],
     ]
 
-    def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Drawn]]:
-        tokens = [[policy.tokenizer(text)["input_ids"] for text in row] for row in written]
-        end = policy.tokenizer.eos_token_id
-        return [[Drawn([*ids, end], [0.0] * (len(ids) + 1), "stop") for ids in row] for row in tokens]
+    def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Sample]]:
+        return [[drawn(policy, text) for text in row] for row in written]
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)

@@ -78,14 +78,6 @@ def test_tasks_without_classes_have_no_such_table() -> None:
     assert tabulate_errors(summarise(plain)) == []
 
 
-def test_rows_for_people_have_the_columns_that_anything_is_known_of() -> None:
-    rows = tabulate_errors(summarise(BLIND))
-    assert [row["error"] for row in rows] == ["not shown", "wrong sum", MALFORMED]
-    assert rows[0]["missing"] is None and rows[2]["missing"]
-    whole = tabulate_errors(summarise([one for one in BLIND if one.sample < 2]))
-    assert set(whole[0]) >= {"error", "answers", "share", "auc", "missing"}
-
-
 def test_no_row_says_why_it_lacks_what_the_table_does_not_show() -> None:
     """A task without scores has no columns of their AUCs; an empty class says why it lacks the rest."""
     rows = tabulate_errors(

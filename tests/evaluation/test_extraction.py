@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sampled_threads import sampled_threads
+from sampled_threads import drawn, sampled_threads
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
@@ -50,19 +50,10 @@ class Scripted:
 
 
 def groups(policy: Policy, texts: Sequence[Sequence[str]]) -> list[Group]:
-    found = []
-    for problem, row in zip(PROBLEMS, texts, strict=True):
-        drawn = [policy.tokenizer(text)["input_ids"] for text in row]
-        found.append(
-            Group(
-                problem,
-                [
-                    recite(policy, problem, TASK.open(problem, 0), [Drawn(t, [0.0] * len(t), Finish.LENGTH)])
-                    for t in drawn
-                ],
-            )
-        )
-    return found
+    def said(problem: Problem, text: str) -> Trajectory:
+        return recite(policy, problem, TASK.open(problem, 0), [drawn(policy, text, ends=False)])
+
+    return [Group(p, [said(p, text) for text in row]) for p, row in zip(PROBLEMS, texts, strict=True)]
 
 
 WELL = "<think>t</think><answer>12</answer><score>0.5</score>"
@@ -76,12 +67,8 @@ def test_rules_come_first_and_what_is_found_is_judged_by_them(policy: Policy) ->
     assert [text for _, text in extractor.seen] == ["So it must be 12 dots.", "I take blue", "no idea, 7"]
     flat = [t for group in made for t in group.trajectories]
     assert [t.parsed.read_by for t in flat] == ["rules", "script", "script", "rules"]
-    assert [(t.parsed.answer, t.rewards["correct"]) for t in flat] == [
-        ("12", 1),
-        ("12", 1),
-        ("B", 1),
-        (None, 0),
-    ]
+    assert [t.parsed.answer for t in flat] == ["12", "12", "B", None]
+    assert [t.rewards["correct"] for t in flat] == [1, 1, 1, 0]
     assert [t.rewards["answer_format"] for t in flat] == [1, 0, 0, 0]  # the format stays what it was
     assert flat[1].parsed.key == flat[0].parsed.key
 
@@ -125,29 +112,20 @@ def test_a_copy_is_no_part_of_a_word_or_number(answer: str, response: str, copie
     assert stands_in(answer, response) == copied
 
 
-def test_of_two_turns_the_second_is_read() -> None:
+@pytest.mark.parametrize(("first", "right"), [("it is 3", 0), ("it is 12", 1)])
+def test_both_of_two_turns_are_read(first: str, right: int) -> None:
+    """Two equal ones are no correction, also where the rules can read neither of them."""
     segments = [
-        Segment("turn_1", [1], text="it is 3"),
-        Segment("observation", [1], text="Check it.", author="environment", turn=1),
-        Segment("turn_2", [1], text="it is 12", turn=1, finish="stop"),
-    ]
-    trajectory = Trajectory(segments, rewards={"correct": 0.0, "answer": 0.0}, parsed=UNREADABLE)
-    extractor = Scripted(["12"])
-    read_again(TASK, [Group(PROBLEMS[0], [trajectory])], extractor)
-    assert extractor.seen == [(PROBLEMS[0].id, "it is 12")] and trajectory.rewards["correct"] == 1
-
-
-def test_two_equal_turns_are_no_correction() -> None:
-    """Also where the rules can read neither of them."""
-    segments = [
-        Segment("turn_1", [1], text="it is 12", parsed=UNREADABLE),
+        Segment("turn_1", [1], text=first, parsed=UNREADABLE),
         Segment("observation", [1], text="Check it.", author="environment", turn=1),
         Segment("turn_2", [1], text="it is 12", turn=1, finish=Finish.STOP, parsed=UNREADABLE),
     ]
     rewards = {"correct": 0.0, "answer": 0.0, "correct_1": 0.0}
     trajectory = Trajectory(segments, rewards=rewards, parsed=UNREADABLE)
-    read_again(TASK, [Group(PROBLEMS[0], [trajectory])], Scripted(["12", "12"]))
-    assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (1, 1)
+    extractor = Scripted([first.split()[-1], "12"])
+    read_again(TASK, [Group(PROBLEMS[0], [trajectory])], extractor)
+    assert {text for _, text in extractor.seen} == {first, "it is 12"}
+    assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (right, 1)
 
 
 def test_a_first_turn_that_was_cut_off_is_no_second_answer() -> None:
@@ -167,7 +145,7 @@ def test_a_policy_is_asked_in_text_without_the_target(
         assert (sampling.temperature, sampling.group_size) == (0, 1)
         asked.extend(policy.tokenizer.decode(prompt.ids) for prompt in prompts)
         said = ["<answer> blue</answer>", "<answer>none</answer>", "what?"]
-        return [[Drawn(policy.tokenizer(text)["input_ids"], [], "stop")] for text in said]
+        return [[drawn(policy, text)] for text in said]
 
     monkeypatch.setattr(policy, "sample", sample, raising=False)
     extractor = PolicyExtractor(policy, "tiny")
@@ -182,7 +160,7 @@ def test_evaluations_store_who_read_what(
 ) -> None:
     def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Drawn]]:
         rows = [[WELL, "12 it is"], ["blue", "?"]]
-        return [[Drawn(policy.tokenizer(t)["input_ids"], [0.0], "length") for t in row] for row in rows]
+        return [[drawn(policy, text, ends=False) for text in row] for row in rows]
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     config, store = EvaluationConfig(problems=None, samples=2), tmp_path / "s.jsonl"

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.sampled_threads import sampled_threads
+from tests.sampled_threads import drawn, sampled_threads
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish
 from selfverify.evaluation.looked import LookedProblem, hold_to_the_cap
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.stop_outcomes import always, oracle, self_stop
@@ -22,7 +21,6 @@ from selfverify.experiments.registry import make_task
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 
 CONFIG = EvaluationConfig(problems=6, samples=2, split="validation", batch_problems=4)
 WRONG = {1: 2}
@@ -52,8 +50,7 @@ def teach(policy: Policy, task: DigitsFar) -> list[str]:
                 answer = target if turn >= problem.meta["looks"] else WRONG.get(target, 1)
                 text = f"<think>0</think><answer>{answer}</answer>"
                 asked.append(prompt.problem_id)
-            ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], min(policy.stop_tokens)]
-            made.append([Sample(ids, [0.0] * len(ids), Finish.STOP)] * sampling.group_size)
+            made.append([drawn(policy, text)] * sampling.group_size)
         return made
 
     policy.threads = sampled_threads(policy, sample)  # type: ignore[method-assign, assignment]

@@ -257,11 +257,8 @@ def test_what_cannot_be_measured_is_none(correct):
     json.dumps(found, allow_nan=False)
     found = summarise(samples_of(np.full((3, 2), 0.5), np.full((3, 2), correct)))
     assert (found["auc"], found["ap"], found["intervals"]["ap"], found["best@2"]) == (
-        None,
-        None,
-        None,
-        correct,
-    )
+        None, None, None, correct,
+    )  # fmt: skip
 
 
 def test_uneven_or_absent_samples_are_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.data_filter import Filter
-from selfverify.experiments.matrix import run_matrix
-from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
@@ -32,34 +29,23 @@ from serving_servers import Body, FakeUpstream, Loop, tagged
 CONFIG = EvaluationConfig(problems=5, samples=4)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    found = Loop()
-    yield found
-    found.close()
-
-
-def served(loop: Loop, fake: FakeUpstream, **how: Any) -> ServedAnswerer:
+def served(servers: Loop, fake: FakeUpstream, **how: Any) -> ServedAnswerer:
     how = {"timeout_s": 5.0, "tries": 1} | how
-    return ServedAnswerer(PolicyConfig(path=f"{loop.upstream(fake)}#m", server=how))  # type: ignore[arg-type]
+    return ServedAnswerer(PolicyConfig(path=f"{servers.upstream(fake)}#m", server=how))  # type: ignore[arg-type]
 
 
 def measured(answerer: ServedAnswerer, store: Path | None = None, **more: Any) -> dict[str, Any]:
     return evaluate(answerer, make_task("digits-sum"), CONFIG.model_copy(update=more), store)
 
 
-def question_of(body: Body) -> str:
-    return str(body["messages"][0]["content"])
-
-
 def numbered(body: Body, i: int) -> str:
     return tagged(str(i), f"0.{i}")
 
 
-def test_each_problem_is_one_request_with_its_seed(loop: Loop, tmp_path: Path) -> None:
+def test_each_problem_is_one_request_with_its_seed(servers: Loop, tmp_path: Path) -> None:
     """One answer in four is 0, 1, 2 or 3; scores, log-probabilities and lengths are the server's."""
     fake = FakeUpstream(write=numbered)
-    summary = measured(served(loop, fake), tmp_path / "s.jsonl", temperature=0.7, top_p=0.9)
+    summary = measured(served(servers, fake), tmp_path / "s.jsonl", temperature=0.7, top_p=0.9)
     asked = [body for body in fake.seen if body.get("n") == 4]
     assert len(asked) == 5 and len({body["seed"] for body in asked}) == 5
     assert {(b["temperature"], b["top_p"], b["max_tokens"]) for b in asked} == {(0.7, 0.9, 48)}
@@ -72,12 +58,12 @@ def test_each_problem_is_one_request_with_its_seed(loop: Loop, tmp_path: Path) -
     assert rows[0].logprob == pytest.approx(-0.1) and rows[0].tokens == 7 and rows[0].finish == "stop"
     assert summary["problems"] == 5 and summary["samples_per_problem"] == 4
     asked_again = len(fake.seen)
-    assert measured(served(loop, fake), None)["pass@1"] == summary["pass@1"]
+    assert measured(served(servers, fake), None)["pass@1"] == summary["pass@1"]
     assert len(fake.seen) > asked_again
 
 
 @pytest.mark.parametrize("knows_n", [True, False, None])
-def test_requests_are_bounded(loop: Loop, knows_n: bool | None) -> None:
+def test_requests_are_bounded(servers: Loop, knows_n: bool | None) -> None:
     most = 0
 
     def write(body: Body, i: int) -> str:
@@ -86,11 +72,11 @@ def test_requests_are_bounded(loop: Loop, knows_n: bool | None) -> None:
         return numbered(body, i)
 
     fake = FakeUpstream(write=write, knows_n=knows_n, delay_s=0.01)
-    assert measured(served(loop, fake, at_once=3))["samples"] == 20
+    assert measured(served(servers, fake, at_once=3))["samples"] == 20
     assert 1 < most <= 3
 
 
-def test_what_is_finished_is_kept_and_not_asked_again(loop: Loop, tmp_path: Path) -> None:
+def test_what_is_finished_is_kept_and_not_asked_again(servers: Loop, tmp_path: Path) -> None:
     """The third question fails; then it works, and only what is missing is asked for."""
     failing: list[str] = []
     times: Counter[str] = Counter()
@@ -105,7 +91,7 @@ def test_what_is_finished_is_kept_and_not_asked_again(loop: Loop, tmp_path: Path
         return 500 if name in failing else None
 
     fake = FakeUpstream(write=numbered, fault=fault)
-    store, answerer = tmp_path / "s.jsonl", served(loop, fake, at_once=1)
+    store, answerer = tmp_path / "s.jsonl", served(servers, fake, at_once=1)
     with pytest.raises(ServerError, match=r"the server failed on digits-sum/test/0/\d: .*goes on"):
         measured(answerer, store)
     kept = len(read_samples(store)[1])
@@ -115,32 +101,26 @@ def test_what_is_finished_is_kept_and_not_asked_again(loop: Loop, tmp_path: Path
     summary = measured(answerer, store)
     again = times - before
     assert summary["samples"] == 20 and sum(again.values()) == 5 - kept // 4
-    assert measured(served(loop, FakeUpstream(write=numbered)), None)["curves"] == summary["curves"]
+    assert measured(served(servers, FakeUpstream(write=numbered)), None)["curves"] == summary["curves"]
 
 
-def test_a_server_without_probabilities(loop: Loop, tmp_path: Path) -> None:
+def test_a_server_without_probabilities(servers: Loop, tmp_path: Path) -> None:
     """Soft scores are missing, with the reason; the written ones of the same samples are there."""
-    answerer = served(loop, FakeUpstream(write=numbered, knows_logprobs=False))
+    answerer = served(servers, FakeUpstream(write=numbered, knows_logprobs=False))
     summary = measured(answerer, tmp_path / "s.jsonl")
     assert summary["best@4"] is None and "evaluation.score=sampled" in summary["score_missing"]
     summary = measured(answerer, tmp_path / "s.jsonl", score="sampled")
     assert summary["best@4"] is not None and "score_missing" not in summary
 
 
-def test_another_server_does_not_go_on(loop: Loop, tmp_path: Path) -> None:
-    measured(served(loop, FakeUpstream(write=numbered)), tmp_path / "s.jsonl")
-    with pytest.raises(ConfigError, match="weights"):
-        measured(served(loop, FakeUpstream(write=numbered)), tmp_path / "s.jsonl")
-
-
-def test_second_turns(loop: Loop, tmp_path: Path) -> None:
+def test_second_turns(servers: Loop, tmp_path: Path) -> None:
     """The second request holds the first answer; equal first answers are asked about together."""
 
     def write(body: Body, i: int) -> str:
         return tagged("0" if len(body["messages"]) == 1 else "7", "0.5")
 
     fake = FakeUpstream(write=write)
-    summary = measured(served(loop, fake), tmp_path / "s.jsonl", second_turn="Check it.", samples=2)
+    summary = measured(served(servers, fake), tmp_path / "s.jsonl", second_turn="Check it.", samples=2)
     second = [body for body in fake.seen if len(body["messages"]) == 3 and "n" in body]
     assert len(second) == 5 and second[0]["messages"][2] == {"role": "user", "content": "Check it."}
     assert summary["turns"]["acc@t1"] is not None
@@ -148,7 +128,7 @@ def test_second_turns(loop: Loop, tmp_path: Path) -> None:
     assert row.answer == 7 and [step.author for step in row.steps] == ["policy", "environment", "policy"]
 
 
-def test_thoughts_that_a_server_takes_out_are_put_back(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thoughts_that_a_server_takes_out_return(servers: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser of thoughts leaves the answer alone in the message."""
     import serving_servers
     from serving_servers import told as as_told
@@ -158,14 +138,14 @@ def test_thoughts_that_a_server_takes_out_are_put_back(loop: Loop, monkeypatch: 
         return as_told(name, {**message, "content": rest, "reasoning_content": thoughts[7:]})
 
     monkeypatch.setattr(serving_servers, "told", apart)
-    assert measured(served(loop, FakeUpstream(write=numbered)))["format_rate"] == 1.0
+    assert measured(served(servers, FakeUpstream(write=numbered)))["format_rate"] == 1.0
 
 
-def test_own_gateway_answers_as_the_policy(loop: Loop, tmp_path: Path) -> None:
+def test_own_gateway_answers_as_the_policy(servers: Loop, tmp_path: Path) -> None:
     """Greedy answers, all their scores and log-probabilities are the same; nothing may choose among them."""
     policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")
     gateway = Gateway(Local(policy, "digits"), GatewaySettings(), metrics=Metrics())
-    url = loop.gateway(gateway)
+    url = servers.gateway(gateway)
     config = EvaluationConfig(problems=4, samples=2, temperature=0.0)
 
     def rows(answerer: Policy | ServedAnswerer, name: str) -> list[StoredSample]:
@@ -185,11 +165,11 @@ def test_own_gateway_answers_as_the_policy(loop: Loop, tmp_path: Path) -> None:
         evaluate(make_answerer(PolicyConfig(path=f"{url}#digits")), task, drawn)
 
 
-def test_filter_by_a_server(loop: Loop, tmp_path: Path) -> None:
+def test_filter_by_a_server(servers: Loop, tmp_path: Path) -> None:
     """Answers 0 to 3: a sum below 4 is solved by one of four, a larger one never."""
     fake, task = FakeUpstream(write=numbered), make_task("digits-sum")
     sampling = SamplingConfig(group_size=4)
-    filtered = Filter(served(loop, fake), task, make_method("grpo"), sampling)
+    filtered = Filter(served(servers, fake), task, make_method("grpo"), sampling)
     verdicts = filtered.run(tmp_path / "kept.jsonl", 6)
     for verdict in verdicts:
         small = int(task.problem("train", 0, verdict.index).target) < 4
@@ -198,18 +178,8 @@ def test_filter_by_a_server(loop: Loop, tmp_path: Path) -> None:
     assert filtered.run(tmp_path / "kept.jsonl", 6) == verdicts and len(fake.seen) == asked
 
 
-def test_matrix_with_a_server_as_generator_and_verifier(loop: Loop, tmp_path: Path) -> None:
-    fake = FakeUpstream(write=numbered)
-    small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
-    recipe = load_recipe("adpo-digits", small)
-    cells = run_matrix({"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
-    assert [(c.n, c.generator, c.verifier) for c in cells] == [
-        (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
-    ]  # fmt: skip
-
-
-def test_what_cannot_be_measured_is_refused(loop: Loop) -> None:
-    answerer = served(loop, FakeUpstream())
+def test_what_cannot_be_measured_is_refused(servers: Loop) -> None:
+    answerer = served(servers, FakeUpstream())
     with pytest.raises(ConfigError, match="score=greedy"):
         measured(answerer, score="greedy")
     with pytest.raises(ConfigError, match="extractor=self"):
@@ -222,14 +192,14 @@ def test_what_cannot_be_measured_is_refused(loop: Loop) -> None:
         Policy.load("http://127.0.0.1:9#m")
 
 
-def test_the_commands(loop: Loop, tmp_path: Path) -> None:
+def test_the_commands(servers: Loop, tmp_path: Path) -> None:
     """A served model is named by the recipe's setting, or as the model to measure."""
 
     def run(*words: str) -> tuple[int, str]:
         shown = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
         return shown.exit_code, shown.output
 
-    address = f"{loop.upstream(FakeUpstream(write=numbered))}#m"
+    address = f"{servers.upstream(FakeUpstream(write=numbered))}#m"
     small = ["task.name=digits-sum", "evaluation.problems=2", "evaluation.samples=4"]
     code, text = run("eval", "adpo-digits", f"policy.path={address}", *small, "--output", str(tmp_path / "a"))
     assert code == 0 and "best of 4 by soft score" in text, text

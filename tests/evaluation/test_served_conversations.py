@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,6 @@ class Sums(Task):
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    found = Loop()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes calls out of texts, as those with a parser of tools do."""
     told = serving_servers.told
@@ -91,9 +84,9 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_servers, "told", parsed)
 
 
-def served(loop: Loop, fake: FakeUpstream) -> ServedAnswerer:
+def served(servers: Loop, fake: FakeUpstream) -> ServedAnswerer:
     return ServedAnswerer(
-        PolicyConfig(path=f"{loop.upstream(fake)}#m", server={"timeout_s": 20.0, "tries": 1})  # type: ignore[arg-type]
+        PolicyConfig(path=f"{servers.upstream(fake)}#m", server={"timeout_s": 20.0, "tries": 1})  # type: ignore[arg-type]
     )
 
 
@@ -118,10 +111,10 @@ def measured(
     return summary, read_samples(store)[1]
 
 
-def test_a_servers_own_tool_calls(loop: Loop, native: None, tmp_path: Path) -> None:
+def test_a_servers_own_tool_calls(servers: Loop, native: None, tmp_path: Path) -> None:
     """Offered as tools, answered as tools; stored with who spoke, in the channels of an agent."""
     fake = FakeUpstream(write=sums)
-    summary, rows = measured(served(loop, fake), Sums(), tmp_path / "s.jsonl")
+    summary, rows = measured(served(servers, fake), Sums(), tmp_path / "s.jsonl")
     assert summary["pass@1"] == 1.0 and summary["conversations"]["turns"] == 2.0
     assert all(body["tools"] == Adding.schemas() for body in fake.seen)
     second = [body["messages"] for body in fake.seen if spoken(body) == 1]
@@ -140,28 +133,30 @@ def test_a_servers_own_tool_calls(loop: Loop, native: None, tmp_path: Path) -> N
     assert min(mean_time(tmp_path / "s.jsonl").values()) > 0
 
 
-def test_calls_in_texts(loop: Loop, tmp_path: Path) -> None:
+def test_calls_in_texts(servers: Loop, tmp_path: Path) -> None:
     """A server without a parser: the same conversation, the result as the user's words."""
     fake = FakeUpstream(write=sums)
-    summary, _ = measured(served(loop, fake), Sums(), tmp_path / "s.jsonl")
+    summary, _ = measured(served(servers, fake), Sums(), tmp_path / "s.jsonl")
     assert summary["pass@1"] == 1.0 and summary["rewards"]["tool_calls"] == 1
     asked = next(body["messages"] for body in fake.seen if spoken(body) == 1)
     assert asked[-1]["role"] == "user" and asked[-1]["content"] in ("2", "3", "4")
     assert "<tool_call>" in asked[-2]["content"]
 
 
-def test_lost_conversations_are_held_again(loop: Loop, tmp_path: Path) -> None:
+def test_lost_conversations_are_held_again(servers: Loop, tmp_path: Path) -> None:
     """An environment that dies loses its conversation, and no other; it is held again as often as asked."""
     name = "sums/test/0/1"
     Adding.fails[name] = 3
-    summary, rows = measured(served(loop, FakeUpstream(write=sums)), Sums(), tmp_path / "a.jsonl", retries=1)
+    summary, rows = measured(
+        served(servers, FakeUpstream(write=sums)), Sums(), tmp_path / "a.jsonl", retries=1
+    )
     of = [row for row in rows if row.problem == name]
     assert sorted((row.lost, row.retries) for row in of) == [(False, 1), (True, 1)]
     assert summary["conversations"]["lost"] == pytest.approx(1 / 6) and Adding.fails[name] == 0
     assert all(row.correct for row in rows if not row.lost)
 
 
-def test_the_end_of_the_context(loop: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_end_of_the_context(servers: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A refusal that speaks of it ends the conversation with what was said; another one loses it."""
     chat = FakeUpstream._chat
     words = "This model's maximum context length is 32 tokens."
@@ -172,17 +167,17 @@ def test_the_end_of_the_context(loop: Loop, monkeypatch: pytest.MonkeyPatch, tmp
         return await chat(self, request, body)
 
     monkeypatch.setattr(FakeUpstream, "_chat", full)
-    _, rows = measured(served(loop, FakeUpstream(write=sums)), Sums(), tmp_path / "a.jsonl")
+    _, rows = measured(served(servers, FakeUpstream(write=sums)), Sums(), tmp_path / "a.jsonl")
     assert {(row.finish, row.lost, row.correct) for row in rows} == {("length", False, False)}
     assert [step.author for step in rows[0].steps] == ["policy"] or not rows[0].steps
     assert rows[0].rewards["tool_calls"] == 1
     words = "an image is too small"
-    _, rows = measured(served(loop, FakeUpstream(write=sums)), Sums(), tmp_path / "b.jsonl")
+    _, rows = measured(served(servers, FakeUpstream(write=sums)), Sums(), tmp_path / "b.jsonl")
     assert {(row.finish, row.lost) for row in rows} == {("error", True)}
 
 
 @pytest.mark.parametrize("own_calls", [True, False], ids=["tool_calls", "texts"])
-def test_a_phone(loop: Loop, request: pytest.FixtureRequest, tmp_path: Path, own_calls: bool) -> None:
+def test_a_phone(servers: Loop, request: pytest.FixtureRequest, tmp_path: Path, own_calls: bool) -> None:
     """An expert's turns, said by a server, earn what they earn here."""
     if own_calls:
         request.getfixturevalue("native")
@@ -201,7 +196,7 @@ def test_a_phone(loop: Loop, request: pytest.FixtureRequest, tmp_path: Path, own
         return str(own[spoken(body)].text)
 
     fake = FakeUpstream(write=write)
-    summary, rows = measured(served(loop, fake), task, tmp_path / "s.jsonl", problems=2, samples=1)
+    summary, rows = measured(served(servers, fake), task, tmp_path / "s.jsonl", problems=2, samples=1)
     assert summary["pass@1"] == 1.0 and all(row.rewards["answer"] > 0.5 for row in rows)
     shown = [message for message in fake.seen[-1]["messages"] if message["role"] != "assistant"]
     assert len({message["role"] for message in shown} & {"tool"}) == own_calls

@@ -57,19 +57,10 @@ def trainer(text_folders: dict[str, Path], tmp_path: Path) -> Any:
             }
 
         config = trl.GRPOConfig(
-            output_dir=str(tmp_path),
-            max_steps=steps,
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=12,
-            report_to=[],
-            use_cpu=True,
-            beta=beta,
-            learning_rate=1e-3,
-            logging_steps=1,
-            save_strategy="no",
-            **options.pop("config", {}),
-        )
+            output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=8, num_generations=4,
+            max_completion_length=12, report_to=[], use_cpu=True, beta=beta, learning_rate=1e-3,
+            logging_steps=1, save_strategy="no", **options.pop("config", {}),
+        )  # fmt: skip
         return ADPOTrainer(
             model=str(text_folders["llama"]),
             args=config,

@@ -175,18 +175,10 @@ def test_two_steps_of_trls_trainer(tiny_folder: Path, tmp_path: Path) -> None:
     processor = Sees(tiny_image_processor(), tokenizer, qwen3_vl_chat_template)
     rows = [{"prompt": [{"role": "user", "content": "1+2"}], "task": json.dumps({"goal": 50})}] * 8
     config = trl.GRPOConfig(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=512,
-        max_tool_calling_iterations=3,
-        report_to=[],
-        use_cpu=True,
-        learning_rate=1e-3,
-        logging_steps=1,
-        save_strategy="no",
-    )
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, num_generations=4,
+        max_completion_length=512, max_tool_calling_iterations=3, report_to=[], use_cpu=True,
+        learning_rate=1e-3, logging_steps=1, save_strategy="no",
+    )  # fmt: skip
     with TrlEnvironments([LocalSource(Counter, 4)]) as factory:
         trainer = trl.GRPOTrainer(
             model=str(tiny_folder),

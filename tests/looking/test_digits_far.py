@@ -208,11 +208,8 @@ def test_what_looks_show_can_be_taken_away() -> None:
         return [np.asarray(reply.images[0]) for reply in replies]
 
     mine, blank, swapped, following = (
-        shown("shown", 4),
-        shown("blanked", 4),
-        shown("swapped", 4),
-        shown("shown", 5),
-    )
+        shown("shown", 4), shown("blanked", 4), shown("swapped", 4), shown("shown", 5),
+    )  # fmt: skip
     for number in range(2):
         assert mine[number].std() > 1 and blank[number].std() == 0
         assert blank[number].shape == mine[number].shape

@@ -77,15 +77,10 @@ def test_arguments_of_other_models() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "It is 5.",
-        "",
-        "crop 1 1 2 3",
-        "I crop 1 1 2 3 4",
-        '{"answer": 5}',
-        "```json\n[1]\n```",
+        "It is 5.", "", "crop 1 1 2 3", "I crop 1 1 2 3 4", '{"answer": 5}', "```json\n[1]\n```",
         "<think>" + VTS,
     ],
-)
+)  # fmt: skip
 def test_no_call(text: str) -> None:
     """An answer is no call, and neither is what stands in an unfinished thought."""
     assert read(text) == LookCall()

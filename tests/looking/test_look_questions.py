@@ -12,12 +12,11 @@ from PIL import Image
 from tests.data.test_vstar import write
 
 from selfverify.core.episode import Said
-from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.looks.bench import row_of
 from selfverify.experiments.registry import make_task
 from selfverify.looking.crop_hits import crop_hit
-from selfverify.looking.tasks.look_questions import LookQuestions, LookQuestionsConfig
+from selfverify.looking.tasks.look_questions import LookQuestions
 from selfverify.looking.tools.pictures import SeenImage
 
 LOOK = {"tools": ["crop", "zoom_in", "terminate"], "coordinates": "pixels"}
@@ -52,18 +51,13 @@ def test_a_question_of_vstar_is_looked_at(tmp_path: Path) -> None:
     assert "Of what is it?" in json.dumps(problem.messages) and "crop" in json.dumps(problem.messages)
     episode = task.look(problem)
     episode.begin()
-    call = {
-        "thought": "Closer.",
-        "action_name": "crop",
-        "action": {"image_index": 1, "bounding_box": [2, 4, 20, 20]},
-    }
-    episode.reply(Said(json.dumps(call), [], Finish.STOP, 0))
+    box = {"image_index": 1, "bounding_box": [2, 4, 20, 20]}
+    call = json.dumps({"thought": "Closer.", "action_name": "crop", "action": box})
+    episode.reply(Said(call, [], Finish.STOP, 0))
     answer = f"<think>Seen.</think><answer>{problem.target}</answer>"
     assert episode.reply(Said(answer, [], Finish.STOP, 1)).done
-    ending = episode.ending()
-    assert (
-        ending.rewards["correct"] == 1 and ending.rewards["crop_hit"] == 0.5 and ending.rewards["steps"] == 1
-    )
+    rewards = episode.ending().rewards
+    assert (rewards["correct"], rewards["crop_hit"], rewards["steps"]) == (1, 0.5, 1)
     assert {metric.name for metric in task.metrics} == {"steps", "crop_hit"}
     assert task.count("test") == 1
 
@@ -99,10 +93,7 @@ def test_llava_onevisions_rows(tmp_path: Path) -> None:
     from data_files import png
 
     for source, answer in (("ai2d(gpt4v)", "B"), ("clevr", "3")):
-        talk = [
-            {"from": "human", "value": "<image>\nHow many?"},
-            {"from": "gpt", "value": answer},
-        ]
+        talk = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": answer}]
         row = {"id": "1", "image": {"bytes": png(28, 28), "path": None}, "conversations": talk,
                "data_source": source}  # fmt: skip
         (tmp_path / source).mkdir()
@@ -111,11 +102,6 @@ def test_llava_onevisions_rows(tmp_path: Path) -> None:
     problems = [task.problem("train", 0, index) for index in range(2)]
     assert {problem.meta["source"] for problem in problems} == {"ai2d(gpt4v)", "clevr"}
     assert all(len(problem.images) == 1 for problem in problems)
-
-
-def test_a_tool_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="there is no tool 'rotate'"):
-        LookQuestions(LookQuestionsConfig.model_validate({"look": {"tools": ["rotate"]}}))
 
 
 def test_blinks_mean_leaves_one_task_out() -> None:

@@ -39,12 +39,8 @@ def padded(rows: list[list[float]]) -> np.ndarray:
 def test_rules_by_hand() -> None:
     """|Δr| < ε and Δr < ε, strictly; a step that was not measured does not stop."""
     absolute, signed = Verified("absolute", 0.5), Verified("signed", 0.5)
-    for delta, first, second in (
-        (0.4, True, True),
-        (0.5, False, False),
-        (-0.7, False, True),
-        (2, False, False),
-    ):
+    known = ((0.4, True, True), (0.5, False, False), (-0.7, False, True), (2, False, False))
+    for delta, first, second in known:
         assert absolute.stops(1, said(delta_r=delta)) is first
         assert signed.stops(1, said(delta_r=delta)) is second
     assert DELTA_R == "delta_r" and not absolute.stops(1, said()) and not signed.stops(1, said(log_ratio=0.0))

@@ -30,11 +30,9 @@ def test_what_is_flattened_and_merged() -> None:
         {"role": "tool", "content": []},
         {"role": "assistant", "content": "No."},
     ]
+    asked = [{"type": "text", "text": "One image:"}, image, {"type": "text", "text": "Two."}]
     assert flattened(messages) == [
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "One image:"}, image, {"type": "text", "text": "Two."}],
-        },
+        {"role": "user", "content": asked},
         {"role": "assistant", "content": "Yes."},
         {"role": "tool", "content": ""},
         {"role": "assistant", "content": "No."},
@@ -93,10 +91,7 @@ def test_one_problem_is_asked_in_one_way_and_answered_once_alike(tmp_path: Path)
     traces = [trace(tmp_path, name, "a crop", "5") for name in ("a", "b")]
     kept = curation.take([*traces, trace(tmp_path, "c", "b crop", "5"), other])
     assert [one.id for one in kept] == ["a", "c"]
-    assert curation.dropped == {
-        "the same was said before": 1,
-        "the same problem is asked otherwise": 1,
-    }
+    assert [*curation.dropped.values()] == [1, 1]
 
 
 def test_the_estimated_length() -> None:

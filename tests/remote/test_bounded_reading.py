@@ -12,31 +12,27 @@ import pytest
 from selfverify.remote.bounded_reading import read_at_most
 
 
+async def read(parts: list[bytes], most: int, ends: bool = True) -> bytes | None:
+    """What is read of a stream of these parts."""
+    protocol = aiohttp.base_protocol.BaseProtocol(asyncio.get_running_loop())
+    stream = aiohttp.StreamReader(protocol, 2**16, loop=asyncio.get_running_loop())
+    for part in parts:
+        stream.feed_data(part)
+    if ends:
+        stream.feed_eof()
+    async with asyncio.timeout(5):
+        return await read_at_most(stream, most)
+
+
 @pytest.mark.parametrize("most", [6, 5, 4, 0])
 @pytest.mark.parametrize("parts", [[b"abcde"], [b"ab", b"cde"], [b"a", b"b", b"c", b"d", b"e"]])
 def test_all_or_nothing(parts: list[bytes], most: int) -> None:
-    async def main() -> bytes | None:
-        protocol = aiohttp.base_protocol.BaseProtocol(asyncio.get_running_loop())
-        stream = aiohttp.StreamReader(protocol, 2**16, loop=asyncio.get_running_loop())
-        for part in parts:
-            stream.feed_data(part)
-        stream.feed_eof()
-        return await read_at_most(stream, most)
-
-    assert asyncio.run(main()) == (b"abcde" if most >= 5 else None)
+    assert asyncio.run(read(parts, most)) == (b"abcde" if most >= 5 else None)
 
 
 def test_what_is_too_much_is_not_waited_for() -> None:
     """The stream never ends."""
-
-    async def main() -> bytes | None:
-        protocol = aiohttp.base_protocol.BaseProtocol(asyncio.get_running_loop())
-        stream = aiohttp.StreamReader(protocol, 2**16, loop=asyncio.get_running_loop())
-        stream.feed_data(b"abcde")
-        async with asyncio.timeout(5):
-            return await read_at_most(stream, 4)
-
-    assert asyncio.run(main()) is None
+    assert asyncio.run(read([b"abcde"], 4, ends=False)) is None
 
 
 def test_without_the_extra_it_is_named() -> None:
@@ -45,9 +41,9 @@ def test_without_the_extra_it_is_named() -> None:
         "import sys; sys.modules['aiohttp'] = None\n"
         "from importlib import import_module\n"
         "from selfverify.core.errors import ConfigError\n"
-        "for name in ('client', 'environments.remote_environment'):\n"
+        "for name in ('client', 'environments.remote_environment', 'environments.environment_server'):\n"
         "    try: import_module(f'selfverify.remote.{name}')\n"
         "    except ConfigError as error: print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.count("pip install 'selfverify[serve]'") == 2
+    assert told.stdout.count("pip install 'selfverify[serve]'") == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from contextlib import AsyncExitStack
 
@@ -44,14 +43,3 @@ def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
 
 def test_addresses() -> None:
     assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"
-
-
-def test_a_missing_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['aiohttp'] = None\n"
-        "from selfverify.core.errors import ConfigError\n"
-        "try:\n    import selfverify.remote.environments.environment_server\n"
-        "except ConfigError as error:\n    print(error)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'selfverify[serve]'" in told

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.remote.test_server_replies import entries
 
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings
@@ -36,13 +37,9 @@ class Continues(FakeUpstream):
     def _options(self, begun: str) -> dict[str, float]:
         if begun == "":
             return {"1": self.one, "0": 0.9 - self.one, "maybe": 0.1}
-        return (
-            DIGITS
-            if begun == "0."
-            else {".": 1.0}
-            if len(begun) == 1
-            else {"0" if len(begun) == 2 else "<": 1.0}
-        )
+        if begun == "0.":
+            return DIGITS
+        return {"<" if len(begun) > 2 else ".0"[len(begun) - 1]: 1.0}
 
     async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
         last = body["messages"][-1]
@@ -94,16 +91,6 @@ def test_the_expectation_whatever_was_written(one: float, written: str) -> None:
     assert [body["messages"][-1]["content"][-2:] for body in second] == (["0."] if one > 0.5 else [])
     assert all(body["max_tokens"] <= 3 and "stop" not in body for body in fake.seen)
     assert usage.verification_tokens == (1 + 3 if one < 0.5 else 1 + 2 + 2)
-
-
-def entries(*steps: tuple[str, dict[str, float]]) -> list[Body]:
-    """Tokens that were written, each with its alternatives."""
-    return [
-        {"token": token, "logprob": -0.1, "top_logprobs": [
-            {"token": t, "logprob": math.log(p)} for t, p in options.items()
-        ]}
-        for token, options in steps
-    ]  # fmt: skip
 
 
 def test_a_bare_0_and_two_decimals_mean_what_they_say() -> None:

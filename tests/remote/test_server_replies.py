@@ -100,14 +100,12 @@ def test_never_raises(text: str) -> None:
 
 
 def entries(*tokens: tuple[str, dict[str, float]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "token": token,
-            "logprob": 0.0,
-            "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in options.items()],
-        }
-        for token, options in tokens
-    ]
+    """Tokens that were written, each with its alternatives."""
+
+    def alternatives(options: dict[str, float]) -> list[dict[str, Any]]:
+        return [{"token": token, "logprob": math.log(share)} for token, share in options.items()]
+
+    return [{"token": t, "logprob": 0.0, "top_logprobs": alternatives(options)} for t, options in tokens]
 
 
 def test_soft_score_by_enumeration() -> None:

@@ -25,17 +25,10 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 def step(turn: int, text: str, image: str = "", **given: Any) -> StoredStep:
     """A message; the environment's where an image is named."""
-    author = "environment" if image else "policy"
-    return StoredStep(
-        author=author,
-        turn=turn,
-        channel="observation" if image else "action",
-        text=text,
-        images=[image] if image else [],
-        finish=None if image else "stop",
-        values=given.get("values", {}),
-        verdict=given.get("verdict"),
-    )
+    values, verdict = given.get("values", {}), given.get("verdict")
+    if image:
+        return StoredStep("environment", turn, "observation", text, [image], None, values, verdict)
+    return StoredStep("policy", turn, "action", text, [], "stop", values, verdict)
 
 
 @pytest.fixture(scope="module")

@@ -118,19 +118,6 @@ def test_a_gallery_ends_with_the_file_and_leaves_broken_problems_out(tmp_path: P
         write_gallery(task, EvaluationConfig(problems=None), tmp_path, 8)
 
 
-def test_an_evaluation_alone_is_no_training(tmp_path: Path) -> None:
-    row = {
-        "question": "the dog",
-        "images": [picture(400, 200)],
-        "box": [80, 80, 240, 160],
-        "category": "dogs",
-    }
-    task = Grounding(rows={"test": [row]})
-    page = report(tmp_path, task, [[90, 80, 240, 150], None], [True, False], [0.4, 0.3])
-    assert "In this evaluation, the answer that the model itself scores" in page
-    assert "samples-before" not in page and "learning curves" not in page
-
-
 def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     from known_answers import GROUNDED, grounding_rows, judged
     from selfverify.evaluation.breakdown import breakdown, tabulate

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from serving_servers import Loop, data_url, png
-
-
-@pytest.fixture
-def servers() -> Iterator[Loop]:
-    """Closed after the test, with everything that was opened in it."""
-    loop = Loop()
-    yield loop
-    loop.close()
+from serving_servers import data_url, png
 
 
 @pytest.fixture

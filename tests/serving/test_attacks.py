@@ -14,36 +14,24 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
 from selfverify.serving.serve_settings import GatewaySettings, ListeningSettings
-from selfverify.serving.server import YOUNG_OBJECTS, run_gateway, start
-from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
+from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
 
-
-async def opened(
-    stack: AsyncExitStack, fake: FakeUpstream, settings: GatewaySettings | None = None, **more: Any
-) -> tuple[Gateway, str]:
-    """A gateway and its address."""
-    gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
-    return gateway, f"http://127.0.0.1:{await start(gateway, '127.0.0.1', 0, stack, grace_s=2)}"
+CHAT = "chat/completions"
 
 
 def ask(
     fake: FakeUpstream, body: Body, settings: GatewaySettings | None = None, **more: Any
 ) -> tuple[int, Body]:
     """Status and JSON of one chat completion."""
-
-    async def main() -> tuple[int, Body]:
-        async with AsyncExitStack() as stack:
-            _, url = await opened(stack, fake, settings, **more)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            return await post(session, f"{url}/v1/chat/completions", body)
-
-    return asyncio.run(main())
+    return served(fake, lambda s, url, _: post(s, f"{url}/{CHAT}", body), settings, **more)
 
 
 def test_files_in_the_request_pass() -> None:
@@ -75,13 +63,6 @@ def test_a_budget_holds_without_early_stopping() -> None:
     assert status == 200 and (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (3, "tokens")
 
 
-def test_at_temperature_zero_no_more_are_drawn_than_answers() -> None:
-    fake = FakeUpstream(write=lambda body, i: tagged("9"))
-    status, reply = ask(fake, question(n=3, temperature=0))
-    assert status == 200 and len(reply["choices"]) == 3
-    assert fake.seen[0]["n"] == 3 and reply["best_of"]["stopped"] == "greedy"
-
-
 def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
     """Also where nobody watches a stream: seven of eight are there, the last one hangs."""
 
@@ -105,17 +86,13 @@ def test_a_quick_model_is_asked_for_one_reply(monkeypatch: pytest.MonkeyPatch) -
     """As long as it is quick: after a slow reply the next one is a stream."""
     fake = FakeUpstream()
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            _, url = await opened(stack, fake)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            for share in (1.0, 0.0, 1.0, 1.0):
-                monkeypatch.setattr(upstream, "_QUICK", share)
-                body = question(best_of={"n": 4})
-                status, reply = await post(session, f"{url}/v1/chat/completions", body)
-                assert status == 200 and reply["best_of"]["samples_used"] == 4
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> None:
+        for share in (1.0, 0.0, 1.0, 1.0):
+            monkeypatch.setattr(upstream, "_QUICK", share)
+            status, reply = await post(session, f"{url}/{CHAT}", question(best_of={"n": 4}))
+            assert status == 200 and reply["best_of"]["samples_used"] == 4
 
-    asyncio.run(main())
+    served(fake, use)
     assert [body.get("stream", False) for body in fake.seen] == [True, False, True, False]
 
 
@@ -150,55 +127,47 @@ def test_a_client_that_does_not_read_loses_its_slot() -> None:
 def unread(fake: FakeUpstream, fields: Body) -> float:
     """How many requests were given up, of one whose reader stalls."""
 
-    async def main() -> float:
-        async with asyncio.timeout(60), AsyncExitStack() as stack:
-            gateway, url = await opened(stack, fake)
-            gateway.stall_s = 0.2
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", int(url.rpartition(":")[2]), limit=1024
-            )
-            data = json.dumps(question() | fields).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
-            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
-            await writer.drain()
-            await reader.readline()
-            writer.transport.pause_reading()
-            while gateway.in_flight:
-                await asyncio.sleep(0.02)
-            writer.close()
-            return gateway.metrics.cancelled._value.get()
+    async def use(_: aiohttp.ClientSession, url: str, gateway: Gateway) -> float:
+        gateway.stall_s = 0.2
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port, limit=1024)
+        data = json.dumps(question() | fields).encode()
+        head = f"POST /v1/{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+        await writer.drain()
+        await reader.readline()
+        writer.transport.pause_reading()
+        while gateway.in_flight:
+            await asyncio.sleep(0.02)
+        writer.close()
+        return gateway.metrics.cancelled._value.get()
 
-    return asyncio.run(main())
+    return served(fake, use)
 
 
 def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Not from aiohttp, which quotes what it cannot read, nor from faults of our own."""
     caplog.set_level(logging.DEBUG)
 
-    async def main() -> None:
-        async with asyncio.timeout(60), AsyncExitStack() as stack:
-            gateway, url = await opened(stack, FakeUpstream())
+    def broken(*args: Any) -> None:
+        raise ValueError("my-secret")
 
-            def broken(*args: Any) -> None:
-                raise ValueError("my-secret")
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        gateway.backend.check = broken  # type: ignore[assignment]
+        status, _ = await post(session, f"{url}/{CHAT}", question("my-secret"))
+        assert status == 500
+        for line in (
+            b"POST /v1/x HTTP/1.1\r\nAuthorization: Bearer my-secret\r\nmy-secret\r\n\r\n",
+            b"my-secret my-secret my-secret\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: my-secret\r\nContent-Length: my-secret\r\n\r\n",
+            b"POST /v1/verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nmy-secret\r\n",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+            writer.write(line)
+            assert b" 400 " in await reader.readline()
+            writer.close()
 
-            gateway.backend.check = broken  # type: ignore[assignment]
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            status, _ = await post(session, f"{url}/v1/chat/completions", question("my-secret"))
-            assert status == 500
-            for line in (
-                b"POST /v1/x HTTP/1.1\r\nAuthorization: Bearer my-secret\r\nmy-secret\r\n\r\n",
-                b"my-secret my-secret my-secret\r\n\r\n",
-                b"GET / HTTP/1.1\r\nHost: my-secret\r\nContent-Length: my-secret\r\n\r\n",
-                b"POST /v1/verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Transfer-Encoding: chunked\r\n\r\nmy-secret\r\n",
-            ):
-                reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-                writer.write(line)
-                assert b" 400 " in await reader.readline()
-                writer.close()
-
-    asyncio.run(main())
+    served(FakeUpstream(), use)
     told = [record.getMessage() + str(record.exc_info) for record in caplog.records]
     assert any("failed: ValueError" in line for line in told)
     assert not [line for line in told if "my-secret" in line] and "my-secret" not in caplog.text
@@ -230,26 +199,21 @@ def test_collections_leave_out_what_was_there_before() -> None:
 def test_requests_leave_nothing_for_the_garbage_collector() -> None:
     """Looking for it would stop all requests: what a request makes is freed when it is over."""
 
-    async def main() -> int:
-        async with AsyncExitStack() as stack:
-            _, url = await opened(stack, FakeUpstream())
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> int:
+        async def ask_some(n: int) -> None:
+            for _ in range(n):
+                assert (await post(session, f"{url}/{CHAT}", question(best_of={"n": 4})))[0] == 200
 
-            async def ask_some(n: int) -> None:
-                for _ in range(n):
-                    status, _ = await post(session, f"{url}/v1/chat/completions", question(best_of={"n": 4}))
-                    assert status == 200
+        await ask_some(5)
+        gc.collect()
+        gc.disable()
+        try:
+            await ask_some(20)
+            return gc.collect()
+        finally:
+            gc.enable()
 
-            await ask_some(5)
-            gc.collect()
-            gc.disable()
-            try:
-                await ask_some(20)
-                return gc.collect()
-            finally:
-                gc.enable()
-
-    assert asyncio.run(main()) < 40  # before there were 32 for each request
+    assert served(FakeUpstream(), use) < 40  # before there were 32 for each request
 
 
 def test_names_of_hosts() -> None:
@@ -269,20 +233,16 @@ def test_names_of_hosts() -> None:
     ],
 )  # fmt: skip
 def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | None, status: int) -> None:
-    async def main() -> list[int]:
-        async with AsyncExitStack() as stack:
-            _, url = await opened(
-                stack, FakeUpstream(), GatewaySettings(allowed_host=["known.example"]), keys=keys
-            )
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            found = []
-            for path in ("/", "/v1/models"):
-                headers = {"Host": host, "Authorization": "Bearer k"}
-                async with session.get(url + path, headers=headers) as response:
-                    found.append(response.status)
-            return found
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> list[int]:
+        found = []
+        for path in ("/", "/v1/models"):
+            headers = {"Host": host, "Authorization": "Bearer k"}
+            async with session.get(str(URL(url).with_path(path)), headers=headers) as response:
+                found.append(response.status)
+        return found
 
-    assert asyncio.run(main()) == [status] * 2
+    settings = GatewaySettings(allowed_host=["known.example"])
+    assert served(FakeUpstream(), use, settings, keys=keys) == [status] * 2
 
 
 def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
@@ -291,18 +251,14 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
             error = {"message": "no", "code": f"made-up-{len(self.seen)}"}
             return web.json_response({"error": error}, status=400)
 
-    async def main() -> tuple[str, Body]:
-        async with AsyncExitStack() as stack:
-            gateway, url = await opened(stack, Odd())
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            await post(session, f"{url}/v1/chat/completions", question())
-            gone, gone_url = await opened(stack, FakeUpstream())
-            server = gone.backend.client.connection  # type: ignore[attr-defined]
-            server.base = server.base.with_port(9)
-            _, reply = await post(session, f"{gone_url}/v1/chat/completions", question())
-            return gateway.metrics.text().decode(), reply
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[str, Body]:
+        await post(session, f"{url}/{CHAT}", question())
+        server = gateway.backend.client.connection  # type: ignore[attr-defined]
+        server.base = server.base.with_port(9)
+        _, reply = await post(session, f"{url}/{CHAT}", question())
+        return gateway.metrics.text().decode(), reply
 
-    metrics, reply = asyncio.run(main())
+    metrics, reply = served(Odd(), use)
     assert "made-up" not in metrics and 'outcome="refused"' in metrics
     assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
 
@@ -318,36 +274,19 @@ def test_a_misspelt_field_is_refused(name: str) -> None:
     assert ask(fake, question(**{name: 1}) | {"model": "m@plain"})[0] == 200
 
 
-def test_fields_of_servers_pass() -> None:
-    own = {
-        "top_k": 5,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "length_penalty": 1.0,
-        "min_tokens": 1,
-        "use_beam_search": False,
-        "skip_special_tokens": False,
-        "include_stop_str_in_output": True,
-        "guided_json": "{}",
-        "chat_template_kwargs": {},
-        "prompt_logprobs": 1,
-        "add_generation_prompt": True,
-        "continue_final_message": False,
-        "echo": False,
-        "priority": 0,
-        "stop_regex": "x",
-        "no_stop_trim": True,
-        "lora_path": "x",
-        "session_params": {},
-        "structured_outputs": {},
-        "mm_processor_kwargs": {},
-        "truncate_prompt_tokens": 9,
-        "spaces_between_special_tokens": True,
-        "documents": [],
-        "return_token_ids": True,
-        "cache_salt": "x",
-        "logprob_token_ids": [1],
-        "allowed_token_ids": [1],
-    }
+def test_fields_of_the_standard_and_of_servers_pass() -> None:
+    own: Body = dict.fromkeys((
+        "min_p", "repetition_penalty", "length_penalty", "min_tokens", "use_beam_search", "no_stop_trim",
+        "skip_special_tokens", "include_stop_str_in_output", "guided_json", "chat_template_kwargs", "echo",
+        "prompt_logprobs", "priority", "stop_regex", "session_params", "structured_outputs", "documents",
+        "mm_processor_kwargs", "truncate_prompt_tokens", "spaces_between_special_tokens", "return_token_ids",
+        "cache_salt", "logprob_token_ids", "allowed_token_ids", "lora_path",
+    ), 1)  # fmt: skip
+    own |= {
+        "temperature": 0.3, "top_p": 0.8, "max_tokens": 9, "stop": ["x"], "presence_penalty": 0.1,
+        "response_format": {"type": "text"}, "user": "u", "tools": [], "logit_bias": {"1": 2}, "top_k": 5,
+        "add_generation_prompt": True, "continue_final_message": False,
+    }  # fmt: skip
     fake = FakeUpstream()
-    assert ask(fake, question(**own))[0] == 200 and {name: fake.seen[0][name] for name in own} == own
+    assert ask(fake, question(**own, frequency_penalty=None))[0] == 200
+    assert {name: fake.seen[0][name] for name in own} == own and "frequency_penalty" not in fake.seen[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -12,12 +10,7 @@ import pytest
 
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.local import Local
-from selfverify.serving.serve_settings import GatewaySettings
-from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, post, question, served
+from serving_servers import Body, FakeUpstream, post, question, served, served_locally
 
 CHAT, VERIFY = "chat/completions", "verify"
 BASES: dict[str, Body] = {
@@ -83,19 +76,10 @@ def ask(load_policy: Callable[..., Policy]) -> Callable[..., list[tuple[int, Bod
         policy = load_policy("llama")
         policy.tokenizer.chat_template = template or policy.tokenizer.chat_template
 
-        async def main() -> list[tuple[int, Body]]:
-            async with AsyncExitStack() as stack:
-                gateway = Gateway(Local(policy, "tiny"), GatewaySettings(best_of=BestOf(n=2)))
-                port = await start(gateway, "127.0.0.1", 0, stack, grace_s=5)
-                session = await stack.enter_async_context(aiohttp.ClientSession())
-                url = f"http://127.0.0.1:{port}/v1"
-                async with asyncio.timeout(100):
-                    return [
-                        await post(session, f"{url}/{path}", {"model": "tiny"} | body)
-                        for path, body in requests
-                    ]
+        async def use(session: aiohttp.ClientSession, url: str, _: Any) -> list[tuple[int, Body]]:
+            return [await post(session, f"{url}/{path}", {"model": "tiny"} | body) for path, body in requests]
 
-        return asyncio.run(main())
+        return served_locally(policy, use, n=2)
 
     return asked
 

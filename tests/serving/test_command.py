@@ -58,22 +58,22 @@ def test_it_serves_and_finishes_what_it_began(servers: Loop, tmp_path: Path) -> 
         process.wait()
 
 
+UPSTREAM = ["--upstream", "http://127.0.0.1:9"]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         ([], "either --model"),
         (["--model", "builtin:digits", "--upstream", "http://127.0.0.1:9"], "either --model"),
         (["--upstream", "nonsense"], "no address"),
-        (["--upstream", "http://127.0.0.1:9", "--strategy", "nice"], "no strategy 'nice'"),
-        (["--upstream", "http://127.0.0.1:9", "--stop", "soon"], "--stop"),
-        (["--upstream", "http://127.0.0.1:9", "--verifier", "greedy"], "no verifier 'greedy'"),
-        (["--upstream", "http://127.0.0.1:9", "--judge", "judge:m"], "--judge needs --model"),
+        ([*UPSTREAM, "--verifier", "greedy"], "no verifier 'greedy'"),
+        ([*UPSTREAM, "--judge", "judge:m"], "--judge needs --model"),
         (["--model", "builtin:digits", "--separate"], "--separate needs --upstream"),
-        (["--model", "builtin:digits", "--verifier", "judge:m"], "no verifier 'judge:m'"),
-        (["--upstream", "http://127.0.0.1:9", "--api-key-file", "/missing"], "cannot be read"),
-        (["--upstream", "http://127.0.0.1:9", "--api-key", "a", "--api-key-file", "b"], "there is one key"),
-        (["--upstream", "http://127.0.0.1:9", "--api-key", " "], "--api-key is empty"),
-        (["--upstream", "http://127.0.0.1:9", "--calibration", "/missing"], "cannot be read"),
+        ([*UPSTREAM, "--api-key-file", "/missing"], "cannot be read"),
+        ([*UPSTREAM, "--api-key", "a", "--api-key-file", "b"], "there is one key"),
+        ([*UPSTREAM, "--api-key", " "], "--api-key is empty"),
+        ([*UPSTREAM, "--calibration", "/missing"], "cannot be read"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
 )
@@ -90,10 +90,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("selfverify.remote.client", "selfverify.remote.connection"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
-    for words in (
-        ["serve", "--upstream", "http://127.0.0.1:9"],
-        ["solve", "--server", "http://127.0.0.1:9", "x"],
-    ):
+    for words in (["serve", *UPSTREAM], ["solve", "--server", UPSTREAM[1], "x"]):
         shown = CliRunner().invoke(app, words)
         assert shown.exit_code == 2 and "selfverify[serve]" in " ".join(shown.output.split())
 

@@ -36,25 +36,6 @@ def test_solve(fields: dict[str, Any], text: str) -> None:
         SolveSettings.model_validate({"asked": {"question": "x"}} | fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"backend": {}}, "either --model"),
-        ({"backend": {"model": "m", "upstream": "http://u"}}, "either --model"),
-        ({"backend": {"upstream": "http://u", "judge": ["judge:m"]}}, "--judge needs --model"),
-        ({"backend": {"model": "m", "separate": True}}, "--separate needs --upstream"),
-    ],
-)
-def test_serve(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValidationError, match=text):
-        ServeSettings.model_validate(fields)
-
-
-def test_a_request_may_ask_for_what_it_gets_by_default() -> None:
-    found = ServeSettings.model_validate(HERE | {"gateway": {"max_n": 4, "best_of": {"n": 9}}})
-    assert found.gateway.most_samples == 9
-
-
 def leaves(model: type[BaseModel]) -> list[str]:
     """The names of all settings as options, with those of nested models."""
     found = []

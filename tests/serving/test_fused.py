@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.fusion import Fusion
-from selfverify.serving.serve_settings import GatewaySettings, ServeSettings
-from selfverify.serving.server import open_gateway, start
-from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
+from selfverify.serving.serve_settings import ServeSettings
+from selfverify.serving.server import open_gateway
+from serving_servers import Body, FakeUpstream, post, question, served, tagged
 
 FITTED = Calibration("temperature", fusion=Fusion(2.0, 3.0, 0.5), fitted_on={"verifier": "fused"})
 
@@ -41,19 +38,9 @@ def ask(
     best_of: Body, logprob: float | None = -2.0, calibration: Calibration | None = None
 ) -> tuple[int, Body]:
     """Status and JSON of one chat completion."""
-
-    async def main() -> tuple[int, Body]:
-        async with AsyncExitStack() as stack:
-            fake = WithLogprobs()
-            fake.logprob = logprob
-            gateway = quick_gateway(
-                await open_upstream(fake, stack), GatewaySettings(), calibration=calibration
-            )
-            url = f"http://127.0.0.1:{await start(gateway, '127.0.0.1', 0, stack, grace_s=2)}"
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            return await post(session, f"{url}/v1/chat/completions", question(best_of={"n": 3} | best_of))
-
-    return asyncio.run(main())
+    fake, body = WithLogprobs(), question(best_of={"n": 3} | best_of)
+    fake.logprob = logprob
+    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), calibration=calibration)
 
 
 def told(reply: Body) -> Body:

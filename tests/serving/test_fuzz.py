@@ -36,18 +36,8 @@ ANYTHING = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | objects(inner, *PARTS), max_leaves=6
 )
 MESSAGES = st.lists(objects(ANYTHING, "role", "content", "images", "tool_calls"), max_size=3)
-BEST_OF = objects(
-    SCALARS,
-    "n",
-    "strategy",
-    "verifier",
-    "stop",
-    "content",
-    "samples",
-    "progress",
-    "budget_tokens",
-    "abstain_below",
-)
+CHOOSING = "n strategy verifier stop content samples progress budget_tokens abstain_below"
+BEST_OF = objects(SCALARS, *CHOOSING.split())
 FIELDS = st.fixed_dictionaries(
     {},
     optional={

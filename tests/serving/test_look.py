@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tests.serving.test_looking_gate import STEP, looks_once
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.policy_settings import LoraSettings
-from selfverify.core.trajectory import Segment, Trajectory
-from selfverify.looking.look_steps import LookStep, steps_of
-from selfverify.tasks.judged import Judged
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
-STEP = json.dumps(
-    {
-        "thought": "Closer.",
-        "action_name": "crop",
-        "action": {"image_index": 1, "bounding_box": [0, 0, 500, 500]},
-    }
-)
 ALL = (
     "crop", "zoom_in", "grounding", "visual_search", "depth", "ocr", "segment", "caption", "similarity",
     "overlay", "terminate",
@@ -42,9 +32,12 @@ def picture(tmp_path: Path) -> str:
     return str(path)
 
 
-def looks_once(body: Body, number: int) -> str:
-    """A step, then an answer."""
-    return STEP if len(body["messages"]) == 1 else tagged("9", "0.7")
+def looked(servers: Loop, picture: str, fake: FakeUpstream, *words: str) -> Any:
+    """What one candidate of a server comes to, as JSON."""
+    asked = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    shown = run("solve", *asked, *words)
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
 
 
 def test_a_server_looks_again(servers: Loop, picture: str) -> None:
@@ -80,69 +73,14 @@ def test_a_verifier_that_runs_here_stops_a_server(
         return tagged("9", "0.7") if "answer the question now" in words else STEP
 
     fake = FakeUpstream(write=told, knows_logprobs=False)
-    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
-    words += ["--stop-looking", "verifier", "--stop-verifier", str(folder), "--max-steps", "3"]
-    shown = run("solve", *words, "--epsilon", "0.1")
-    assert shown.exit_code == 0, shown.output
-    [steps] = json.loads(shown.stdout)["looks"]
+    words = ["--stop-looking", "verifier", "--stop-verifier", str(folder), "--max-steps", "3"]
+    [steps] = looked(servers, picture, fake, *words, "--epsilon", "0.1")["looks"]
     assert [(step["delta_r"], step["stopped"]) for step in steps] == [(0.0, "rule")]
-    shown = run("solve", *words, "--stop-rule", "signed", "--epsilon", "-0.1")
-    [steps] = json.loads(shown.stdout)["looks"]
+    [steps] = looked(servers, picture, fake, *words, "--stop-rule", "signed", "--epsilon", "-0.1")["looks"]
     assert len(steps) > 1 and all(step["delta_r"] in (0.0, None) for step in steps)
     assert all(step["stopped"] != "rule" for step in steps)
-    missing = run("solve", *words)
-    assert missing.exit_code != 0 and "no ε beside it" in missing.output.replace("\n", " ")
-
-
-def test_a_plain_answer_of_a_server(servers: Loop, picture: str) -> None:
-    """A model that knows no tags answers in words."""
-    fake = FakeUpstream(write=lambda body, i: "It says stop.", knows_logprobs=False)
-    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
-    record = json.loads(run("solve", *words).stdout)
-    assert record["choice"]["answer"] == "It says stop." and record["looks"] == [[]]
-
-
-def test_who_never_answers_has_no_answer(servers: Loop, picture: str) -> None:
-    """A step at the place of the answer is no answer."""
-    fake = FakeUpstream(write=lambda body, i: STEP, knows_logprobs=False)
-    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
-    record = json.loads(run("solve", *words, "--max-steps", "2").stdout)
-    assert record["choice"]["answer"] is None and len(record["looks"][0]) == 2
-
-
-def test_the_dropped_step(servers: Loop, picture: str) -> None:
-    """With `skip` the question is asked anew, without the step that ended looking."""
-
-    def write(body: Body, number: int) -> str:
-        return tagged("9") if "question now" in str(body["messages"][0]) else STEP
-
-    fake = FakeUpstream(write=write, knows_logprobs=False)
-    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
-    shown = run("solve", *words, "--stop-looking", "after:1", "--on-stop", "skip")
-    record = json.loads(shown.stdout)
-    assert record["choice"]["answer"] == "9" and [len(body["messages"]) for body in fake.seen] == [1, 1]
-    assert record["looks"] == [[]]
-
-
-def test_a_later_step_is_dropped(servers: Loop, picture: str) -> None:
-    """What was shown before it is shown again, with the request to answer."""
-
-    def write(body: Body, number: int) -> str:
-        return tagged("9") if "question now" in str(body["messages"][-1]) else STEP
-
-    fake = FakeUpstream(write=write, knows_logprobs=False)
-    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
-    record = json.loads(run("solve", *words, "--stop-looking", "after:2", "--on-stop", "skip").stdout)
-    assert record["choice"]["answer"] == "9"
-    asked, second, last = fake.seen
-    assert [len(body["messages"]) for body in (asked, second, last)] == [1, 3, 3]
-    assert last["messages"][:2] == second["messages"][:2]
-    before, after = (body["messages"][2]["content"] for body in (second, last))
-    assert [part["type"] for part in before] == ["text", "image_url"]
-    # In the order in which a model that runs here reads it: the request stands behind the image.
-    assert after[:2] == before and "question now" in after[2]["text"] and len(after) == 3
-    [[step]] = record["looks"]
-    assert step["tool"] == "crop" and step["stopped"] == "rule"
+    with pytest.raises(AssertionError, match="no ε"):
+        looked(servers, picture, fake, *words)
 
 
 def test_a_model_that_runs_here() -> None:
@@ -150,18 +88,6 @@ def test_a_model_that_runs_here() -> None:
     words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
     record = json.loads(run("solve", *words, "--max-new-tokens", "16", "--json").stdout)
     assert len(record["candidates"]) == 2 and record["looks"] == [[], []]
-
-
-def test_steps_of_a_trajectory() -> None:
-    """Steps are what the episode has kept of turns; a verdict is none."""
-    step, verdict = asdict(LookStep(1, "crop")), Judged(1.0, True)
-    segments = [
-        Segment("plan", [1], [0.0], "a", parsed=step),
-        Segment("action", [1], [0.0], "b", parsed={"call": "of an agent"}),
-        Segment("observation", [1], [0.0], "c", author="environment", parsed={"role": "user"}),
-        Segment("answer", [1], [0.0], "d", parsed=verdict),
-    ]
-    assert steps_of(Trajectory(segments)) == [step]
 
 
 @pytest.mark.parametrize(

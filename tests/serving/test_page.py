@@ -48,16 +48,6 @@ def test_every_part_of_the_page_carries_the_strict_policy(servers: Loop) -> None
         assert "unsafe" not in headers["Content-Security-Policy"]
 
 
-def test_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text() -> None:
-    for name, text in SOURCES.items():
-        assert not re.search(r"https?:|//[a-z]|@import|url\(", text.replace("// ", "")), name
-    assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\s(on\w+|style)=", SOURCES["index.html"])
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function\(|\.style\b",
-        SOURCES["page.js"],
-    )
-
-
 def luminance(colour: str) -> float:
     """WCAG 2's relative luminance."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -12,17 +10,11 @@ import pytest
 from aiohttp import web
 
 from selfverify.remote.growing import Growing
-from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
+from selfverify.serving.app import Gateway
+from serving_servers import Body, FakeUpstream, question, served, tagged
 
 CALLS: list[Body] = [
-    {
-        "index": 0,
-        "id": "a",
-        "type": "function",
-        "function": {"name": "tap", "arguments": "{}"},
-        "extra_content": 1,
-    },
+    {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": "{}"}, "more": 1},
     {"index": 0, "id": "b", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
     {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
 ]
@@ -57,17 +49,13 @@ class Bytes(FakeUpstream):
 def asked(said: bytes, model: str, **more: Any) -> bytes:
     """The body that a client gets, who asks before a server that says ``said``."""
 
-    async def main() -> bytes:
-        async with AsyncExitStack() as stack:
-            gateway = quick_gateway(await open_upstream(Bytes(said), stack))
-            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            url = f"http://127.0.0.1:{port}/v1/chat/completions"
-            async with session.post(url, json=question(**more) | {"model": model}) as response:
-                assert response.status == 200, await response.text()
-                return await response.read()
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> bytes:
+        body = question(**more) | {"model": model}
+        async with session.post(f"{url}/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.read()
 
-    return asyncio.run(main())
+    return served(Bytes(said), use)
 
 
 def test_calls_and_unknown_fields_arrive() -> None:
@@ -142,13 +130,7 @@ def test_calls_grow_in_streams() -> None:
     """By their index; one that comes with another id is another call, whatever its index."""
     growing = Growing()
     pieces: list[Body] = [
-        {
-            "index": 0,
-            "id": "a",
-            "type": "function",
-            "function": {"name": "tap", "arguments": ""},
-            "extra": {"k": 1},
-        },
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": ""}, "extra": 1},
         {"index": 0, "function": {"arguments": '{"x":'}},
         {"index": 1, "id": "b", "type": "custom", "custom": {"name": "sql", "input": "select"}},
         {"index": 0, "id": "a", "function": {"name": "tap", "arguments": "1}"}},
@@ -157,13 +139,9 @@ def test_calls_grow_in_streams() -> None:
     ]
     for piece in pieces:
         growing.grow({}, {"delta": {"tool_calls": [piece, "noise"]}})
+    whole = {"name": "tap", "arguments": '{"x":1}'}
     assert growing.reply.tool_calls == [
-        {
-            "id": "a",
-            "type": "function",
-            "function": {"name": "tap", "arguments": '{"x":1}'},
-            "extra": {"k": 1},
-        },
+        {"id": "a", "type": "function", "function": whole, "extra": 1},
         {"id": "b", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
         {"id": "c", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
     ]

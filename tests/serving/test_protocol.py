@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from selfverify.selection.candidates import Candidate
-from selfverify.selection.stopping import Stopping
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.incoming import wants_instruction
-from selfverify.serving.protocol import ChatRequest, best_of, split_model
+from selfverify.serving.protocol import ChatRequest, best_of
 from selfverify.serving.selecting import rank
 
 DEFAULTS = BestOf(n=4, strategy="majority")
@@ -72,12 +71,8 @@ def test_n_is_the_number_of_answers() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"best_of": {"strategy": "nice"}}, "best_of.strategy"),
         ({"best_of": {"strategy": "oracle"}}, "best_of.strategy"),
-        ({"best_of": {"n": 0}}, "best_of.n"),
         ({"best_of": {"n": 1000}}, "best_of.n"),
-        ({"best_of": {"m": 8}}, "best_of.m"),
-        ({"best_of": {"abstain_below": 2}}, "best_of.abstain_below"),
         ({"model": "m@bo0"}, "best_of.n"),
         ({"model": "m@bo8,strategy=nice"}, "best_of.strategy"),
         ({"model": "m@bo8strategy"}, "model"),
@@ -88,15 +83,6 @@ def test_wrong_settings_are_named(fields: dict[str, Any], param: str) -> None:
         best_of(asked(**fields), DEFAULTS)
     assert caught.value.status == 400 and caught.value.param == param
     assert param in str(caught.value)
-
-
-def test_names_with_an_at_sign() -> None:
-    assert split_model("someone@home") == ("someone@home", {})
-
-
-def test_stopping_is_that_of_solve() -> None:
-    assert BestOf(n=16, stop="beta").stopping == Stopping("beta", 0.95, 2, 2, 16, None)
-    assert BestOf(n=3).stopping == Stopping("never", 0.95, 3, 1, 3, None)
 
 
 def test_nulls_are_left_out() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import struct
-import zlib
 from typing import Any
 
 import pytest
 
+from data_files import huge_png
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.serve_settings import ImageLimits
@@ -28,21 +27,6 @@ def test_an_image_is_taken() -> None:
     assert large.format == "PNG"
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header promises so many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
-
-
 @pytest.mark.parametrize(
     ("url", "code", "status"),
     [
@@ -53,9 +37,9 @@ def bomb(width: int, height: int) -> bytes:
         ("data:image/png;base64,!!!!", "invalid_image", 400),
         ("data:image/png,abc", "invalid_image", 400),
         ("data:text/html;base64,YQ==", "invalid_image", 400),
-        (data_url(bomb(10_000, 10_000)), "image_too_large", 413),
-        (data_url(bomb(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
-        (data_url(bomb(60_000, 60_000)), "image_too_large", 413),
+        (data_url(huge_png(10_000, 10_000)), "image_too_large", 413),
+        (data_url(huge_png(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
+        (data_url(huge_png(60_000, 60_000)), "image_too_large", 413),
         (data_url(png() + b"0" * 200_000), "image_too_large", 413),
         (data_url(png() + b"0" * 900_000), "image_too_large", 413),
         ("https://example.org/cat.png", "remote_image_refused", 400),

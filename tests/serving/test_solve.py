@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sampled_threads import sampled_threads
+from data_files import huge_png
+from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
 from selfverify.core.sampling_settings import SamplingConfig
@@ -31,6 +30,7 @@ from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawingSettings
 from selfverify.tasks.answering import AskAgain
 from selfverify.verifiers.by_policy import Inline
+from serving_servers import tagged
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,8 @@ def scripted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     script: list[str] = []
 
     def sample(prompts: Any, sampling: SamplingConfig, *, seeds: list[int]) -> list[list[Sample]]:
-        rows = []
-        for _ in range(sampling.group_size):
-            answer, _, score = script.pop(0).partition("|")
-            text = f"<think>.</think><answer>{answer}</answer><score>{score}</score>"
-            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids.append(policy.tokenizer.eos_token_id)
-            rows.append(Sample(ids, [-0.5] * len(ids), "stop"))
-        return [rows]
+        said = [script.pop(0).partition("|") for _ in range(sampling.group_size)]
+        return [[drawn(policy, tagged(answer, score)) for answer, _, score in said]]
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
@@ -84,31 +78,8 @@ def test_solve_stops_early_and_abstains(policy: Policy, scripted: list[str]) -> 
     assert found.abstained and found.correct is None
 
 
-def test_all_malformed(policy: Policy, scripted: list[str]) -> None:
-    scripted += ["|", "|"]
-    problem = free_problem("Which?", [])
-    found = solve(policy, FreeQuestion(), problem, Inline(), Choosing(n=2), DrawingSettings())
-    assert found.choice.answer is None and found.abstained
-
-
 def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["solve", *words])
-
-
-def test_command_prints_the_choice(scripted: list[str]) -> None:
-    scripted += ["1 2 3|0.2", "4 5 6|0.9"]
-    shown = run("--task", "digits-pick", "-n", "2", "--verifier", "inline", "--strategy", "best")
-    assert shown.exit_code == 0, shown.output
-    assert "answer: 4 5 6" in shown.output
-    assert "highest score" in shown.output and "the task says: wrong" in shown.output
-    assert "0.200" in shown.output
-
-
-def test_json_is_one_object(scripted: list[str]) -> None:
-    scripted += ["1 2 3|0.2"]
-    shown = run("--task", "digits-pick", "-n", "1", "--verifier", "inline", "--json")
-    record = json.loads(shown.stdout)
-    assert record["choice"]["answer"] == [1, 2, 3] and len(record["candidates"]) == 1
 
 
 def test_a_tasks_image_round_trips(tmp_path: Path, scripted: list[str]) -> None:
@@ -129,10 +100,7 @@ def test_a_tasks_image_round_trips(tmp_path: Path, scripted: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "a question is missing"),
-        (["--task", "digits-pick", "Why?"], "its own question"),
         (["--strategy", "bst", "Why?"], "no strategy 'bst'"),
-        (["--strategy", "oracle", "Why?"], "analysis only"),
         (["--stop", "soon", "Why?"], "'soon'"),
         (["--task", "grounding"], "reads files of its own"),
         (["--task", "digit-pick"], "no task 'digit-pick'"),
@@ -166,21 +134,12 @@ def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, s
 
 
 def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:
-    text = tmp_path / "note.png"
-    text.write_text("no image")
-    with pytest.raises(DataError, match=r"note\.png cannot be read"):
-        open_image(text)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    huge = tmp_path / "huge.png"  # 100 megapixels by its header; nothing must be decoded
-    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
-    huge.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
-    )
+    (tmp_path / "note.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"note\.png"):
+        open_image(tmp_path / "note.png")
+    (tmp_path / "huge.png").write_bytes(huge_png(10_000, 10_000))
     with pytest.raises(DataError, match=r"huge\.png.*(pixels|size)"):
-        open_image(huge)
+        open_image(tmp_path / "huge.png")
 
 
 def test_solve_in_two_turns(policy: Policy) -> None:
@@ -194,33 +153,20 @@ def test_solve_in_two_turns(policy: Policy) -> None:
         policy, task, problem, Inline(), Choosing(n=3),
         DrawingSettings(max_new_tokens=12, turns=2, second_turn="Check the answer."),
     )  # fmt: skip
-    drawn = rollout.groups[0].trajectories
-    assert [c.text for c in found.candidates] == [t.text for t in drawn]
-    assert [c.tokens for c in found.candidates] == [t.written for t in drawn]
+    rolled = rollout.groups[0].trajectories
+    assert [c.text for c in found.candidates] == [t.text for t in rolled]
+    assert [c.tokens for c in found.candidates] == [t.written for t in rolled]
 
 
 def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
     task = make_task("digits-pick")
     problem = task.problem("test", 0, 0)
 
-    def said(answer: str, logprob: float) -> Sample:
-        text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
-        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        return Sample(ids, [logprob] * len(ids), "stop")
-
-    first, second = said("1 2 3", -2.0), said("4 5 6", -0.5)
+    first = drawn(policy, tagged("1 2 3"), logprob=-2.0)
+    second = drawn(policy, tagged("4 5 6"))
     asked = AskAgain(problem, task.tags, task.verdict, "Check the answer.", split_score=True)
     made = recite(policy, problem, asked, [first, second])
     candidate = reply_of(made, "sampled")
     assert (candidate.first, candidate.answer) == ([1, 2, 3], [4, 5, 6])
     assert (candidate.score, candidate.logprob) == (0.5, -0.5)
     assert candidate.tokens == len(first.tokens) + len(second.tokens), "what was inserted was not written"
-
-
-def test_the_command_in_two_turns(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
-    arguments = ["solve", "--task", "digits-pick", "--turns", "2", "--second-turn", "Check the answer."]
-    result = CliRunner().invoke(app, [*arguments, "-n", "2", "--max-new-tokens", "8", "--json"])
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(result.output)["candidates"]) == 2
-    assert CliRunner().invoke(app, [*arguments, "--turns", "3"]).exit_code == 2

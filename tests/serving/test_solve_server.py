@@ -58,11 +58,6 @@ def test_a_model_of_the_default_name_can_be_asked_for(servers: Loop) -> None:
     assert {body["model"] for body in fake.seen} == {"builtin:digits"}
 
 
-def test_more_candidates_than_servers_are_asked_for() -> None:
-    shown = run("--server", "http://127.0.0.1:9", "What?", "-n", "500")
-    assert shown.exit_code == 2 and "-n: " in shown.output and "256" in shown.output
-
-
 def test_a_task_reads_its_own_answers(servers: Loop) -> None:
     """Which are the same, and whether they are right."""
     problem = make_task("digits-pick").problem("test", 0, 3)
@@ -75,19 +70,6 @@ def test_a_task_reads_its_own_answers(servers: Loop) -> None:
     record = json.loads(shown.stdout)
     assert record["choice"]["votes"] == 2 and record["choice"]["answer"] == sorted(right)
     assert record["correct"] is True
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--model", "other"], "does not exist"),
-        (["--verifier", "greedy"], "no verifier"),
-        (["--strategy", "nice"], "no strategy"),
-    ],
-)
-def test_faults(servers: Loop, words: list[str], text: str) -> None:
-    shown = run("--server", servers.upstream(FakeUpstream()), "What?", *words)
-    assert shown.exit_code == 2 and text in " ".join(shown.output.split())
 
 
 def test_no_server() -> None:

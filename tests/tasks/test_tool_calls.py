@@ -14,18 +14,8 @@ from selfverify.core.episode import Said
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import ToolCall, ToolCalls, read_calls
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "zoom",
-            "parameters": {
-                "type": "object",
-                "properties": {"box": {"type": "array"}, "label": {"type": "string"}},
-            },
-        },
-    }
-]
+PARAMETERS = {"type": "object", "properties": {"box": {"type": "array"}, "label": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "zoom", "parameters": PARAMETERS}}]
 ZOOM = '{"name": "zoom", "arguments": {"box": [1, 2]}}'
 CODER = (
     "<function=zoom>\n<parameter=box>\n[1, 2]\n</parameter>\n<parameter=label>\n7\n</parameter>\n</function>"

@@ -67,14 +67,6 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield found
 
 
-@pytest.fixture
-def servers() -> Iterator[Loop]:
-    """Closed after the test, with everything that was opened in it."""
-    loop = Loop()
-    yield loop
-    loop.close()
-
-
 @contextmanager
 def openai_client(server: Serving, servers: Loop) -> Iterator[openai.OpenAI]:
     """OpenAI's client of a gateway before the server."""

@@ -78,16 +78,3 @@ def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path)
     assert sum(score is not None for score in by["there"]) >= 48
     cells = json.loads((tmp_path / "matrix.json").read_text())["cells"]
     assert {(cell["generator"], cell["verifier"]) for cell in cells} >= {(a, b) for a in NAMES for b in NAMES}
-
-
-def test_it_filters_data(vllm_server: Serving, tmp_path: Path) -> None:
-    """Each problem by its own four samples, some of which are right."""
-    kept = tmp_path / "kept.jsonl"
-    words = ["--problems", "12", "--samples", "4", "--output", str(kept), "--json"]
-    verdicts = json.loads(run("data", "filter", "adpo-digits", f"policy.path={vllm_server.url}#m", *words))
-    assert sorted(verdict["index"] for verdict in verdicts) == [*range(12)]
-    for verdict in verdicts:
-        right = verdict["samples"].get("1", 0)
-        assert sum(verdict["samples"].values()) == 4
-        assert verdict["dropped"] == {0: "all wrong", 4: "all right"}.get(right, "")
-    assert 8 <= sum(verdict["samples"].get("1", 0) for verdict in verdicts) <= 40

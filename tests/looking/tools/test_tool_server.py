@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,13 +44,6 @@ class Cutting(ZoomIn):
     """Enlarges a part of an image, as slowly as tools with models."""
 
     at_once = False
-
-
-@pytest.fixture
-def servers() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
 
 
 def served(servers: Loop, *tools: VisualTool[Any], seconds: float = 30.0) -> str:
@@ -131,11 +123,8 @@ def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
     assert "does not have it" in ToolServer(url).missing("segment")
     left = make_toolbox(LookSettings(tool_server=url))
     assert {tool["function"]["name"] for tool in left.schemas()} == {
-        "crop",
-        "zoom_in",
-        "overlay",
-        "terminate",
-    }
+        "crop", "zoom_in", "overlay", "terminate",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

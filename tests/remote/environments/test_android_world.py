@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from environment_servers import hosted
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify.remote.environments.android_world import (
@@ -69,13 +70,7 @@ def run(use: Callable[[AndroidWorld, Emulator], Awaitable[Any]], **settings: Any
     async def main() -> Emulator:
         emulator = Emulator()
         async with AsyncExitStack() as stack:
-            app = web.Application()
-            app.router.add_route("*", "/{path:.*}", emulator.handle)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            address = await hosted(stack, web.route("*", "/{path:.*}", emulator.handle))
             world = AndroidWorld(AndroidWorldSettings(address, **settings))
             stack.push_async_callback(world.close)
             await use(world, emulator)
@@ -124,13 +119,9 @@ def test_what_the_agent_and_the_caller_get_wrong() -> None:
             with pytest.raises(DataError, match="task"):
                 await world.reset(task, seed=0)
         await world.reset(TASK, seed=0)
-        wrong = (
-            Call("dance"),
-            Call("click", {"x": 1}),
-            Call("click", {"x": 1.5, "y": 2}),
-            Call("scroll", {"direction": "in"}),
-        )
-        for number, call in enumerate(wrong, start=1):
+        wrong: list[tuple[str, dict[str, Any]]] = [("dance", {}), ("click", {"x": 1.5, "y": 2})]
+        wrong += [("click", {"x": 1}), ("scroll", {"direction": "in"})]
+        for number, call in enumerate((Call(*one) for one in wrong), start=1):
             shown = await world.act(call)
             assert shown.error and shown.round == number and not shown.images
 
@@ -155,11 +146,8 @@ def test_faults_lose_the_session(path: str, fault: str, message: str) -> None:
     async def use(world: AndroidWorld, emulator: Emulator) -> None:
         await world.reset(TASK, seed=0)
         emulator.faults[path] = fault
-        call = (
-            Call("status", {"goal_status": "complete"})
-            if "score" in path
-            else Call("click", {"x": 1, "y": 2})
-        )
+        done, click = Call("status", {"goal_status": "complete"}), Call("click", {"x": 1, "y": 2})
+        call = done if "score" in path else click
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
                 await world.act(call)

@@ -15,7 +15,6 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.events import COUNTED
 from selfverify.remote.environments import serve_environments
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 
@@ -75,8 +74,3 @@ def test_the_manifest_starts_a_server_that_kubernetes_can_check(monkeypatch: pyt
     }
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert labels == deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
-
-
-def test_events_of_the_page_are_counted() -> None:
-    for name in re.findall(r"`(environments_\w+|episode_not_closed)`", PAGE):
-        assert name in COUNTED

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from environment_servers import with_server
+from environment_servers import hosted, with_server
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from tiny_environment import TOOLS, Counter
@@ -136,12 +136,7 @@ def test_our_own_server_over_http() -> None:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [
-        ("{", "no session"),
-        ("[1]", "no session"),
-        (" " * 200_000, "no session"),
-        ("hang", "no session within 1 s"),
-    ],
+    [*((body, "no session") for body in ("{", "[1]", " " * 200_000)), ("hang", "no session within 1 s")],
 )
 def test_addresses_that_are_no_servers_are_lost(body: str, message: str) -> None:
     async def handle(request: web.Request) -> web.Response:
@@ -151,13 +146,7 @@ def test_addresses_that_are_no_servers_are_lost(body: str, message: str) -> None
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            app = web.Application()
-            app.router.add_route("*", "/mcp", handle)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+            url = await hosted(stack, web.route("*", "/mcp", handle)) + "/mcp"
             limits = ContentLimits(message_bytes=100_000)
             toolset = McpToolset(McpSettings(url=url, open_s=1.0, limits=limits))
             with pytest.raises(EnvironmentLost, match=message):

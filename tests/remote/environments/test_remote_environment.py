@@ -208,11 +208,8 @@ def says(*replies: Any) -> Callable[[web.WebSocketResponse], Awaitable[None]]:
         async for message in socket:
             if message.type is WSMsgType.TEXT:
                 reply = left.pop(0) if len(left) > 1 else left[0]
-                await (
-                    reply(socket)
-                    if callable(reply)
-                    else socket.send_str(reply if isinstance(reply, str) else json.dumps(reply))
-                )
+                text = reply if isinstance(reply, str) or callable(reply) else json.dumps(reply)
+                await (text(socket) if callable(text) else socket.send_str(text))
 
     return script
 

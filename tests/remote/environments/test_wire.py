@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
+from data_files import huge_png
 from selfverify.core.environment import Call, Observation
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
@@ -22,12 +21,9 @@ from selfverify.remote.environments.wire_observations import observation_data, r
 from tiny_environment import TOOLS
 
 LIMITS = ContentLimits(images=3, image_pixels=5_000)
+SCALARS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8),
+    st.none() | st.booleans() | SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -200,18 +196,7 @@ def test_requests_that_are_none_are_refused() -> None:
 
 def bomb(width: int, height: int) -> str:
     """A PNG of a few bytes whose header promises many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    file = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(bytes(100)))
-        + chunk(b"IEND", b"")
-    )
-    return base64.b64encode(file).decode()
+    return base64.b64encode(huge_png(width, height)).decode()
 
 
 def test_images_that_are_bombs_are_not_decoded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -19,17 +18,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from data_files import write_jsonl
+from sampled_threads import drawn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged, parse_tagged
-from selfverify.core.trajectory import Finish
 from selfverify.data.fields import Row
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import TASKS, make_method, make_task
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math import Math, MathConfig
@@ -37,7 +36,6 @@ from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare
 from selfverify.tasks.mathematics.math_choice import read_choice
 from selfverify.tasks.mathematics.math_forms import committed, request
 from selfverify.tasks.mathematics.math_text import final_expression
-from selfverify.tasks.row_task import training_place
 from selfverify.workers import math_worker as math_answer
 from selfverify.workers.pool import WorkerPool
 
@@ -124,62 +122,19 @@ def test_no_image_disappears(text: str, images: int) -> None:
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:
-    assert "its question is missing" in complaint({"question": None})
-    assert "its answer is missing" in complaint({"answer": ""})
-    assert "its answer is True" in complaint({"answer": True})
-    assert "none of the options" in complaint({"options": ["1", "2"], "answer": "3"})
-    assert "two or more" in complaint({"options": ["1"]})
-    assert "27 options" in complaint({"options": ["1"] * 27})
-    assert "two or more" in complaint({"options": {"AA": "1", "B": "2"}})
-    assert "options is 'AB', not a list" in complaint({"options": "AB"})
-    assert "alternatives is 'x'" in complaint({"alternatives": "x"})
-    for precision in (1.5, 13, -1):
-        assert f"precision is {precision}, not a number of decimals" in complaint({"precision": precision})
-    assert "precision is 'two', not a number" in complaint({"precision": "two"})
+    for options in (["1"], ["1"] * 27, {"AA": "1", "B": "2"}, ["1", "2"]):
+        assert "options" in complaint({"options": options, "answer": "3"})
+    for precision in (1.5, 13, -1, "two"):
+        assert f"precision is {precision!r}, not a number" in complaint({"precision": precision})
     assert "no one expression" in complaint({"answer": r"\boxed{1} or \boxed{2}"})
-    assert "an image is 3: neither a path" in complaint({"images": [3]})
-    for images in ([None], [[]], [""]):
-        assert "image 1 of 1 is empty" in complaint({"images": images})
+    for images in ([3], [None], [[]], [""]):
+        assert "image" in complaint({"images": images})
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"text")
     assert "broken.png" in complaint({"images": [broken]})
 
 
-def test_images_are_read_from_paths(tmp_path: Path) -> None:
-    IMAGE.save(tmp_path / "a.png")
-    assert problem({"images": [str(tmp_path / "a.png")]}).images[0].size == (32, 32)
-
-
 # ---------------------------------------------------------------------------------- which row is which
-
-
-def test_training_goes_through_all_rows_in_a_seeded_order() -> None:
-    rows = [{"id": f"r{i}", "question": "?", "answer": str(i)} for i in range(7)]
-    made = task(*rows)
-    passes = [[made.problem("train", 3, turn * 7 + i).target for i in range(7)] for turn in range(3)]
-    assert all(sorted(p) == [str(i) for i in range(7)] for p in passes)
-    assert passes[0] != passes[1] != passes[2]
-    again = task(*rows)  # a pure function of (seed, index), whatever was asked before
-    assert [again.problem("train", 3, i).target for i in (20, 0, 13)] == [
-        passes[2][6],
-        passes[0][0],
-        passes[1][6],
-    ]
-    assert [training_place(4, i, 7)[0] for i in range(7)] != [training_place(3, i, 7)[0] for i in range(7)]
-    ids = [made.problem("train", 3, i).id for i in range(21)]
-    assert len(set(ids)) == 21 and ids[0] == f"math/train/r{passes[0][0]}" and ids[20].endswith("/pass-3")
-
-
-def test_evaluation_goes_in_the_files_order_once() -> None:
-    made = task(*[{"question": "?", "answer": str(i)} for i in range(3)])
-    assert [made.problem("test", seed, seed).id for seed in range(3)] == [f"math/test/{i}" for i in range(3)]
-    assert made.count("test") == 3
-    with pytest.raises(DataError, match="test data has 3 rows, not 4"):
-        made.problem("test", 0, 3)
-    with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
-        made.problem("validation", 0, 0)
-    with pytest.raises(DataError, match="no rows"):
-        Math(rows={"train": []}).problem("train", 0, 0)
 
 
 def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,19 +158,10 @@ def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> N
     IMAGE.save(tmp_path / "a.png")
     rows: list[dict[str, Any]] = [
         {"id": "p", "question": "How many?", "image": "a.png", "answer": "3", "answer_type": "integer"},
-        {
-            "id": "q",
-            "question": "Which?",
-            "options": list(ANGLES.values()),
-            "answer": "B",
-            "solution": "half",
-        },
+        {"id": "q", "question": "Which?", "options": list(ANGLES.values()), "answer": "B"},
         {"id": "r", "question": "What is a half?", "answer": "0.50", "answer_type": "float", "precision": 2},
     ]
-    for row in rows:
-        row["solution"] = "so"
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path = write_jsonl(tmp_path / "rows.jsonl", [row | {"solution": "so"} for row in rows])
     made = make_task("math", train=str(path), test=str(path))
     asked = [made.problem("test", 0, i) for i in range(3)]
     assert [p.target for p in asked] == ["3", "B", "0.50"]
@@ -243,9 +189,7 @@ def test_malformed_output_earns_nothing(policy: Policy) -> None:
     asked = made.problem("test", 0, 0)
 
     def rewards(text: str) -> dict[str, float]:
-        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        said = Sample(ids, [0.0] * len(ids), Finish.STOP)
-        return recite(policy, asked, made.open(asked, 0), [said]).rewards
+        return recite(policy, asked, made.open(asked, 0), [drawn(policy, text)]).rewards
 
     names = ("answer", "correct", "answer_format", "score_format", "score_opened")
     table = {
@@ -320,14 +264,9 @@ def test_the_worker_is_light() -> None:
     """A worker that took seconds to start would make every restart felt."""
     code = "import sys, selfverify.workers.math_worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
     paths = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths},
-        check=True,
-    )
-    assert done.stdout.split() == ["False", "False"]
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    assert done.stdout.split() == [b"False", b"False"]
 
 
 def test_nothing_is_evaluated() -> None:
@@ -409,10 +348,7 @@ def test_free_answers_are_judged(text: str, right: bool) -> None:
     asked = made.problem("test", 0, 0)
     assert made.tags == () and "<" not in prompt(asked) and "The answer is: " in prompt(asked)
     assert made.verdict(asked, parse_tagged(text, made.tags)).correct == right
-    assert (
-        made.ask_again("Again.")
-        == 'Again. End with a line that says "The answer is: " and your final answer.'
-    )
+    assert made.ask_again("Again.").startswith("Again. ") and "The answer is: " in made.ask_again("Again.")
 
 
 def test_a_form_decides_the_tags_and_the_prompt() -> None:
@@ -421,7 +357,7 @@ def test_a_form_decides_the_tags_and_the_prompt() -> None:
     assert made.ask_again("Again.").endswith("<think>your reasoning</think><answer>your answer</answer>.")
     short = task({"question": "?", "answer": "4"}, form="answer")
     assert short.tags == ("answer", "score") and "<think>" not in prompt(short.problem("test", 0, 0))
-    with pytest.raises(ValueError, match="form: free has no place for a score; set score: false"):
+    with pytest.raises(ValueError, match="set score: false"):
         make_task("math", form="free")
 
 
@@ -449,63 +385,9 @@ def test_fine_tuning_takes_rows_with_a_solution(policy: Policy) -> None:
 
 # -------------------------------------------------------------------------------------------- fuzzing
 
-PIECES = [
-    *(
-        "42",
-        "43",
-        "4",
-        "2",
-        ".",
-        ",",
-        " ",
-        "\n",
-        "=",
-        "x",
-        "or",
-        "and",
-        "\\boxed{",
-        "}",
-        "{",
-        "(",
-        ")",
-        "[",
-        "]",
-    ),
-    *(
-        "$",
-        "%",
-        "\\frac",
-        "^",
-        "\\circ",
-        "cm",
-        "A",
-        "B",
-        "C",
-        "D",
-        "30°",
-        "45°",
-        "-",
-        "+",
-        "/",
-        "\\text{",
-        "Answer: ",
-    ),
-    *(
-        "<think>",
-        "</think>",
-        "<answer>",
-        "</answer>",
-        "<score>",
-        "</score>",
-        "0.9",
-        "e9",
-        "\\",
-        "；",
-        "４２",
-        "🙂",
-        "\x00",
-    ),
-]
+MARKS = """42 43 4 2 . , = x or and \\boxed{ } { ( ) [ ] $ % \\frac ^ \\circ cm A B C D 30° 45° - + /
+\\text{ 0.9 e9 \\ <think> </think> <answer> </answer> <score> </score> ； ４２ 🙂"""
+PIECES = [*MARKS.split(), " ", "\n", "Answer: ", "\x00"]
 SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 
@@ -542,10 +424,8 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
 
 
 MUTATED = [
-    *(
-        "<think>2+2</think><answer>42</answer><score>0.9</score>",
-        "<think>a</think>\n<answer>B</answer>\n<score>1</score>",
-    ),
+    "<think>2+2</think><answer>42</answer><score>0.9</score>",
+    "<think>a</think>\n<answer>B</answer>\n<score>1</score>",
     r"<think>so</think><answer>\boxed{42}</answer><score>0.5</score>",
     "<think>so</think><answer>The answer is B. 45°</answer><score>0.5</score>",
     *(
@@ -583,11 +463,7 @@ def strictly_tagged(text: str) -> re.Match[str] | None:
 
 def mutations(count: int) -> None:
     rng = random.Random(0)
-    judged = Math(
-        rows={
-            "test": [{"question": "?", "answer": "42"}, {"question": "?", "answer": "B", "options": ANGLES}]
-        }
-    )
+    judged = task({"question": "?", "answer": "42"}, {"question": "?", "answer": "B", "options": ANGLES})
     asked = [judged.problem("test", 0, i) for i in range(2)]
     rewarded = 0
     for _ in range(count):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.tasks.row_data import SCREEN, call_answer, mobile, mobile_row
 
+from sampled_threads import drawn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
@@ -23,7 +24,6 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
 from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.phone.mobile import Mobile
@@ -118,9 +118,8 @@ def test_profiles_decide() -> None:
         task = mobile(row, profile=profile)
         assert task.judge(task.problem("test", 0, 0), answer).correct == right
     boxed = mobile(mobile_row(ui_boxes=[[0, 0, 1080, 2400]]), profile="gui-odyssey")
-    assert boxed.judge(
-        boxed.problem("test", 0, 0), call_answer({"action": "click", "coordinate": [0, 0]})
-    ).correct
+    corner = call_answer({"action": "click", "coordinate": [0, 0]})
+    assert boxed.judge(boxed.problem("test", 0, 0), corner).correct
 
 
 def test_earlier_screens_may_have_been_turned() -> None:
@@ -133,23 +132,11 @@ def test_earlier_screens_may_have_been_turned() -> None:
     ("changes", "options", "message"),
     [
         ({"goal": None}, {}, "its goal is missing"),
-        ({"action": None}, {}, "its action is None; actions: key, click"),
-        (
-            {"action": {"action": "click"}},
-            {},
-            r"its action click has \[\] too much and misses \['coordinate'\]",
-        ),
-        (
-            {"action": {"action": "click", "coordinate": [1081, 5]}},
-            {},
-            r"its coordinate \[1081, 5\] is not on the screen \(1080 x 2400\)",
-        ),
-        (
-            {"action": {"action": "click", "coordinate": [5, -1]}},
-            {},
-            r"its coordinate \[5, -1\] is not on the screen",
-        ),
-        ({"history": [{"action": "fly"}]}, {}, "history step 1: its action is .*; actions: key, click"),
+        ({"action": None}, {}, "its action is None"),
+        ({"action": {"action": "click"}}, {}, r"its action click .*misses \['coordinate'\]"),
+        ({"action": {"action": "click", "coordinate": [1081, 5]}}, {}, r"its coordinate \[1081, 5\]"),
+        ({"action": {"action": "click", "coordinate": [5, -1]}}, {}, r"its coordinate \[5, -1\]"),
+        ({"history": [{"action": "fly"}]}, {}, "history step 1: its action is "),
         ({"screen": (0, 5)}, {}, "its screen is 0 x 5"),
         ({"screen": "big"}, {}, "its screen is 'big', not a list"),
         ({"ui_boxes": [[1, 2, 3]]}, {}, "its ui_boxes has 3 numbers, not 4"),
@@ -196,12 +183,6 @@ def test_demonstrations_are_read_back(action: dict[str, Any]) -> None:
         assert (shown.pieces[0][0] == "context") == wrong
 
 
-def respond(policy: Policy, text: str, finish: str = "stop") -> Sample:
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
-    return Sample(ids, [-0.1] * len(ids), finish)  # type: ignore[arg-type]
-
-
 def written(arguments: dict[str, Any], score: str) -> str:
     call = json.dumps({"name": "mobile_use", "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call><score>{score}</score>"
@@ -215,7 +196,7 @@ def trajectories(policy: Policy, task: Mobile) -> tuple[Group, list[Trajectory]]
     """Right, of the right type only, malformed JSON, malformed tags."""
     problem = task.problem("train", 0, 0)
     rows = [
-        recite(policy, problem, task.open(problem, 0), [respond(policy, text)])
+        recite(policy, problem, task.open(problem, 0), [drawn(policy, text)])
         for text in (
             written(RIGHT, "0.9"),
             written(NEARLY, "0.2"),
@@ -249,7 +230,7 @@ def test_what_follows_the_score_is_no_action(policy: Policy) -> None:
     task = mobile()
     twice = written(NEARLY, "0.8") + written(RIGHT, "0.8")
     problem = task.problem("train", 0, 0)
-    row = recite(policy, problem, task.open(problem, 0), [respond(policy, twice)])
+    row = recite(policy, problem, task.open(problem, 0), [drawn(policy, twice)])
     assert row.rewards["answer"] == 1 and row.rewards["score_format"] == 0 and row.scores == {}
 
 

@@ -28,96 +28,49 @@ def call(arguments: Any) -> str:
     [
         ({"action": "click", "coordinate": [935, 406]}, {"action": "click", "coordinate": [935.0, 406.0]}),
         ({"action": "click", "coordinate": [1.5, 2]}, {"action": "click", "coordinate": [1.5, 2.0]}),
-        (
-            {"action": "long_press", "coordinate": [1, 2], "time": 2},
-            {"action": "long_press", "coordinate": [1.0, 2.0], "time": 2},
-        ),
-        (
-            {"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4]},
-            {"action": "swipe", "coordinate": [1.0, 2.0], "coordinate2": [3.0, 4.0]},
-        ),
-        ({"action": "type", "text": "new delhi"}, {"action": "type", "text": "new delhi"}),
-        ({"action": "key", "text": "volume_up"}, {"action": "key", "text": "volume_up"}),
-        ({"action": "open", "text": "Clock"}, {"action": "open", "text": "Clock"}),
-        ({"action": "system_button", "button": "Back"}, {"action": "system_button", "button": "Back"}),
-        ({"action": "wait"}, {"action": "wait"}),
-        ({"action": "wait", "time": 2.5}, {"action": "wait", "time": 2.5}),
-        ({"action": "terminate", "status": "success"}, {"action": "terminate", "status": "success"}),
+        *((same, same) for same in (
+            {"action": "long_press", "coordinate": [1, 2], "time": 2}, {"action": "wait", "time": 2.5},
+            {"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4]}, {"action": "wait"},
+            {"action": "type", "text": "new delhi"}, {"action": "key", "text": "volume_up"},
+            {"action": "open", "text": "Clock"}, {"action": "system_button", "button": "Back"},
+            {"action": "terminate", "status": "success"},
+        )),
         # A parameter of another action is left out.
         ({"action": "type", "text": "a", "coordinate": [1, 2], "time": 1}, {"action": "type", "text": "a"}),
     ],
-)
+)  # fmt: skip
 def test_calls_are_read(given: dict[str, Any], read: dict[str, Any]) -> None:
     assert parse_tool_call(f"\n{call(given)}\n") == read
 
 
 CLICK = '{"action": "click", "coordinate": [1, 2]}'
+WHOLE = f'{{"name": "mobile_use", "arguments": {CLICK}}}'
+ARGUMENTS: list[Any] = [
+    CLICK, [{"action": "wait"}], {}, {"action": None}, {"action": ["click"], "coordinate": [1, 2]},
+    {"action": "tap", "coordinate": [1, 2]}, {"action": "Click", "coordinate": [1, 2]}, {"action": "click"},
+    *({"action": "click", "coordinate": at} for at in ([1], [1, 2, 3], ["1", "2"], "[1, 2]", [True, 2])),
+    *({"action": "click", "coordinate": at} for at in ([10**9, 2], [10**300, 2])),
+    {"action": "click", "coordinate": [1, 2], "x": 1}, {"action": "click", "coordinate": [1, 2], "text": 3},
+    {"action": "swipe", "coordinate": [1, 2]}, {"action": "swipe", "direction": "up"},
+    {"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4], "direction": "up"},
+    {"action": "type"}, *({"action": "type", "text": text} for text in (" ", ["a"], "a" * MAX_CHARS)),
+    *({"action": "system_button", "button": button} for button in ("back", ["Back"])),
+    {"action": "wait", "time": "2"}, {"action": "wait", "time": -1},
+    {"action": "terminate"}, {"action": "terminate", "status": "done"},
+]  # fmt: skip
+MALFORMED = [
+    *("", "click(1, 2)", CLICK, "[]", "null", "NaN", WHOLE[:-1], WHOLE + " and", WHOLE * 2, f"[{WHOLE}]"),
+    WHOLE.replace('"name"', '"name": "mobile_use", "name"'), WHOLE[:-1] + ', "id": 1}',
+    *(WHOLE.replace("mobile", "computer"), '{"name": "mobile_use"}', "\x1c" + WHOLE, WHOLE.replace('"', "'")),
+    WHOLE.replace('"coord', '"action": "click", "coord'), WHOLE.replace("]", '], "coordinate": [1]'),
+    *(WHOLE.replace("1", number) for number in ("NaN", "Infinity", "1e400")),
+    '{"a":' * 100_000, " " * 1_000_000,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "click(1, 2)",
-        CLICK,
-        "[]",
-        "null",
-        "NaN",
-        '{"name": "mobile_use", "arguments": ' + CLICK,
-        '{"name": "mobile_use", "arguments": ' + CLICK + "} and so on",
-        '{"name": "mobile_use", "arguments": '
-        + CLICK
-        + '}{"name": "mobile_use", "arguments": '
-        + CLICK
-        + "}",
-        '[{"name": "mobile_use", "arguments": ' + CLICK + "}]",
-        '{"name": "mobile_use", "name": "mobile_use", "arguments": ' + CLICK + "}",
-        '{"name": "mobile_use", "arguments": ' + CLICK + ', "id": 1}',
-        '{"name": "computer_use", "arguments": ' + CLICK + "}",
-        '{"name": "mobile_use"}',
-        "{'name': 'mobile_use', 'arguments': {'action': 'wait'}}",
-        '{"name": "mobile_use", "arguments": {"action": "click", "action": "click", "coordinate": [1, 2]}}',
-        '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [1, 2], "coordinate": [1]}}',
-        '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [NaN, 2]}}',
-        '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [Infinity, 2]}}',
-        '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [1e400, 2]}}',
-        "\x1c" + call({"action": "wait"}),
-        call(CLICK),
-        call([{"action": "wait"}]),
-        call({}),
-        call({"action": None}),
-        call({"action": ["click"], "coordinate": [1, 2]}),
-        call({"action": "tap", "coordinate": [1, 2]}),
-        call({"action": "Click", "coordinate": [1, 2]}),
-        call({"action": "click"}),
-        call({"action": "click", "coordinate": [1]}),
-        call({"action": "click", "coordinate": [1, 2, 3]}),
-        call({"action": "click", "coordinate": ["1", "2"]}),
-        call({"action": "click", "coordinate": "[1, 2]"}),
-        call({"action": "click", "coordinate": [True, 2]}),
-        call({"action": "click", "coordinate": [10**9, 2]}),
-        call({"action": "click", "coordinate": [10**300, 2]}),
-        call({"action": "click", "coordinate": [1, 2], "x": 1}),
-        call({"action": "click", "coordinate": [1, 2], "text": 3}),
-        call({"action": "swipe", "coordinate": [1, 2]}),
-        call({"action": "swipe", "direction": "up"}),
-        call({"action": "swipe", "coordinate": [1, 2], "coordinate2": [3, 4], "direction": "up"}),
-        call({"action": "type"}),
-        call({"action": "type", "text": " "}),
-        call({"action": "type", "text": ["a"]}),
-        call({"action": "system_button", "button": "back"}),
-        call({"action": "system_button", "button": ["Back"]}),
-        call({"action": "wait", "time": "2"}),
-        call({"action": "wait", "time": -1}),
-        call({"action": "terminate"}),
-        call({"action": "terminate", "status": "done"}),
-        call({"action": "type", "text": "a" * MAX_CHARS}),
-        '{"a":' * 100_000,
-        " " * 1_000_000,
-    ],
-    ids=lambda text: text[:60],
-)
+@pytest.mark.parametrize("text", [*MALFORMED, *map(call, ARGUMENTS)], ids=lambda text: text[:60])
 def test_malformed_calls_are_refused(text: str) -> None:
+    assert parse_tool_call(WHOLE) == {"action": "click", "coordinate": [1.0, 2.0]}
     assert parse_tool_call(text) is None
 
 
@@ -162,29 +115,21 @@ def test_moving() -> None:
     assert moved({"action": "wait"}, (1000, 1000), (1080, 2400)) == {"action": "wait"}
 
 
+def at(x: int, y: int, action: str = "click", **more: Any) -> dict[str, Any]:
+    return {"action": action, "coordinate": [x, y], **more}
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         # Cells have 0.07 * 2631.8 = 184.2 pixels: 0-184, 184-368, ...
-        ({"action": "click", "coordinate": [10, 10]}, {"action": "click", "coordinate": [180, 180]}, True),
-        ({"action": "click", "coordinate": [180, 10]}, {"action": "click", "coordinate": [190, 10]}, False),
-        (
-            {"action": "click", "coordinate": [10, 10]},
-            {"action": "long_press", "coordinate": [10, 10]},
-            False,
-        ),
+        (at(10, 10), at(180, 180), True),
+        (at(180, 10), at(190, 10), False),
+        (at(10, 10), at(10, 10, "long_press"), False),
         ({"action": "type", "text": "New  Delhi"}, {"action": "type", "text": " new delhi"}, True),
         ({"action": "type", "text": "Delhi"}, {"action": "open", "text": "Delhi"}, False),
-        (
-            {"action": "swipe", "coordinate": [9, 9], "coordinate2": [9, 0]},
-            {"action": "swipe", "coordinate": [500, 900], "coordinate2": [520, 300]},
-            True,
-        ),
-        (
-            {"action": "swipe", "coordinate": [9, 9], "coordinate2": [9, 0]},
-            {"action": "swipe", "coordinate": [9, 0], "coordinate2": [9, 9]},
-            False,
-        ),
+        (at(9, 9, "swipe", coordinate2=[9, 0]), at(500, 900, "swipe", coordinate2=[520, 300]), True),
+        (at(9, 9, "swipe", coordinate2=[9, 0]), at(9, 0, "swipe", coordinate2=[9, 9]), False),
         ({"action": "wait", "time": 1}, {"action": "wait"}, True),
         ({"action": "system_button", "button": "Back"}, {"action": "system_button", "button": "Home"}, False),
         ({"action": "terminate", "status": "success"}, {"action": "terminate", "status": "failure"}, False),

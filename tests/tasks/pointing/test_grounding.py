@@ -47,14 +47,10 @@ def test_reward_is_iou_in_pixels(space: tuple[int, int], text: str, iou: float) 
 @pytest.mark.parametrize(
     "text",
     [
-        "[600, 400, 200, 800]",
-        "[200, 800, 600, 400]",
-        "[200, 400, 200, 800]",
-        "[1000, 0, 1200, 500]",
-        "no box",
-        "",
+        "[600, 400, 200, 800]", "[200, 800, 600, 400]", "[200, 400, 200, 800]", "[1000, 0, 1200, 500]",
+        "no box", "",
     ],
-)
+)  # fmt: skip
 def test_boxes_without_area_are_unreadable(text: str) -> None:
     """Swapped corners, a line, a box outside the image: no reward and no vote."""
     task = grounding()

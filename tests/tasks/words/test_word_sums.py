@@ -126,16 +126,12 @@ def test_wrong_demonstrations_are_wrong_and_what_they_teach_is_true() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<answer>{}</answer>",
-        "<think></think><answer>{} apples</answer>",
-        "<think></think><answer>-{}</answer>",
-        "<think></think><answer>{}.0</answer>",
-        "<think></think><answer>{0} {0}</answer>",
-        "<think></think><answer></answer>",
-        "<think></think><answer>{}</answer>so",
-        "so <think></think><answer>{}</answer>",
+        "<answer>{}</answer>", "<think></think><answer>{} apples</answer>",
+        "<think></think><answer>-{}</answer>", "<think></think><answer>{}.0</answer>",
+        "<think></think><answer>{0} {0}</answer>", "<think></think><answer></answer>",
+        "<think></think><answer>{}</answer>so", "so <think></think><answer>{}</answer>",
     ],
-)
+)  # fmt: skip
 def test_malformed_answers_earn_nothing(text: str) -> None:
     [(task, problem)] = problems("validation", 1)
     assert judged(task, problem, f"<think></think><answer>{problem.target}</answer>") == 1.0
