@@ -1,7 +1,8 @@
 """What installed distributions bring along: tasks and recipes with environments of their own.
 
 A distribution has an entry point in the group `GROUP`, whose value is a module with
-``TASKS``, the classes of its tasks, and ``RECIPES``, the folder of its recipes. Either may be missing.
+``TASKS``, the classes of its tasks, ``RECIPES``, the folder of its recipes, and ``SOURCES``, kinds of sources
+of environments with their classes (`SourceConfig`). Each may be missing.
 """
 
 from __future__ import annotations
