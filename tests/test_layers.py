@@ -30,7 +30,6 @@ LAYERS = (
     "learner",
     "serving",
     "experiments",
-    "planner",
     "integrations",
     "cli",
 )

@@ -72,6 +72,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             "start_processes": lambda recipe: None,
         },
         "selfverify.experiments.quickstart.quickstart": {"quickstart": quickstart},
+        "selfverify.experiments.plan.plan": {
+            "make_plan": lambda *given: SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
+        },
         "selfverify.reports.report": {"write_report": write_report},
         "selfverify.experiments.registry": {
             "METHODS": {"adpo": Adpo},
@@ -173,6 +176,7 @@ def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[
     result = run("train", recipe, "sampling.group_size=4", "--dry-run")
     assert not calls
     assert "# 10 steps x 24 problems x 4 samples = 960 trajectories, 10 updates" in result.stdout
+    assert "# plan: for (1, False, None)\n" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert load_recipe(tmp_path / "again.yaml").sampling.group_size == 4
     one_run(tmp_path / "run", recipe, best=False)

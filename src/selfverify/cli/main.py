@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from selfverify.cli import agent_commands, data_commands, looking_commands
 from selfverify.cli.eval_commands import calibrate, evaluate, matrix, report
 from selfverify.cli.list_commands import methods, recipes
-from selfverify.cli.plan_command import plan
 from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
@@ -67,7 +66,7 @@ app = typer.Typer(
     "Then `selfverify recipes` lists experiments, `selfverify train RECIPE` runs one, `selfverify eval` "
     "measures a model and `selfverify report` compares runs.",
 )
-for _command in (quickstart, train, plan, solve, serve, calibrate, matrix):
+for _command in (quickstart, train, solve, serve, calibrate, matrix):
     app.command()(_command)
 app.command(name="eval")(evaluate)
 for _command in (report, study, tables, methods, recipes, merge):
