@@ -78,7 +78,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "selfverify.reports.report": {"write_report": write_report},
         "selfverify.experiments.registry": {
             "METHODS": {"adpo": Adpo},
-            "TASKS": {"digits": SimpleNamespace(config_class=Options)},
+            "TASKS": {"digits": SimpleNamespace(config_class=Options, summary="[adds] digits")},
             "make_method": lambda name, **options: Adpo(Options(**options)),
         },
     }.items():
@@ -246,6 +246,8 @@ def test_lists(calls: list[Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "0.04" in options
     assert "[the KL term]" in options
     assert "there is no method 'x'" in run("methods", "x", code=2).stderr
+    assert "[adds] digits" in run("tasks").stdout and "task.beta" in run("tasks", "digits").stdout
+    assert "there is no task 'x'" in run("tasks", "x", code=2).stderr
     recipe.write_text("# What it is [for].\n" + recipe.read_text())
     monkeypatch.setattr(recipe_module, "recipe_folder", lambda: recipe.parent)
     listed = run("recipes").stdout
@@ -276,8 +278,11 @@ def test_faults_are_one_clean_message(
 
 
 def test_help_teaches_by_example() -> None:
-    for command in ("quickstart", "train", "eval", "report", "methods", "recipes"):
-        assert command in run("--help").stdout
+    names = "quickstart train eval solve serve report recipes methods tasks data agent visual merge export"
+    shown = run("--help").stdout
+    for command in names.split():
+        assert f" {command} " in shown
+    for command in ("quickstart", "train", "eval", "report", "methods", "tasks", "recipes", "export"):
         assert f"selfverify {command}" in run(command, "--help").stdout
     assert run("--version").stdout.strip() == __version__
 
