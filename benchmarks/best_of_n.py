@@ -70,7 +70,7 @@ class Calibrated:
     """Another verifier's scores as probabilities: what the stopping rule ``posterior`` takes them for.
 
     ``calibration`` is one of single scores, as `fit_calibration` makes it from all samples, not one of
-    chosen answers, as ``selfverify calibrate`` does.
+    chosen answers, as ``selfverify eval --calibrate`` does.
     """
 
     verifier: Verifier

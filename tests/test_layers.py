@@ -31,7 +31,6 @@ LAYERS = (
     "learner",
     "serving",
     "experiments",
-    "planner",
     "integrations",
     "cli",
 )

@@ -73,10 +73,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             "start_processes": lambda recipe: None,
         },
         "selfverify.experiments.quickstart.quickstart": {"quickstart": quickstart},
+        "selfverify.experiments.plan.plan": {
+            "make_plan": lambda *given: SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
+        },
         "selfverify.reports.report": {"write_report": write_report},
         "selfverify.experiments.registry": {
             "METHODS": {"adpo": Adpo},
-            "TASKS": {"digits": SimpleNamespace(config_class=Options)},
+            "TASKS": {"digits": SimpleNamespace(config_class=Options, summary="[adds] digits")},
             "make_method": lambda name, **options: Adpo(Options(**options)),
         },
     }.items():
@@ -174,6 +177,7 @@ def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[
     result = run("train", recipe, "sampling.group_size=4", "--dry-run")
     assert not calls
     assert "# 10 steps x 24 problems x 4 samples = 960 trajectories, 10 updates" in result.stdout
+    assert "# plan: for (1, False, None)\n" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert load_recipe(tmp_path / "again.yaml").sampling.group_size == 4
     one_run(tmp_path / "run", recipe, best=False)
@@ -243,6 +247,8 @@ def test_lists(calls: list[Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "0.04" in options
     assert "[the KL term]" in options
     assert "there is no method 'x'" in run("methods", "x", code=2).stderr
+    assert "[adds] digits" in run("tasks").stdout and "task.beta" in run("tasks", "digits").stdout
+    assert "there is no task 'x'" in run("tasks", "x", code=2).stderr
     recipe.write_text("# What it is [for].\n" + recipe.read_text())
     monkeypatch.setattr(recipe_module, "recipe_folder", lambda: recipe.parent)
     listed = run("recipes").stdout
@@ -273,8 +279,11 @@ def test_faults_are_one_clean_message(
 
 
 def test_help_teaches_by_example() -> None:
-    for command in ("quickstart", "train", "eval", "report", "methods", "recipes"):
-        assert command in run("--help").stdout
+    names = "quickstart train eval solve serve report recipes methods tasks data agent visual merge export"
+    shown = run("--help").stdout
+    for command in names.split():
+        assert f" {command} " in shown
+    for command in ("quickstart", "train", "eval", "report", "methods", "tasks", "recipes", "export"):
         assert f"selfverify {command}" in run(command, "--help").stdout
     assert run("--version").stdout.strip() == __version__
 

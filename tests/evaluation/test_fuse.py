@@ -99,11 +99,27 @@ def test_a_calibration_of_fused_scores_holds_the_fusion() -> None:
 
 def test_the_command_fits_and_says_it(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick"}, drawn(1))
-    words = ["calibrate", str(tmp_path), "--verifier", "fused", "--output", str(tmp_path / "c.json")]
+    words = [
+        "eval",
+        "--calibrate",
+        str(tmp_path),
+        "--verifier",
+        "fused",
+        "--output",
+        str(tmp_path / "c.json"),
+    ]
     shown = CliRunner().invoke(app, words)
     weight = Calibration.load(tmp_path / "c.json").fusion
     assert isinstance(weight, Fusion) and f"{weight.weight:g}" in shown.output
-    words = ["calibrate", str(tmp_path), "--verifier", "soft", "--output", str(tmp_path / "soft.json")]
+    words = [
+        "eval",
+        "--calibrate",
+        str(tmp_path),
+        "--verifier",
+        "soft",
+        "--output",
+        str(tmp_path / "soft.json"),
+    ]
     assert CliRunner().invoke(app, words).exit_code == 0
     for command in (["eval", "adpo-digits", "--calibration"], ["matrix", "a=x", "--fuse"]):
         shown = CliRunner().invoke(app, [*command, str(tmp_path / "soft.json")])

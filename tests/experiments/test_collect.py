@@ -279,5 +279,5 @@ def test_the_commands(tmp_path: Path, loop: Loop) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout) == {"written": 2, "lost": 0, "reason": ""}
     done = run(app, ["data", "check", new, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["kinds"] == {"conversation": 2}
-    done = run(app, ["data", "export", str(tmp_path), "--output", "x.parquet", "--keep", "correct"])
+    done = run(app, ["export", str(tmp_path), "--output", "x.parquet", "--keep", "correct"])
     assert done.exit_code == 2 and "--keep goes with --format verl" in done.stderr

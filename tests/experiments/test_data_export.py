@@ -307,7 +307,7 @@ def test_problems_that_the_gallery_lacks_are_made_anew(tmp_path: Path) -> None:
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    words = ["data", "export", str(run), "--output", str(tmp_path / "out"), "--only", "rooms/0", "--json"]
+    words = ["export", str(run), "--output", str(tmp_path / "out"), "--only", "rooms/0", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == {"trajectories": 2, "new": 2, "images": 3, "unknown": {}}

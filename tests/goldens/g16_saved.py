@@ -27,10 +27,10 @@ def run(tree: Tree) -> None:
     small = ["evaluation.problems=2", "evaluation.samples=2"]
     tree.inline("eval", "smartsnap-phone", *small, "--output", str(samples))
     exported = tree.scratch / "exported"
-    tree.inline("data", "export", str(samples), "--output", str(exported))
+    tree.inline("data export", str(samples), "--output", str(exported))
     store(tree, "atif", exported)
     verl = tree.scratch / "verl.jsonl"
-    tree.inline("data", "export", str(samples), "--format", "verl", "--output", str(verl))
+    tree.inline("data export", str(samples), "--format", "verl", "--output", str(verl))
     tree.jsonl("verl", verl)
 
 

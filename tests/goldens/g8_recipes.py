@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from goldens.tree import Tree, flat
 
-FACTS = re.compile(r"^# (?!writes to )(.*)$", re.M)
+FACTS = re.compile(r"^# (?!writes to |plan: )(.*)$", re.M)
 AT_HAND = "policy.path=builtin:digits"
 """What stands in for a model that is not on this machine."""
 

@@ -12,7 +12,7 @@ from tests.policy.conftest import Loaders, noise_image
 from rounding import assert_close
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.planner.meter import Meter
+from selfverify.experiments.plan.meter import Meter
 from selfverify.policy.chunked import batches, chunks, prefill
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput

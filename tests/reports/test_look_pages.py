@@ -213,16 +213,16 @@ def test_the_report_shows_the_steps(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It reads the journals of `looking collect`; a conversation that is not there is an error."""
+    """It reads the journals of `visual collect`; a conversation that is not there is an error."""
     looks, page = tmp_path / "looks", tmp_path / "x.html"
-    assert "looking collect" in run("looking", "page", looks, code=2).output
+    assert "visual collect" in run("visual", "page", looks, code=2).output
     collect_looks(far_recipe(), TeacherSettings(expert=True), looks, problems=3)
-    told = run("looking", "page", looks, "--output", page, "--most", 2).output
+    told = run("visual", "page", looks, "--output", page, "--most", 2).output
     text = page.read_text("utf-8")
     assert "2 conversations" in told and text.count('class="card panel talk"') == 2
     assert "1 more conversation in the folder" in text and '<g class="looked">' in text
     assert 'class="pixels"' in text  # 32 x 32 pixels, whose boxes are kept in those of the canvas of 576
     [one] = [trace.id for trace in all_traces(looks)][1:2]
-    run("looking", "page", looks, "--output", page, "--trace", one)
+    run("visual", "page", looks, "--output", page, "--trace", one)
     assert page.read_text("utf-8").count('class="card panel talk"') == 1
-    assert "no conversation nobody" in run("looking", "page", looks, "--trace", "nobody", code=2).output
+    assert "no conversation nobody" in run("visual", "page", looks, "--trace", "nobody", code=2).output

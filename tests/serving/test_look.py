@@ -108,7 +108,7 @@ def test_settings_that_do_not_go_together(words: list[str], said: str) -> None:
 
 def test_the_list_of_tools() -> None:
     """Each tool says whether it is available here."""
-    shown = run("looking")
+    shown = run("visual")
     assert shown.exit_code == 0 and all(name in shown.output for name in ALL)
     assert "no model is named" in " ".join(shown.output.split())
     words = ["solve", "--task", "digits-pick", "--look", "--tool", "depth", "--depth-model", "/nowhere"]

@@ -1,4 +1,4 @@
-"""The commands that measure models: ``selfverify eval``, ``calibrate``, ``matrix`` and ``report``."""
+"""The commands that measure models: ``selfverify eval``, ``matrix`` and ``report``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,32 @@ from selfverify.core.settings import Settings
 from selfverify.selection.fusion import Fusion, fusion_of
 
 
+class CalibrationSettings(Settings):
+    """What a calibration is fitted on, and how."""
+
+    calibrate: bool = False
+    """Measure nothing: learn from held-out samples, given in place of the model (a `samples.jsonl` or its
+    folder), how likely an answer of some confidence is to be right. `selfverify solve` reports that
+    probability, and abstains where it is too low. --output is the file to write, or the model's folder."""
+
+    verifier: str = "soft"
+    """With --calibrate: the verifier whose scores are used. `fused` (soft + a·log-prob) is fitted, too."""
+
+    strategy: str = "weighted"
+    """With --calibrate: the strategy that chooses the answer."""
+
+    kind: Literal["isotonic", "temperature"] = "isotonic"
+    """With --calibrate: the kind of curve: any rising one (`isotonic`), or one number, if problems are few
+    (`temperature`)."""
+
+    target_risk: float | None = Field(None, ge=0, le=1)
+    """With --calibrate: withhold unsure answers, so that at most this share of the others is wrong."""
+
+    test: Path | None = None
+    """With --calibrate: a `samples.jsonl`, or its folder, to report on. By default half of the problems
+    are set aside."""
+
+
 class EvaluateSettings(Settings):
     """Which model is measured, by what, and where the figures go."""
 
@@ -31,8 +57,10 @@ class EvaluateSettings(Settings):
     """The folder for samples and metrics. By default `eval` in the run's folder."""
 
     calibration: Path | None = None
-    """A file of `selfverify calibrate --verifier fused`, fitted on other problems: tell also what fused
-    scores (soft + a·log-prob) reach."""
+    """A file of `selfverify eval --calibrate --verifier fused`, fitted on other problems: tell also what
+    fused scores (soft + a·log-prob) reach."""
+
+    fitted: CalibrationSettings
 
 
 @settings_as_options
@@ -41,7 +69,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RECIPE_OR_MODEL",
-            help="A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server.",
+            help="A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server; with "
+            "--calibrate a `samples.jsonl` or its folder.",
         ),
     ],
     settings: EvaluateSettings,
@@ -68,7 +97,14 @@ def evaluate(
     - `selfverify eval ./my-model --recipe adpo-digits`
 
     - `selfverify eval http://127.0.0.1:8000#MODEL --recipe adpo-math task.test=MathVista.tsv`
+
+    - `selfverify eval --calibrate runs/mine/eval/samples.jsonl --output runs/mine/model --target-risk 0.1`
+
+    - `selfverify eval --calibrate validation.jsonl --test test.jsonl --output calibration.json`
     """
+    if settings.fitted.calibrate:
+        _calibrate(Path(target), settings, as_json)
+        return
     from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
@@ -92,72 +128,20 @@ def evaluate(
     typer.echo(f"all figures: {folder / 'metrics.json'}")
 
 
-def fitted_fusion(path: Path) -> Fusion:
-    """Return the fusion in a calibration.
-
-    Raises:
-        ConfigError: It was fitted for another verifier than ``fused``.
-        DataError: It cannot be read.
-    """
-    from selfverify.selection.calibration import Calibration
-
-    found = Calibration.load(path)
-    if found.fusion is None:
-        fitted = (found.fitted_on or {}).get("verifier")
-        raise ConfigError(
-            f"{path} was fitted for the verifier {fitted!r}; `selfverify calibrate --verifier fused` fits "
-            "what a log-probability weighs"
-        )
-    return found.fusion
-
-
-class CalibrationSettings(Settings):
-    """What a calibration is fitted on, and how."""
-
-    verifier: str = "soft"
-    """The verifier whose scores are used. `fused` (soft + a·log-prob) is fitted, too."""
-
-    strategy: str = "weighted"
-    """The strategy that chooses the answer."""
-
-    kind: Literal["isotonic", "temperature"] = "isotonic"
-    """The kind of curve: any rising one (`isotonic`), or one number, if problems are few (`temperature`)."""
-
-    target_risk: float | None = Field(None, ge=0, le=1)
-    """Withhold unsure answers, so that at most this share of the others is wrong."""
-
-    test: Path | None = None
-    """A `samples.jsonl`, or its folder, to report on. By default half of the problems are set aside."""
-
-
-@settings_as_options
-def calibrate(
-    samples: Annotated[
-        Path, typer.Argument(help="A `samples.jsonl` that `selfverify eval` wrote, or its folder.")
-    ],
-    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder.")],
-    settings: CalibrationSettings,
-    as_json: Json = False,
-) -> None:
-    """Learn from held-out samples how likely an answer of some confidence is to be right.
-
-    `selfverify solve` reports that probability, and abstains where it is too low.
-
-    Examples:
-
-    - `selfverify calibrate runs/mine/eval/samples.jsonl --output runs/mine/model --target-risk 0.1`
-
-    - `selfverify calibrate validation.jsonl --test test.jsonl --strategy best --output calibration.json`
-    """
+def _calibrate(samples: Path, settings: EvaluateSettings, as_json: bool) -> None:
+    """Fit a calibration to the samples of an evaluation, and store it."""
+    how, output = settings.fitted, settings.output
+    if output is None:
+        raise ConfigError("--calibrate: say with --output FILE where the calibration is written")
     from selfverify.evaluation.calibrate import calibrate as fit
     from selfverify.evaluation.store import find_store, read_samples
     from selfverify.selection.calibration import CALIBRATION_FILE
 
     sampled, stored = read_samples(find_store(samples))
-    held_out = read_samples(find_store(settings.test))[1] if settings.test else None
+    held_out = read_samples(find_store(how.test))[1] if how.test else None
     about = {name: value for name, value in sampled.items() if name in ("task", "weights", "split")}
-    how = (settings.verifier, settings.strategy, settings.kind, settings.target_risk)
-    fitted = fit(stored, *how, held_out, describe=about)
+    chosen = (how.verifier, how.strategy, how.kind, how.target_risk)
+    fitted = fit(stored, *chosen, held_out, describe=about)
     file = output / CALIBRATION_FILE if output.is_dir() else output
     make_folder(file.parent)
     fitted.calibration.save(file)
@@ -177,6 +161,25 @@ def calibrate(
     typer.echo(f"calibration: {file}")
 
 
+def fitted_fusion(path: Path) -> Fusion:
+    """Return the fusion in a calibration.
+
+    Raises:
+        ConfigError: It was fitted for another verifier than ``fused``.
+        DataError: It cannot be read.
+    """
+    from selfverify.selection.calibration import Calibration
+
+    found = Calibration.load(path)
+    if found.fusion is None:
+        fitted = (found.fitted_on or {}).get("verifier")
+        raise ConfigError(
+            f"{path} was fitted for the verifier {fitted!r}; `selfverify eval --calibrate --verifier "
+            "fused` fits what a log-probability weighs"
+        )
+    return found.fusion
+
+
 class MatrixSettings(Settings):
     """What a table of models is made by."""
 
@@ -194,7 +197,7 @@ class MatrixSettings(Settings):
 
     fuse: str | None = None
     """Choose also by every verifier's score + a·log-prob of the generator, in rows of their own: a number a,
-    or a file of `selfverify calibrate --verifier fused`."""
+    or a file of `selfverify eval --calibrate --verifier fused`."""
 
     server: list[str] = []
     """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""

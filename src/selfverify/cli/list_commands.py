@@ -1,13 +1,18 @@
-"""The commands ``selfverify methods`` and ``selfverify recipes``."""
+"""The commands ``selfverify methods``, ``tasks`` and ``recipes``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from selfverify.cli.printing import print_table
 from selfverify.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from selfverify.methods.base import Method
+    from selfverify.tasks.base import Task
 
 
 def methods(
@@ -23,18 +28,36 @@ def methods(
     """
     from selfverify.experiments.registry import METHODS
 
+    _list("method", METHODS, name)
+
+
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="The task whose options to show.")] = None,
+) -> None:
+    """List the tasks, those of installed distributions included, or one task's options.
+
+    Examples:
+
+    - `selfverify tasks`
+
+    - `selfverify tasks maths`
+    """
+    from selfverify.experiments.registry import TASKS
+
+    _list("task", TASKS, name)
+
+
+def _list(kind: str, known: Mapping[str, type[Method] | type[Task]], name: str | None) -> None:
     if name is None:
-        rows = [(key, entry.summary) for key, entry in METHODS.items()]
-        print_table(("method", "what it does"), rows)
+        print_table((kind, "what it does"), [(key, entry.summary) for key, entry in known.items()])
         return
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
-    method = METHODS[name]
+    if name not in known:
+        raise ConfigError(f"there is no {kind} {name!r}; {kind}s: {', '.join(known)}")
     options = []
-    for key, field in method.config_class.model_fields.items():
+    for key, field in known[name].config_class.model_fields.items():
         default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
-        options.append((f"method.{key}", str(default), field.description or ""))
-    print_table(("option", "default", "meaning"), options, f"{name}: {method.summary}")
+        options.append((f"{kind}.{key}", str(default), field.description or ""))
+    print_table(("option", "default", "meaning"), options, f"{name}: {known[name].summary}")
 
 
 def recipes() -> None:

@@ -1,4 +1,4 @@
-"""The command `selfverify looking page`."""
+"""The command `selfverify visual page`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from selfverify.core.errors import ConfigError
 
 
 def page(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder in which `looking collect` keeps conversations.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="The folder in which `visual collect` keeps conversations.")],
     output: Annotated[Path, typer.Option(help="The HTML file that is written.")] = Path("looks.html"),
     trace: Annotated[
         list[str] | None,
@@ -27,7 +25,7 @@ def page(
     Every step has the image that was looked at, with the place in it, what the tool made of it, and the
     verifier's Δr where one has listened. `selfverify report` shows those of an evaluation.
 
-    Example: `selfverify looking page looks --output looks.html`
+    Example: `selfverify visual page looks --output looks.html`
     """
     from selfverify.evaluation.steps import IMAGES
     from selfverify.experiments.looks.looks_folder import all_traces
@@ -38,7 +36,7 @@ def page(
     shown = [*islice(found, most)]
     if not shown:
         if not wanted:
-            raise ConfigError(f"{folder} has no conversation; `selfverify looking collect` holds some")
+            raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
         missing = ", ".join(sorted(wanted))
         raise ConfigError(
             f"{folder} has no conversation {missing}; its ids stand in sft.jsonl, or leave --trace out"

@@ -1,4 +1,4 @@
-"""The command `selfverify looking serve`."""
+"""The command `selfverify visual serve`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serve(settings: ToolServing) -> None:
     Their models are loaded once, and calls that come together go in together. `--tool-server URL` of
     `selfverify solve`, `serve` and recipes (`look.tool_server`) lets them do the work.
 
-    Example: `selfverify looking serve --depth-model FOLDER --similarity-model FOLDER --port 8300`
+    Example: `selfverify visual serve --depth-model FOLDER --similarity-model FOLDER --port 8300`
     """
     import asyncio
     import logging

@@ -1,4 +1,4 @@
-"""The commands about looking again: `selfverify looking ...`. Without one, it lists the tools."""
+"""The commands about looking again: `selfverify visual ...`. Without one, it lists the tools."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def list_tools(ctx: typer.Context, models: ToolModels) -> None:
 
     Examples:
 
-    - `selfverify looking`
+    - `selfverify visual`
 
-    - `selfverify looking --depth-model FOLDER`
+    - `selfverify visual --depth-model FOLDER`
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -77,10 +77,10 @@ def collect(
 
     Examples:
 
-    - `selfverify looking collect my-looks.yaml --server http://127.0.0.1:8000
+    - `selfverify visual collect my-looks.yaml --server http://127.0.0.1:8000
       --model Qwen/Qwen2.5-VL-72B-Instruct --problems 10000 --samples 2 --output looks`
 
-    - `selfverify looking collect my-looks.yaml --own --samples 8 --output looks`
+    - `selfverify visual collect my-looks.yaml --own --samples 8 --output looks`
     """
     from selfverify.experiments.looks.collect_looks import collect_looks
     from selfverify.experiments.recipe import load_recipe
@@ -128,9 +128,9 @@ def branch(
 
     Examples:
 
-    - `selfverify looking branch my-looks.yaml looks --own --samples 4`
+    - `selfverify visual branch my-looks.yaml looks --own --samples 4`
 
-    - `selfverify looking branch my-looks.yaml looks --way induced --server http://127.0.0.1:8000
+    - `selfverify visual branch my-looks.yaml looks --way induced --server http://127.0.0.1:8000
       --model Qwen/Qwen2.5-VL-72B-Instruct`
     """
     from selfverify.experiments.looks.collect_looks import branch_looks
@@ -152,11 +152,11 @@ def branch(
 @app.command()
 @settings_as_options
 def judge(folder: Folder, settings: TeacherSettings, as_json: Json = False) -> None:
-    """Ask a model about the answer of each trace that the task found right (`looking sets --judged`).
+    """Ask a model about the answer of each trace that the task found right (`visual sets --judged`).
 
     Called again, the command goes on where it was stopped.
 
-    Example: `selfverify looking judge looks --server http://127.0.0.1:8000
+    Example: `selfverify visual judge looks --server http://127.0.0.1:8000
     --model Qwen/Qwen2.5-VL-72B-Instruct`
     """
     from selfverify.experiments.looks.judge_looks import judge_looks
@@ -194,7 +194,7 @@ class SetsSettings(Settings):
     """Do not see to it that the chosen side is longer as often as the rejected one."""
 
     judged: bool = False
-    """Right traces have to be right for the model of `looking judge`, too."""
+    """Right traces have to be right for the model of `visual judge`, too."""
 
 
 @app.command()
@@ -202,7 +202,7 @@ class SetsSettings(Settings):
 def sets(folder: Folder, settings: SetsSettings, as_json: Json = False) -> None:
     """Make `sft.jsonl` and `pairs.jsonl` of the traces in a folder; say what was dropped, and why.
 
-    Example: `selfverify looking sets looks --pairs wrong+wasteful`
+    Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
     from selfverify.experiments.looks.make_sets import make_sets
     from selfverify.looking.preference_pairs import Pairing
@@ -234,7 +234,7 @@ def leaks(
     Numbers are masked, and all pairs of a problem are in one of five folds. The command ends with status 1
     where the classifier is right in more than 60 % of the cases: a verifier could learn the words, too.
 
-    Example: `selfverify looking leaks looks`
+    Example: `selfverify visual leaks looks`
     """
     from selfverify.experiments.looks.read_pairs import read_pairs
     from selfverify.looking.leak_test import MOST, leak_test
@@ -269,7 +269,7 @@ def export(
 ) -> None:
     """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
 
-    Example: `selfverify looking export looks --to llama-factory --output LLaMA-Factory/data/looks`
+    Example: `selfverify visual export looks --to llama-factory --output LLaMA-Factory/data/looks`
     """
     from selfverify.experiments.looks.export_looks import export_looks
 

@@ -13,9 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from selfverify.cli import agent_commands, data_commands, looking_commands
-from selfverify.cli.eval_commands import calibrate, evaluate, matrix, report
-from selfverify.cli.list_commands import methods, recipes
-from selfverify.cli.plan_command import plan
+from selfverify.cli.eval_commands import evaluate, matrix, report
+from selfverify.cli.export_command import export
+from selfverify.cli.list_commands import methods, recipes, tasks
 from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
@@ -67,14 +67,14 @@ app = typer.Typer(
     "Then `selfverify recipes` lists experiments, `selfverify train RECIPE` runs one, `selfverify eval` "
     "measures a model and `selfverify report` compares runs.",
 )
-for _command in (quickstart, train, plan, solve, serve, calibrate, matrix):
-    app.command()(_command)
+app.command()(quickstart)
+app.command()(train)
 app.command(name="eval")(evaluate)
-for _command in (report, study, tables, methods, recipes, merge):
+for _command in (solve, serve, report, recipes, methods, tasks, merge, export, matrix, study, tables):
     app.command()(_command)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(agent_commands.app, name="agent")
-app.add_typer(looking_commands.app, name="looking")
+app.add_typer(looking_commands.app, name="visual")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.core.policy_settings import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe
 from selfverify.learner.checkpoint import (
@@ -43,6 +43,21 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     if resume:
         lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")
     return lines
+
+
+def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
+    """Return lines that tell people what a step takes, or why that cannot be said."""
+    from selfverify.experiments.plan.plan import make_plan
+    from selfverify.policy.loading import is_at_hand
+
+    if recipe.stopping is not None:
+        return ["plan: none, since the run makes its own pairs"]
+    if not is_at_hand(recipe.policy.path):
+        return [f"plan: none, since {recipe.policy.path} is not on this machine"]
+    try:
+        return [f"plan: {line}" for line in make_plan(recipe, gpus, sharded, heard).lines()]
+    except SelfVerifyError as error:
+        return [f"plan: none; {' '.join(str(error).split())}"]
 
 
 def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""`selfverify looking calibrate` and `looking compare`: when a verifier ends looking."""
+"""`selfverify visual calibrate` and `visual compare`: when a verifier ends looking."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def calibrate(
 
     Examples:
 
-    - `selfverify looking calibrate my-looks.yaml --verifier runs/dpo/model --accuracy 0.9`
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --accuracy 0.9`
 
-    - `selfverify looking calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
       evaluation.problems=256 evaluation.samples=1`
     """
     from selfverify.experiments.looks.capped_looks import calibrate_stopping
@@ -159,7 +159,7 @@ def compare(
     looking dropped, and where the model may end before), its stopping times given to other conversations,
     and where the task knows it the first step after which everything needed has been shown.
 
-    Example: `selfverify looking compare my-looks.yaml --verifier runs/dpo/model evaluation.problems=2048`
+    Example: `selfverify visual compare my-looks.yaml --verifier runs/dpo/model evaluation.problems=2048`
     """
     from selfverify.experiments.looks.capped_looks import compare_stopping
 

@@ -71,7 +71,17 @@ class TrainSettings(Settings):
     """A run's folder: learn from the rollouts it has logged (`learner.rollout_log=all`); sample nothing."""
 
     dry_run: bool = False
-    """Check the recipe and print it with all defaults; train nothing."""
+    """Check the recipe, print it with all defaults, and say what a step takes: memory of a GPU, tokens,
+    operations. No weights are read, and nothing is trained."""
+
+    gpus: int = Field(1, ge=1)
+    """With --dry-run: the number of GPUs that share the problems of a step."""
+
+    sharded: bool = False
+    """With --dry-run: FSDP shares the model out to the GPUs, too."""
+
+    reply_tokens: int | None = Field(None, ge=1)
+    """With --dry-run: the tokens of what an environment says at a time, images included."""
 
 
 @settings_as_options
@@ -89,16 +99,19 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
 
     - `selfverify train my.yaml --dry-run > resolved.yaml`
 
+    - `selfverify train my.yaml --dry-run --gpus 8 --sharded`
+
     - `selfverify train runs/no-kl --resume`
 
     - `selfverify train runs/agent --replay runs/agent output=runs/agent-again`
     """
-    from selfverify.cli.run_folders import dry_run_lines, holds_a_run
+    from selfverify.cli.run_folders import dry_run_lines, holds_a_run, plan_lines
     from selfverify.experiments.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
     if settings.dry_run:
-        for line in dry_run_lines(loaded, settings.resume):
+        planned = plan_lines(loaded, settings.gpus, settings.sharded, settings.reply_tokens)
+        for line in [*dry_run_lines(loaded, settings.resume), *planned]:
             typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
         typer.echo(to_yaml(loaded), nl=False)
         return

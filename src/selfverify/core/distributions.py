@@ -1,8 +1,9 @@
 """What installed distributions bring along: tasks, recipes and weights with environments of their own.
 
 A distribution has an entry point in the group `GROUP`, whose value is a module with ``TASKS``, the classes of
-its tasks, ``RECIPES``, the folder of its recipes, and ``WEIGHTS``, whose subfolders are policies
-(``builtin:NAME``). Each may be missing.
+its tasks, ``RECIPES``, the folder of its recipes, ``WEIGHTS``, whose subfolders are policies
+(``builtin:NAME``), and ``SOURCES``, kinds of sources of environments with their classes (`SourceConfig`).
+Each may be missing.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ToolModels(Settings):
     """With --look: what `caption` describes with (BLIP, or a model that chats about images)."""
 
     tool_server: str | None = None
-    """With --look: the address of a server of visual tools (`selfverify looking serve`), which does the work
+    """With --look: the address of a server of visual tools (`selfverify visual serve`), which does the work
     of all tools but `crop`, `zoom_in` and `overlay`. Its models are its own."""
 
     tool_device: str = "cpu"
@@ -98,7 +98,7 @@ class LookOptions(LookBasics):
     """Whether and how a model looks at the images again (VTS-V)."""
 
     look: bool = False
-    """Let the model look at the images again with tools; `selfverify looking` lists them."""
+    """Let the model look at the images again with tools; `selfverify visual` lists them."""
 
     def settings(self) -> LookSettings:
         """How the model looks."""

@@ -74,7 +74,7 @@ def make_toolbox(settings: LookSettings, known: Sequence[VisualTool[Any]] | None
         raise ConfigError(f"there is no tool {unknown[0]!r} for looking; there are {', '.join(tools)}")
     servers = {tool.server for tool in tools.values() if isinstance(tool, RemoteTool)}
     if unreachable := "; ".join(filter(None, (server.unreachable() for server in servers))):
-        raise ConfigError(f"{unreachable}; start one with `selfverify looking serve`, or name none")
+        raise ConfigError(f"{unreachable}; start one with `selfverify visual serve`, or name none")
     for field in MODELS:
         named = getattr(settings, field)
         if named is not None and (why := missing_model(named, field)):

@@ -8,8 +8,6 @@ keys are either the continuation's own earlier tokens (``own``, causal) or the p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,19 +203,4 @@ def flash_for(query: Tensor) -> Flash | None:
 
 def _runs(device: torch.device) -> bool:
     """Whether this build and this GPU have the kernels of `CudaFlash`."""
-    if _assumed.get():
-        return True
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-_assumed = ContextVar("assumed", default=False)
-
-
-@contextmanager
-def assume_cuda() -> Iterator[None]:
-    """A context that takes CUDA devices to have the kernels, to plan for a GPU that is elsewhere."""
-    token = _assumed.set(True)
-    try:
-        yield
-    finally:
-        _assumed.reset(token)

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import CheckpointError, ConfigError
@@ -320,6 +321,15 @@ def _find(config: PolicyConfig) -> _Source:
     return _Source(path, base, folder, settings, options)
 
 
+def is_at_hand(path: str) -> bool:
+    """Whether a model is on this machine, so that nobody has to be asked for it."""
+    source = resolve(path)
+    try:
+        return Path(source).exists() or bool(cached_file(source, CONFIG_NAME, local_files_only=True))
+    except OSError:
+        return False
+
+
 def load(config: PolicyConfig) -> Loaded:
     """Load the model that ``config.path`` names, with its tokenizer, adapter and image processor.
 
@@ -386,7 +396,7 @@ def load_structure(config: PolicyConfig) -> Loaded:
         model = _with_attention(make)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"no model can be made of {source.folder}: {error}") from error
-    # Nothing is computed there, so the device need not exist: a plan is for another machine.
+    # Nothing is computed there, so the device need not exist.
     return _complete(model, source, config, torch.device(config.device))
 
 

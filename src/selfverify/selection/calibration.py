@@ -95,7 +95,9 @@ class Calibration:
             if found.kind == "temperature" or (found.x and len(found.x) == len(found.y) and rising):
                 return found
             fault = "x has to rise, y may not fall, and both need the same number of values"
-        raise DataError(f"{path} is not a calibration: {fault}. Fit it anew with `selfverify calibrate`.")
+        raise DataError(
+            f"{path} is not a calibration: {fault}. Fit it anew with `selfverify eval --calibrate`."
+        )
 
 
 def fit_calibration(

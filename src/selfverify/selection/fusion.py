@@ -80,7 +80,7 @@ def fusion_of(verifier: str, fitted: Fusion | None) -> Fusion | None:
         return Fusion(float(weight))
     if fitted is None:
         raise ConfigError(
-            "verifier fused needs to know what a log-probability weighs: fit it with `selfverify calibrate "
-            "--verifier fused` and give that --calibration, or say the weight, as in fused:2"
+            "verifier fused needs to know what a log-probability weighs: fit it with `selfverify eval "
+            "--calibrate --verifier fused` and give that --calibration, or say the weight, as in fused:2"
         )
     return fitted

@@ -94,7 +94,7 @@ class GatewaySettings(Settings):
     """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
-    """A file that `selfverify calibrate` wrote; it serves the requests that it was fitted for."""
+    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
 
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""

@@ -96,7 +96,7 @@ class CandidateSettings(Choosing):
     `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
 
     calibration: Path | None = None
-    """A file that `selfverify calibrate` wrote. By default the one in the model's folder, if it fits."""
+    """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
 
     @property
     def all_samples(self) -> bool:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
+from selfverify.agents.tasks import environment_sources
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
 from selfverify.core.environment import Call, Observation
 from selfverify.core.episode import Said
@@ -207,15 +208,20 @@ def test_a_row_without_a_goal_and_rules(files: Path, counters: str) -> None:
     ("changed", "message"),
     [
         ({"sources": []}, "at least 1"),
-        ({"sources": [{"kind": "cloud"}]}, "does not match any of the expected tags"),
+        ({"sources": [{"kind": "cloud"}]}, "no kind 'cloud' of sources; kinds: server, mcp, process"),
+        ({"sources": [{"kind": "android-world"}]}, "comes with selfverify-android-world .*pip install"),
+        ({"sources": [{"url": "http://x:1"}]}, "kind\n *Field required"),
         ({"sources": [{"kind": "mcp"}]}, "either a url or a command"),
         ({"sources": [{"kind": "server"}]}, "Field required"),
         ({"judge": {"kind": "state"}}, "say with done_from which"),
     ],
 )
-def test_settings_that_cannot_work(changed: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work(
+    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_sources, "distributions", dict)
     with pytest.raises(ValidationError, match=message):
-        EnvironmentAgentsConfig(**{"sources": [{"kind": "android-world", "url": "http://x:1"}], **changed})
+        EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`selfverify looking bench`: with and without looking, by one command."""
+"""`selfverify visual bench`: with and without looking, by one command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
         write(tmp_path / "vstar" / "direct_attributes", f"sa_{number}")
         write(tmp_path / "vstar" / "relative_position", f"sb_{number}")
     words = [
-        "looking", "bench", str(tmp_path / "vstar"), "--model", str(tiny_folder), "--output",
+        "visual", "bench", str(tmp_path / "vstar"), "--model", str(tiny_folder), "--output",
         str(tmp_path / "out"), "--max-tokens", "6", "--dtype", "float32", "--max-steps", "2",
         "--tool", "crop",
     ]  # fmt: skip
@@ -42,11 +42,11 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     first, marked, last = json.loads(result.stdout)
     assert (first, last) == (without, looking) and marked["name"] == "set of mark"
     assert marked["problems"] == 4 and marked["steps"] is None
-    shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])
+    shown = CliRunner().invoke(app, ["visual", "tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
-    shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])
+    shown = CliRunner().invoke(app, ["visual", "tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + VTS-V | 0.00 | – | – |" in shown.output, shown.output
 
 
@@ -59,7 +59,7 @@ def test_questions_without_images(tmp_path: Path) -> None:
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
-        "looking",
+        "visual",
         "bench",
         str(tmp_path / "rows.jsonl"),
         "--model",
@@ -109,4 +109,4 @@ def test_tables(tmp_path: Path) -> None:
         look_tables([("mine", other)])
     with pytest.raises(ConfigError, match=r"has no bench\.json"):
         look_tables([("mine", tmp_path)])
-    assert CliRunner().invoke(app, ["looking", "tables"]).exit_code == 2
+    assert CliRunner().invoke(app, ["visual", "tables"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""`selfverify looking bench --server`: what a server's model answers, at first sight and with tools."""
+"""`selfverify visual bench --server`: what a server's model answers, at first sight and with tools."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench:
 
     def run(self, address: str, *words: str) -> tuple[list[dict[str, Any]], Any]:
         told = [
-            "looking", "bench", str(self.data), "--server", address, "--model", "m", "--output",
+            "visual", "bench", str(self.data), "--server", address, "--model", "m", "--output",
             str(self.output), "--max-steps", "2", "--tool", "crop", *words, "--json",
         ]  # fmt: skip
         shown = CliRunner().invoke(app, told)

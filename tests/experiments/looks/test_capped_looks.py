@@ -1,4 +1,4 @@
-"""`selfverify looking calibrate` and `compare`: a taught reasoner, and a verifier with an adapter."""
+"""`selfverify visual calibrate` and `compare`: a taught reasoner, and a verifier with an adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from selfverify.policy.policy import Policy
 
 
 def run(*words: Any) -> Any:
-    return CliRunner().invoke(app, ["looking", *map(str, words)])
+    return CliRunner().invoke(app, ["visual", *map(str, words)])
 
 
 class Setting:

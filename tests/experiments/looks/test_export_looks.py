@@ -225,7 +225,7 @@ def test_what_stands_in_a_set_twice(tmp_path: Path, file: str) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     looks = write_looks(tmp_path / "looks")
-    words = ["looking", "export", str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
+    words = ["visual", "export", str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0 and "2 traces, 2 pairs" in shown.output, shown.output
 

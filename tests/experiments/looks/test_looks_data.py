@@ -291,7 +291,7 @@ def test_kill_9(tmp_path: Path) -> None:
         "method: {name: conversations-sft}\nlearner: {steps: 1}\n"
     )
     command = [
-        sys.executable, "-m", "selfverify", "looking", "collect", str(tmp_path / "far.yaml"), "--expert",
+        sys.executable, "-m", "selfverify", "visual", "collect", str(tmp_path / "far.yaml"), "--expert",
         "--problems", "200", "--output", str(tmp_path / "a"),
     ]  # fmt: skip
     for wait in (6.0, 7.0, 8.0):
@@ -319,7 +319,7 @@ def test_the_commands(tmp_path: Path, loop: Loop) -> None:
     url, _ = wrong_server(loop)
 
     def run(*words: str) -> Any:
-        return CliRunner().invoke(app, ["looking", *words])
+        return CliRunner().invoke(app, ["visual", *words])
 
     shown = run("collect", str(recipe), "--expert", "--problems", "6", "--output", folder)
     assert shown.exit_code == 0 and "6 traces, 6 of them right" in shown.output, shown.output

@@ -14,7 +14,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.lent import Lender, Lent
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
-from selfverify.agents.tasks.environment_sources import SourceOf, make_sources
+from selfverify.agents.tasks.environment_sources import SourceOf
 from selfverify.core.environment import EnvironmentLost
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
@@ -33,7 +33,8 @@ class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
 
     sources: list[SourceOf] = Field(
         min_length=1,
-        description="Servers and processes: `kind` is server (OpenEnv's wire), android-world, mcp, process. "
+        description="Servers and processes: `kind` is server (OpenEnv's wire), mcp, process, or that of an "
+        "installed distribution, such as android-world. "
         "As many conversations are held at the same time as they have sessions. Each training process "
         "opens its own.",
     )
@@ -75,7 +76,7 @@ class EnvironmentAgents(AgentTask, RowTask):
         super().__init__(config)
         c = self.config
         self.looking = frozenset(c.looking)
-        self._lender = Lender(lambda: make_sources(c.sources), PoolSettings(wait_s=c.wait_s))
+        self._lender = Lender(lambda: [source.make() for source in c.sources], PoolSettings(wait_s=c.wait_s))
         self._known: list[dict[str, Any]] | None = None
         sessions = sum(source.sessions for source in c.sources)
         self.limits = self.limits.model_copy(update={"at_once": sessions})

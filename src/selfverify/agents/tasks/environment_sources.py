@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from selfverify.core.distributions import distributions
 from selfverify.core.environment import Environment
-from selfverify.core.settings import StrictModel
+from selfverify.remote.environments.sources import LocalSource, Source, SourceConfig
 
-if TYPE_CHECKING:
-    from selfverify.remote.environments.sources import Source
+# Clients are imported late, because a core installation lacks what they need; the first names what that is.
 
 
-class ServerOf(StrictModel):
-    """A server that speaks OpenEnv's wire: `selfverify agent serve`, or anybody's."""
+class ServerOf(SourceConfig):
+    """A server that speaks OpenEnv's wire: `selfverify agent serve`, or anybody's. It is sent the key."""
 
-    kind: Literal["server"]
     url: str = Field(description="Its address, such as http://127.0.0.1:8000/phone.")
-    sessions: int = Field(8, ge=1, description="Sessions that are opened there at the same time.")
     actions: Literal["tools", "plain"] = Field(
         "tools", description="Whether its actions are calls of tools, or of one kind (`RemoteSettings`)."
     )
 
+    def make(self) -> Source:
+        """See `SourceConfig`."""
+        from selfverify.remote.environments.remote_environment import RemoteSettings
+        from selfverify.remote.environments.server_source import ServerSource
 
-class AndroidWorldOf(StrictModel):
-    """AndroidWorld's server, which has one device."""
-
-    kind: Literal["android-world"]
-    url: str = Field(description="Its address, such as http://127.0.0.1:5000.")
-
-    @property
-    def sessions(self) -> int:
-        """One device, one session."""
-        return 1
+        return ServerSource(RemoteSettings(self.url, key=_key(), actions=self.actions), self.sessions)
 
 
-class McpOf(StrictModel):
+class McpOf(SourceConfig):
     """A server of the Model Context Protocol, by its address or the command that starts it."""
 
-    kind: Literal["mcp"]
     url: str | None = Field(None, description="Its address, such as http://127.0.0.1:8000/mcp.")
     command: list[str] = Field([], description="Or the command that starts one, with its arguments.")
     begin: str | None = Field(None, description="The tool that begins a task, on our servers `begin`.")
-    sessions: int = Field(8, ge=1, description="Sessions at the same time.")
 
     @model_validator(mode="after")
     def _one(self) -> McpOf:
@@ -53,59 +44,65 @@ class McpOf(StrictModel):
             raise ValueError("a server of MCP has either a url or a command")
         return self
 
+    def make(self) -> Source:
+        """See `SourceConfig`."""
+        from selfverify.remote.environments.mcp_toolset import McpSettings, McpToolset
 
-class ProcessOf(StrictModel):
+        settings = McpSettings(self.command, self.url, key=_key(), begin=self.begin)
+
+        class Toolsets(LocalSource):
+            """Opens a toolset at once, so that its tools are known."""
+
+            async def open(self) -> Environment:
+                made = McpToolset(settings)
+                try:
+                    await made.open()
+                except BaseException:
+                    await made.close()
+                    raise
+                return made
+
+        return Toolsets(lambda: McpToolset(settings), self.sessions, McpToolset(settings).name)
+
+
+class ProcessOf(SourceConfig):
     """A process of our own with an environment in it, such as a Gymnasium one."""
 
-    kind: Literal["process"]
     factory: str = Field(description="What makes an environment, as package.module:name.")
-    sessions: int = Field(8, ge=1, description="Sessions at the same time.")
+
+    def make(self) -> Source:
+        """See `SourceConfig`."""
+        from selfverify.remote.environments.process_source import ProcessSource
+
+        return ProcessSource(self.factory, self.sessions)
 
 
-SourceOf = Annotated[ServerOf | AndroidWorldOf | McpOf | ProcessOf, Field(discriminator="kind")]
+def _key() -> str | None:
+    from selfverify.remote.environments.remote_environment import KEY_VARIABLE
+
+    return os.environ.get(KEY_VARIABLE)
 
 
-def make_sources(given: Sequence[ServerOf | AndroidWorldOf | McpOf | ProcessOf]) -> list[Source]:
-    """The sources of a pool. Servers are sent the key in the environment variable `KEY_VARIABLE`.
+def source_kinds() -> dict[str, type[SourceConfig]]:
+    """Return the kinds of sources, those of installed distributions included."""
+    found: dict[str, type[SourceConfig]] = {"server": ServerOf, "mcp": McpOf, "process": ProcessOf}
+    for module in distributions().values():
+        found.update(vars(module).get("SOURCES", {}))
+    return found
 
-    Raises:
-        ConfigError: An address is none, or a package is not installed.
-    """
-    return [_source(one) for one in given]
+
+def _by_kind(given: Any) -> Any:
+    if not isinstance(given, Mapping) or "kind" not in given:
+        return given
+    kinds, kind = source_kinds(), given["kind"]
+    if kind not in kinds:
+        raise ValueError(
+            f"there is no kind {str(kind)[:40]!r} of sources; kinds: {', '.join(kinds)}. Distributions bring "
+            "more: android-world comes with selfverify-android-world (in a checkout: pip install "
+            "./environments/android_world)"
+        )
+    return kinds[kind].model_validate(given)
 
 
-def _source(given: ServerOf | AndroidWorldOf | McpOf | ProcessOf) -> Source:
-    # Late, because a core installation lacks what they need; the first names what that is.
-    from selfverify.remote.environments.remote_environment import KEY_VARIABLE, RemoteSettings
-    from selfverify.remote.environments.server_source import ServerSource
-    from selfverify.remote.environments.sources import LocalSource
-
-    key = os.environ.get(KEY_VARIABLE)
-    match given:
-        case ServerOf():
-            return ServerSource(RemoteSettings(given.url, key=key, actions=given.actions), given.sessions)
-        case AndroidWorldOf():
-            from selfverify.remote.environments.android_world import AndroidWorldSettings, AndroidWorldSource
-
-            return AndroidWorldSource(AndroidWorldSettings(given.url))
-        case ProcessOf():
-            from selfverify.remote.environments.process_source import ProcessSource
-
-            return ProcessSource(given.factory, given.sessions)
-    from selfverify.remote.environments.mcp_toolset import McpSettings, McpToolset
-
-    settings = McpSettings(given.command, given.url, key=key, begin=given.begin)
-
-    class Toolsets(LocalSource):
-        """Opens a toolset at once, so that its tools are known."""
-
-        async def open(self) -> Environment:
-            made = McpToolset(settings)
-            try:
-                await made.open()
-            except BaseException:
-                await made.close()
-                raise
-            return made
-
-    return Toolsets(lambda: McpToolset(settings), given.sessions, McpToolset(settings).name)
+SourceOf = Annotated[SerializeAsAny[SourceConfig], BeforeValidator(_by_kind)]
+"""A source of any kind that is installed."""

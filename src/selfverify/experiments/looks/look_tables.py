@@ -99,7 +99,7 @@ def read_bench(folder: Path) -> Benched:
     """
     path = folder / BENCH
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {BENCH}; `selfverify looking bench --output {folder}` writes it")
+        raise ConfigError(f"{folder} has no {BENCH}; `selfverify visual bench --output {folder}` writes it")
     try:
         return TypeAdapter(Benched).validate_json(read_regular(path))
     except ValidationError as error:

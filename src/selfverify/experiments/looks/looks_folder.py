@@ -57,7 +57,7 @@ def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Lesson
     """
     path = folder / SOURCES[source]
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {path.name}; `selfverify looking collect` makes it")
+        raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
     settings, rows = read_journal(path, Lessons)
     for row in rows.values():
         if fault := _fault(row):

@@ -99,7 +99,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}; `selfverify looking sets` writes it")
+        raise ConfigError(f"there is no file {path}; `selfverify visual sets` writes it")
     with naming(path):
         lines = read_regular(path).splitlines()
     return enumerate(lines, start=1)

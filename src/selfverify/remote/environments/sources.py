@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from pydantic import Field
+
 from selfverify.core.environment import Environment
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import StrictModel
 from selfverify.remote.environments.sessions import Factory
 
 
@@ -46,6 +49,21 @@ class Source(ABC):
 
     async def close(self) -> None:
         """Give everything back, after the last session."""
+
+
+class SourceConfig(StrictModel):
+    """A source as recipes write it. Each kind has a class; distributions give theirs in ``SOURCES``."""
+
+    kind: str
+    sessions: int = Field(8, ge=1, description="Sessions at the same time.")
+
+    def make(self) -> Source:
+        """Return the source.
+
+        Raises:
+            ConfigError: An address is none, or a package is not installed.
+        """
+        raise NotImplementedError
 
 
 class LocalSource(Source):

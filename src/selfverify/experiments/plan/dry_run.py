@@ -3,8 +3,7 @@
 Inside `DryRun.running`, tensors that are made from nothing but token ids, positions, masks, image grids and
 other small tables are computed as always, so code may look into them. Every tensor that depends on a weight
 is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic. Code that
-asks such a tensor for its device gets the planned device. So code that chooses by device chooses as it will
-on the planned device, which this machine need not have.
+asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
 """
 
 from __future__ import annotations
@@ -26,20 +25,15 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 class DryRun:
-    """Runs code without weights, as the module's docstring explains.
+    """Runs code without weights, as the module's docstring explains."""
 
-    Args:
-        device: The planned device, on which the code believes that it runs.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._values = _Values()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context in which tensors that depend on weights have no values."""
-        with self._values, _Place(self.device):
+        with self._values, _Place():
             yield
 
     @contextmanager
@@ -49,18 +43,14 @@ class DryRun:
         yield
         self._values.making_weights = False
 
-    @property
-    def checkpointing(self) -> dict[str, Any]:
-        """The arguments of ``torch.utils.checkpoint``.
 
-        When autograd computes a forward pass again, it does so outside of function modes, so the mode that
-        names the planned device is entered again.
-        """
-        return {
-            "use_reentrant": False,
-            "determinism_check": "none",
-            "context_fn": lambda: (nullcontext(), _Place(self.device)),
-        }
+CHECKPOINTING = {
+    "use_reentrant": False,
+    "determinism_check": "none",
+    "context_fn": lambda: (nullcontext(), _Place()),
+}
+"""The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
+outside of function modes, so the mode that names the device is entered again."""
 
 
 class _Values(TorchDispatchMode):
@@ -128,26 +118,21 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 
 class _Place(TorchFunctionMode):
-    """Says that tensors without values are on the planned device, and chooses the kernels of that device."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
+    """Says that tensors without values are on the CPU, and chooses its kernels."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func == _DEVICE:
-            device = func(*args)
-            return self.device if device == META else device
+            return CPU
         if func is F.scaled_dot_product_attention:
-            return _attention(self.device.type, *args, **kwargs)
+            return _attention(*args, **kwargs)
         if func is Tensor.cpu:
             return args[0]
         if isinstance(func, OpOverload | OpOverloadPacket):
             return func(*args, **kwargs)
-        # `_Values` decides what is computed; the planned device itself need not exist.
+        # `_Values` decides what is computed.
         here = META if func is Tensor.to and args[0].is_meta else CPU
         if func is Tensor.to:
             args = tuple(here if isinstance(x, torch.device | str) else x for x in args)
@@ -160,7 +145,6 @@ _DEVICE = Tensor.device.__get__
 
 
 def _attention(
-    device: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -170,32 +154,16 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run the attention kernel that PyTorch would take on ``device``.
-
-    On GPUs this is the flash kernel in 16 bits without a mask. Otherwise it is the memory-efficient kernel,
-    unless key heads are fewer than query heads; then it is the kernel that writes all attention weights to
-    memory. On a CPU it is the CPU's flash kernel, unless there is dropout or the mask needs a gradient.
-    """
-    if attn_mask is not None and attn_mask.dtype is torch.bool and device == "cuda":
-        attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    if device == "cuda" and attn_mask is None and half:
-        flash = aten._scaled_dot_product_flash_attention
-        out = flash(query, key, value, dropout_p, is_causal, scale=scale)
-    elif device == "cuda" and query.shape[1] == key.shape[1]:
-        bias = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
-        efficient = aten._scaled_dot_product_efficient_attention
-        saved = torch.is_grad_enabled()
-        out = efficient(query, key, value, bias, saved, dropout_p, is_causal, scale=scale)
-    elif device == "cpu" and dropout_p == 0 and not (attn_mask is not None and attn_mask.requires_grad):
+    """Run the kernel that PyTorch would take: flash, unless there is dropout or the mask needs a gradient."""
+    if dropout_p or (attn_mask is not None and attn_mask.requires_grad):
+        plain = aten._scaled_dot_product_attention_math
+        out = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    else:
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))
         if attn_mask is not None:
             attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
         flash = aten._scaled_dot_product_flash_attention_for_cpu
         out = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    else:
-        math = aten._scaled_dot_product_attention_math
-        out = math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     result: Tensor = out[0]
     return result

@@ -27,10 +27,9 @@ from PIL import Image
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import DataError
 from selfverify.remote.bounded_reading import read_at_most
-from selfverify.remote.environments.android_world_actions import ACTIONS
 from selfverify.remote.environments.remote_environment import base_url
-from selfverify.remote.environments.sources import Source
 from selfverify.remote.environments.wire import decode_object
+from selfverify_android_world.actions import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,24 +218,3 @@ def _picture(pixels: Any) -> Image.Image:
     if found.min() < 0 or found.max() > 255:
         raise ValueError("a colour is not between 0 and 255")
     return Image.fromarray(found.astype(np.uint8))
-
-
-class AndroidWorldSource(Source):
-    """A server of AndroidWorld in a pool: one session at a time."""
-
-    def __init__(self, settings: AndroidWorldSettings) -> None:
-        super().__init__(str(base_url(settings.url)), sessions=1)
-        self.settings = settings
-
-    async def open(self) -> Environment:
-        """See `Source`."""
-        return AndroidWorld(self.settings)
-
-    async def healthy(self) -> bool:
-        """See `Source`."""
-        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
-        async with (
-            aiohttp.ClientSession(timeout=patience) as http,
-            http.get(base_url(self.settings.url) / "health") as reply,
-        ):
-            return reply.status == 200

@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
+from selfverify.experiments.plan.meter import Meter
+from selfverify.experiments.plan.plan import make_plan
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Learner
 from selfverify.methods.base import Training
-from selfverify.planner.meter import Meter
-from selfverify.planner.plan import make_plan
-from selfverify.planner.plan_settings import PlanSettings
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
@@ -108,14 +106,13 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
 
 
 class Chat(Episode):
-    """Shows another image in every turn."""
+    """Says much in every turn."""
 
     def __init__(self, task: DigitsPick, problem: Problem, seed: int) -> None:
         self.task, self.problem, self.seed = task, problem, seed
 
     def reply(self, said: Said) -> Reply:
-        shown = noise_image(self.seed % 10**6 + said.turn, 96, 64)
-        return Reply([{"type": "image"}, {"type": "text", "text": "Look again."}], [shown])
+        return Reply(" ".join(["Look again."] * 12))
 
     def ending(self) -> Ending:
         judged = self.task.verdict(self.problem, Tagged())
@@ -123,7 +120,7 @@ class Chat(Episode):
 
 
 class Opening(Chat):
-    """Shows one before the first turn, too."""
+    """Speaks before the first turn, too."""
 
     def begin(self) -> Reply | None:
         return self.reply(Said("", [], Finish.STOP, -1))
@@ -139,7 +136,7 @@ def test_memory_of_conversations(
     begins: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Kept keys, images that environments show, replies that are heard in chunks."""
+    """Kept keys, and replies that are heard in chunks."""
     if begins:
         monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Opening(self, problem, seed))
         make = DigitsPick.problem
@@ -152,15 +149,14 @@ def test_memory_of_conversations(
     reply = Chat(DigitsPick(), problem, 0).reply(Said("", [], Finish.STOP, 0))
     writer = ReplyEncoder(Policy.load(recipe.policy).encoder)
     heard = len(writer.encode(problem, reply, 1).tokens) - 1  # the policy writes the first one itself
-    settings = PlanSettings(gpu="cpu", reply_tokens=heard, reply_image_tokens=24)
-    made = make_plan(recipe, settings)
-    assert made.measured.shapes.response_tokens == 3 * 24 + (2 + begins) * heard
+    made = make_plan(recipe, heard=heard)
+    assert len(made.lengths.trained) == 3 * 24 + (2 + begins) * heard
     chatty(recipe)
     torch.manual_seed(0)
     real = measured_run(recipe)
-    rolled = max(sum(made.memory.phases[name].values()) for name in ("images", "sampling"))
+    rolled = max(sum(made.memory[name].values()) for name in ("images", "sampling"))
     assert rolled == pytest.approx(real["rollout"], rel=0.05)
-    assert made.memory.total == pytest.approx(real["step"], rel=0.05)
+    assert made.total == pytest.approx(real["step"], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +177,11 @@ def test_memory_of_conversations(
 def test_memory_is_that_of_a_run(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Within 5 %, for the whole step and for sampling; a plan reads no weights and runs no kernel."""
     recipe = recipe_of(tiny_folder, tmp_path, *more)
-    planned = make_plan(recipe, PlanSettings(gpu="cpu")).memory
+    planned = make_plan(recipe)
     torch.manual_seed(0)
     real = measured_run(recipe)
     assert planned.total == pytest.approx(real["step"], rel=0.05)
-    if "sampling" in planned.phases:
-        before = planned.phases.keys() & {"images", "sampling"}
-        rolled = max(sum(planned.phases[name].values()) for name in before)
+    if "sampling" in planned.memory:
+        before = planned.memory.keys() & {"images", "sampling"}
+        rolled = max(sum(planned.memory[name].values()) for name in before)
         assert rolled == pytest.approx(real["rollout"], rel=0.05)

@@ -15,11 +15,7 @@ from aiohttp import web
 from environment_servers import hosted
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import DataError
-from selfverify.remote.environments.android_world import (
-    AndroidWorld,
-    AndroidWorldSettings,
-    AndroidWorldSource,
-)
+from selfverify_android_world import AndroidWorld, AndroidWorldSettings, AndroidWorldSource
 
 TASK = {"task_type": "ClockStopWatch", "task_idx": 0}
 

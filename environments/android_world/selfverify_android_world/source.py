@@ -1,0 +1,43 @@
+"""Servers of AndroidWorld in a pool, and how recipes name them."""
+
+from __future__ import annotations
+
+import aiohttp
+from pydantic import Field
+
+from selfverify.core.environment import Environment
+from selfverify.remote.environments.remote_environment import base_url
+from selfverify.remote.environments.sources import Source, SourceConfig
+from selfverify_android_world.environment import AndroidWorld, AndroidWorldSettings
+
+
+class AndroidWorldSource(Source):
+    """A server of AndroidWorld in a pool: one session at a time."""
+
+    def __init__(self, settings: AndroidWorldSettings) -> None:
+        super().__init__(str(base_url(settings.url)), sessions=1)
+        self.settings = settings
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        return AndroidWorld(self.settings)
+
+    async def healthy(self) -> bool:
+        """See `Source`."""
+        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
+        async with (
+            aiohttp.ClientSession(timeout=patience) as http,
+            http.get(base_url(self.settings.url) / "health") as reply,
+        ):
+            return reply.status == 200
+
+
+class AndroidWorldConfig(SourceConfig):
+    """AndroidWorld's server, which has one device, and so one session."""
+
+    url: str = Field(description="Its address, such as http://127.0.0.1:5000.")
+    sessions: int = Field(1, ge=1, le=1, description="Sessions at the same time.")
+
+    def make(self) -> Source:
+        """See `SourceConfig`."""
+        return AndroidWorldSource(AndroidWorldSettings(self.url))

@@ -1,0 +1,1 @@
+"""What one step of a recipe takes, said before it is run."""

@@ -1,0 +1,319 @@
+"""Runs one training step without weights, and counts the memory and the operations of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.trajectory import Trajectory
+from selfverify.experiments.plan.dry_run import CHECKPOINTING, DryRun
+from selfverify.experiments.plan.lengths import lengths_of, samples
+from selfverify.experiments.plan.meter import Meter, Span
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.learner.apart import ApartGradients
+from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
+from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.passes import micro_batches
+from selfverify.learner.streams import GroupStreams
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater
+from selfverify.policy.chunked import prefill, scores_at_once
+from selfverify.policy.encoding import Encoder, Prompt
+from selfverify.policy.families import ImageInput
+from selfverify.policy.features import image_features
+from selfverify.policy.layout import SharedLayout
+from selfverify.policy.loading import load_structure
+from selfverify.policy.policy import Policy
+from selfverify.policy.scores import READ_BATCH, score_tree
+
+ENDED = 5
+"""Of so many conversations one has ended when the others' keys are copied without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What follows a prompt: tokens, which of them learn, the images among the others."""
+
+    tokens: list[int]
+    trained: list[bool]
+    images: list[ImageInput] = field(default_factory=list)
+
+
+class PlannedStep:
+    """One step on one GPU, run phase by phase; each leaves the tensors that a real phase leaves.
+
+    Args:
+        recipe: The recipe.
+        groups: The number of problems.
+        heard: The tokens of what an environment says at a time; None where nobody knows.
+
+    Raises:
+        ConfigError: The model is not there, or samples without sharing prompts.
+        DataError: The task cannot make its problems.
+    """
+
+    def __init__(self, recipe: Recipe, groups: int, heard: int | None) -> None:
+        self.recipe, self.method = recipe, make_method(recipe.method.name, **recipe.method.options)
+        self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
+        dry = DryRun()
+        # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
+        settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
+        with dry.running(), self.meter:
+            with dry.weights(), self.meter.span("weights"):
+                self.policy = policy = Policy(load_structure(settings), settings)
+            if settings.gradient_checkpointing:
+                policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
+            self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+            self.lengths = lengths_of(recipe, self.method, policy, groups, heard)
+            self._run()
+
+    def _run(self) -> None:
+        policy, method, recipe = self.policy, self.method, self.recipe
+        policy.model.eval()
+        # Once a run, and before the reference is made, as in training: no step pays for it.
+        policy.check_gradients()
+        with self.meter.span("reference"):
+            reference = policy.frozen_copy() if method.config.needs_reference else None
+        self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        for parameter in self.trainable:
+            parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
+        self.apart = ApartGradients(lambda: self.trainable)
+        mode = recipe.learner.channels
+        self.moments = [""] if mode == "joint" else [*method.channels]
+        """The channels that have moments of their own."""
+        self.gradients = self.moments if mode == "apart" else []
+        """The channels that have gradients of their own."""
+        self.optimizer = self._optimizer(recipe.learner)
+        with torch.no_grad():
+            self._see()
+            if samples(recipe, method) and recipe.sampling.engine == "own":
+                self._sample()
+            if method.config.reads_scores:
+                self._read_scores()
+        self._learn(self._groups(), reference)
+        with self._phase("optimiser"):
+            for channel in self.gradients or self.moments[:1]:
+                if self.gradients:
+                    self.apart.lend(channel)
+                torch.nn.utils.clip_grad_norm_(self.trainable, recipe.learner.max_grad_norm)
+                if self.optimizer is not None:
+                    _step(self.optimizer, channel)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[Span]:
+        with self.meter.span() as span:
+            self.phases[name] = span
+            yield span
+        self.flops[name] = span.flops
+
+    def _see(self) -> None:
+        """Encode the images of the drawn problems one by one; the others' features are made of their size."""
+        policy, cache = self.policy, self.policy.cache
+        images = {image.key: image for prompt in self.lengths.prompts for image in prompt.images}
+        if cache is None or not images:
+            return
+        drawn = [i for prompt in self.lengths.prompts[: len(self.lengths.problems)] for i in prompt.images]
+        with self._phase("images"):
+            features = image_features(policy.loaded, drawn, cache, policy.config.prefill_chunk)
+        self.flops["images"] *= len(images) / len(drawn)
+        like = next(iter(features.values()))
+        for key, image in images.items():
+            cache.put(key, like.new_empty(image.placeholders, like.shape[1]))
+        self.meter.relabel((cache.get(key) for key in images), "caches")
+
+    def _sample(self) -> None:
+        """Read the prompts, and draw one token half way and one at the end, where most keys are kept."""
+        policy, lengths, meter = self.policy, self.lengths, self.meter
+        if policy.shares_prefix is False or not policy.loaded.family.shares_prompts:
+            raise ConfigError(
+                f"policy.path={policy.config.path}: where prompts are not shared, sampling is transformers' "
+                "own and cannot be planned"
+            )
+        b, g, total = len(lengths.prompts), lengths.group_size, len(lengths.trained)
+        voice = policy.voice(self.recipe.sampling)
+        with self._phase("sampling"):
+            with meter.span() as reading:
+                last_bh, prefilled = prefill(policy.forward, lengths.prompts)
+            meter.relabel((x for pair in prefilled.prompt_keys.values() for x in pair), "caches")
+            layout = prefilled.to_grow(g, scores_at_once(policy.forward))
+            layout.least_room = room(total - 1)
+            for kept in (total - 2, total // 2):
+                with meter.span() as drawing:
+                    voice.choose(last_bh[:, None].expand(b, g, -1), torch.zeros(b, g))
+                    self._grow(layout, kept, 1)
+            if lengths.heard:  # by all conversations together, in chunks
+                chunk = min(lengths.heard, max(policy.config.prefill_chunk // (b * g), 1))
+                self._grow(layout, total - 1 - chunk, chunk)
+            layout.select(torch.arange(b), torch.arange(max(g - g // ENDED, 1)).expand(b, -1))
+        # What an environment says is read as prompts are.
+        heard = b * g * (total - lengths.sampled) / sum(len(prompt.ids) for prompt in lengths.prompts)
+        del self.flops["sampling"]
+        self.flops |= {"reading": reading.flops * (1 + heard), "drawing": lengths.sampled * drawing.flops}
+
+    def _grow(self, layout: SharedLayout, kept: int, width: int) -> None:
+        """Forward ``width`` tokens behind ``kept`` ones of each conversation."""
+        axes, shape = (
+            self.policy.loaded.family.position_axes,
+            (len(layout.prompt_lengths), layout.continuations),
+        )
+        ids = torch.zeros(*shape, width, dtype=torch.long)
+        layout.place(ids[..., 0], max(kept, 0), True)
+        self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)
+        self.meter.relabel((x for pair in layout.own_keys.values() for x in pair), "caches")
+
+    def _read_scores(self) -> None:
+        """Read the scores of all answers, as methods do whose verifier is read and not sampled."""
+        prompts = self.lengths.prompts[:READ_BATCH]
+        paths = score_tree(self.policy.tokenizer).paths()
+        length = len(self.lengths.trained) + max(len(path) for path in paths) + 1
+        rows = [[[0] * length] * (self.lengths.group_size * len(paths)) for _ in prompts]
+        with self._phase("scores"):
+            self.policy.hidden_states(prompts, self.policy.stack(rows))
+        self.flops["scores"] *= len(self.lengths.prompts) / len(prompts)
+
+    def _groups(self) -> list[GroupStreams]:
+        """Return the streams of every group, in which all that the policy says is trained."""
+        lengths = self.lengths
+        if samples(self.recipe, self.method):
+            rows = [_Row(len(lengths.trained) * [0], lengths.trained)] * lengths.group_size
+            lists = [rows] * len(lengths.prompts)
+        else:
+            lists = self._demonstrations()
+            longest = max((row.trained for rows in lists for row in rows), key=len)
+            most = max(len(rows) for rows in lists)
+            stated = f"{lengths.stated}, with their demonstrations"
+            self.lengths = replace(lengths, group_size=most, trained=longest, stated=stated)
+        kl = float(self.method.config.needs_reference)
+        names = self.method.channels
+        return [
+            _streams(prompt, rows, kl, names) for prompt, rows in zip(lengths.prompts, lists, strict=True)
+        ]
+
+    def _demonstrations(self) -> list[list[_Row]]:
+        task = make_task(self.recipe.task.name, **self.recipe.task.options)
+        problems = self.lengths.problems
+        made = self.method.rollout(
+            self.policy, task, problems, list(range(len(problems))), self.recipe.sampling
+        )
+        drawn = [[_demonstrated(t, self.policy.encoder) for t in group.trajectories] for group in made.groups]
+        return [drawn[n % len(drawn)] for n in range(len(self.lengths.prompts))]
+
+    def _backward(
+        self, loss: torch.Tensor, last: bool, channel: str | None = None, more: bool = False
+    ) -> None:
+        """Do what `Parallel.backward` does, in one process."""
+        with nullcontext() if channel is None else self.apart.adding(channel):
+            loss.backward(retain_graph=more)
+
+    def _optimizer(self, learner: LearnerConfig) -> torch.optim.Optimizer | None:
+        """Return the learner's optimiser after a first step, which makes its state; None with 8 bits."""
+        masters = self.recipe.policy.master_weights
+        if learner.optimizer == "adamw_8bit":
+            with self.meter.span("optimiser"):
+                self._moments = [_eight_bits(p) for p in self.trainable for _ in self.moments]
+                self._masters = [p.float() for p in self.trainable if masters and p.dtype in LOW_PRECISION]
+            return None
+        optimizer = make_optimizer(learner, self.policy.model.named_parameters(), masters)
+        for parameter in self.trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        with self.meter.span("optimiser"):
+            for channel in self.moments:
+                _step(optimizer, channel)
+        optimizer.zero_grad()
+        return optimizer
+
+    def _learn(self, groups: Sequence[GroupStreams], reference: Policy | None) -> None:
+        """Learn from the longest groups of one update, and scale their operations up to the step."""
+        learner, policy = self.recipe.learner, self.policy
+        per_update = -(-len(groups) // learner.updates_per_rollout)
+        size = min(learner.micro_batch_groups, per_update)
+        [every] = micro_batches(groups, len(groups))
+        batch = [groups[part.group] for part in every.slices[-size:]]
+        scale = _tokens(groups) / _tokens(batch)
+        alone: Any = SimpleNamespace(
+            policy=policy,
+            reference=reference,
+            autocast=nullcontext,
+            one_pass=lambda last: nullcontext(),
+            backward=self._backward,
+        )
+        updater = Updater(alone, learner, self.method.objective, self.recipe.sampling.temperature)
+        passes = updater.passes(batch)
+        with self._phase("reference"):
+            updater.fix_logprobs(batch, passes)
+        self.flops["reference"] *= scale
+        if reference is None:
+            del self.flops["reference"], self.phases["reference"]
+        policy.model.train()
+        offloads = self.recipe.policy.activation_offload and self.recipe.policy.device != "cpu"
+        hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
+        with self._phase("update"), hooks:
+            with self.meter.span() as first:
+                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
+            if per_update > size:  # a second micro-batch finds the gradients of the first one
+                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
+        self.flops["update"] = first.flops * scale * learner.inner_epochs
+
+
+def _step(optimizer: torch.optim.Optimizer, channel: str) -> None:
+    if isinstance(optimizer, ChannelOptimizer):
+        optimizer.take_turn(channel)
+    optimizer.step()
+
+
+def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as large as AdamW8bit's two moments: a byte per value and a float per 256 values, or
+    float32 for small tensors."""
+    count = parameter.numel()
+    size = 8 * count if count < 4096 else 2 * (count + 4 * -(-count // 256))
+    return parameter.new_empty(size, dtype=torch.uint8)
+
+
+def _offloaded(anchor: torch.Tensor) -> Any:
+    """Return hooks that take what autograd saves off the device, and bring it back when it is wanted."""
+
+    def pack(x: torch.Tensor) -> Any:
+        return (x.shape, x.dtype) if x.is_meta else x
+
+    def unpack(kept: Any) -> torch.Tensor:
+        return anchor.new_empty(kept[0], dtype=kept[1]) if isinstance(kept, tuple) else kept
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _tokens(groups: Sequence[GroupStreams]) -> int:
+    return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
+
+
+def _demonstrated(trajectory: Trajectory, encoder: Encoder) -> _Row:
+    segments = trajectory.segments
+    trained = [s.author == "policy" for s in segments for _ in s.tokens]
+    images = [encoder.image(image, "planned", True) for s in segments for image in s.images]
+    return _Row(trajectory.tokens, trained, images)
+
+
+def _streams(prompt: Prompt, rows: Sequence[_Row], kl: float, channels: tuple[str, ...]) -> GroupStreams:
+    shape = (len(rows), max(len(row.tokens) for row in rows))
+    channel = torch.full(shape, -1)
+    for number, row in enumerate(rows):
+        channel[number, : len(row.tokens)] = torch.where(torch.tensor(row.trained), 0, -1)
+    ones, tokens = torch.ones(shape), [row.tokens for row in rows]
+    streams = GroupStreams(prompt, tokens, channel, ones, kl * ones, ones, 0 * ones, channels=channels)
+    images = [row.images for row in rows]
+    return replace(streams, images=images if any(images) else [])
+
+
+def room(tokens: int) -> int:
+    """The own tokens that conversations have room for once there are ``tokens``; see `SharedLayout`."""
+    found = SharedLayout.FIRST_ROOM
+    while found < tokens:
+        found *= 2
+    return found

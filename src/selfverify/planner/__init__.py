@@ -1,1 +1,0 @@
-"""What a run will take, before it is started: memory, tokens, time, without loading weights."""
