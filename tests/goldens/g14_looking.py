@@ -77,7 +77,7 @@ def store_files(tree: Tree, row: str, folder: Path) -> None:
     """Store files of JSON, and the names and digests of images."""
     for path in sorted(folder.rglob("*.json*")):
         name = path.relative_to(folder)
-        if path.name in ("timing.jsonl", "events.jsonl", "metrics.jsonl") or name.parts[0] == "checkpoints":
+        if path.name in ("timing.jsonl", "events.jsonl", "metrics.jsonl") or "checkpoints" in name.parts:
             continue
         if path.suffix == ".jsonl":
             tree.jsonl(f"{row} {name}", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -28,7 +29,10 @@ def run(tree: Tree) -> None:
     tree.inline("eval", "smartsnap-phone", *small, "--output", str(samples))
     exported = tree.scratch / "exported"
     tree.inline("data export", str(samples), "--output", str(exported))
-    store(tree, "atif", exported)
+    for path in sorted(exported.rglob("*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        told.pop("session_id", None)  # a digest of all settings, those that are gone among them
+        tree.row(f"atif {path.relative_to(exported)}", content=told)
     verl = tree.scratch / "verl.jsonl"
     tree.inline("data export", str(samples), "--format", "verl", "--output", str(verl))
     tree.jsonl("verl", verl)
