@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
@@ -82,9 +81,3 @@ def test_two_tasks_of_one_name_are_refused(installed: dict[str, ModuleType | Exc
         ConfigError, match="selfverify and the distribution copy both have a task 'word-sums'"
     ):
         registry.all_tasks()
-
-
-def test_the_group_is_that_of_entry_points() -> None:
-    """What a distribution writes into its pyproject.toml is what is asked for."""
-    entry = EntryPoint("x", "json", distributions.GROUP)
-    assert entry.group == "selfverify.environments" and entry.load().dumps({}) == "{}"
