@@ -47,10 +47,6 @@ def pairs(folder: Path) -> Any:
     return make_task("pairs", validation=str(folder / "pairs.jsonl"), train=str(folder / "pairs.jsonl"))
 
 
-def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-
-
 def test_all_turns_behind_the_common_beginning_are_compared(policy: Policy, tmp_path: Path) -> None:
     """Plans, actions and answers of both sides; what tools show stands between them and is not learnt."""
     write_looks(tmp_path)

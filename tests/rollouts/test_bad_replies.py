@@ -18,7 +18,6 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
-from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import converse
 
@@ -141,15 +140,6 @@ def test_images_of_all_modes_are_shown(ending_policy: Callable[..., Policy], mod
     found = hold(ending_policy(), shown(Image.new(mode, (56, 56))))[1]
     [image] = found.segments[3].images
     assert (image.mode, image.size) == ("RGB", (56, 56)) and found.finish != Finish.ERROR
-
-
-def test_a_large_image_is_made_smaller(ending_policy: Callable[..., Policy]) -> None:
-    """By the image processor, so that its tokens fit."""
-    policy = ending_policy()
-    found = hold(policy, shown(Image.new("L", (4_000, 2_500))))[1]
-    room = longest_row(policy.model)
-    assert room is not None and found.finish != Finish.ERROR
-    assert 500 < len(found.segments[3].tokens) < room / 2
 
 
 HOSTILE = {

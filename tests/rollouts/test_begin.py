@@ -262,26 +262,11 @@ def test_a_screen_that_the_problem_does_not_announce_is_refused(policy: Policy) 
         hold(policy, lambda: Reply("Hello."), problem=PLAIN)
 
 
-def test_such_a_prompt_is_not_sampled_from_alone(policy: Policy) -> None:
-    """Nor shown a demonstration, which has no environment."""
-    with pytest.raises(ConfigError, match="problem asked: its environment speaks first"):
-        policy.sample(policy.encode([ASKED]), seeds=[0])
-    with pytest.raises(ConfigError, match="problem asked: its environment speaks first"):
-        make_method("sft").rollout(policy, Chat(), [ASKED], [0], SAMPLING)
-
-
 ALTERNATING = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['role'] }}\n"
     "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ c['text'] | trim }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-IMAGES_FIRST = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% for c in m['content'] if c['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% endfor %}"
-    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -303,23 +288,6 @@ def test_templates_whose_roles_alternate(load_policy: Any) -> None:
     assert list(writer.opening(ASKED, Reply("<|im_end|>")).tokens).count(special) == 1
     with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):
         writer.opening(ASKED, Reply("b", role="tool"))
-
-
-def test_templates_that_put_images_first(load_policy: Any) -> None:
-    """A message of its own keeps the question before the image; in one message it could not stay there."""
-    policy = load_policy()
-    reply = Reply([{"type": "text", "text": "b"}, {"type": "image"}], [picture(0)])
-    policy.tokenizer.chat_template = IMAGES_FIRST
-    shown = ReplyEncoder(policy.encoder).opening(ASKED, reply)
-    assert shown.unexpanded is not None
-    assert "<|image_pad|><|vision_end|>b<|im_end|>" in policy.tokenizer.decode(shown.unexpanded)
-    policy.tokenizer.chat_template = IMAGES_FIRST.replace(
-        "<|im_start|>{{ m",
-        "{% if loop.index0 %}{{ raise_exception('one message only') }}{% endif %}<|im_start|>{{ m",
-        1,
-    )
-    with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):
-        ReplyEncoder(policy.encoder).opening(ASKED, reply)
 
 
 def test_a_template_of_texts_alone(load_policy: Any) -> None:

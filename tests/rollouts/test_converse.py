@@ -215,6 +215,23 @@ def test_a_rollout_that_takes_too_long(ending_policy: Callable[..., Policy], ask
     assert all(t.finish == Finish.ERROR for group in made.groups for t in group.trajectories)
 
 
+def test_a_full_context_ends_a_conversation(
+    ending_policy: Any, asked: list[Problem], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = ending_policy()
+    limit = policy.model.config.get_text_config().max_position_embeddings
+
+    class Wordy(Talkative):
+        def reply(self, said: Said) -> Reply:
+            super().reply(said)
+            return Reply("word " * (limit // 2))
+
+    made = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
+    for trajectory in made.groups[0].trajectories:
+        assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
+    assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 4, 6])
 def test_conversations_in_waves_are_the_same(
     ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
