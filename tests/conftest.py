@@ -21,6 +21,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 from rounding import float64
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_tokenizer, write_tiny
+from tiny_models import write_checkpoint
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -91,12 +92,7 @@ def text_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
     for kind in TEXT_MODELS:
         folder = tmp_path_factory.mktemp(kind)
-        model = _text_model(kind, -(-len(tokenizer) // 16) * 16)
-        sharpen(model)
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        write_checkpoint(folder, _text_model(kind, -(-len(tokenizer) // 16) * 16), tokenizer)
         folders[kind] = folder
     return folders
 

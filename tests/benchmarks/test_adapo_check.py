@@ -8,26 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.benchmarks.conftest import turned
 from tests.samples import sample, write_samples
 
-from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 from selfverify.experiments.study.results import task_results
 
 RECIPE = load_recipe("adapo-digits-check", ["evaluation.problems=4"])
-
-
-@pytest.fixture
-def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("adapo_check")
-
-
-def turned(pairs: str) -> list[StoredSample]:
-    """A problem for each pair: is the first turn right, is the second."""
-    return [
-        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
-        for n, (first, second) in enumerate(pairs.split())
-    ]
 
 
 def write(folder: Path, pairs: str) -> None:
@@ -84,53 +71,30 @@ Change = Callable[[Path, Path], object]
     ("change", "says"),
     [
         (lambda study, _: (study / "results.json").unlink(), "no results.json"),
-        (lambda study, _: (study / "results.json").write_text("{"), "results.json is not what"),
         (lambda study, _: (study / "results.json").write_text("{}"), "results.json is not what"),
         (
-            lambda _, zero: write_samples(
-                zero / "before" / "samples.jsonl", {"temperature": 1.0}, turned("11 11 10 00")
-            ),
-            "before was sampled at T = 1; evaluate anew with evaluation.temperature=0",
+            lambda _, zero: write_samples(zero / "before/samples.jsonl", {"temperature": 1.0}, turned("11")),
+            "before was sampled at T = 1",
         ),
-        (
-            lambda study, zero: (zero / "adapo" / "seed-1" / "samples.jsonl").unlink(),
-            "seed-1 holds no samples",
-        ),
+        (lambda _, zero: (zero / "adapo/seed-1/samples.jsonl").unlink(), "seed-1 holds no samples"),
         (lambda study, zero: write_samples(zero / "before" / "samples.jsonl", {}, turned("11")), "problems"),
         (
-            lambda study, zero: write_samples(
-                zero / "before" / "samples.jsonl", {}, [sample("p0", 0, True, None)]
-            ),
+            lambda _, zero: write_samples(zero / "before/samples.jsonl", {}, [sample("p", 0, True, None)]),
             "no second turns",
         ),
     ],
 )
 def test_bad_input(
-    program: ModuleType,
-    folders: list[str],
-    change: Change,
-    says: str,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[[list[str]], str], folders: list[str], change: Change, says: str
 ) -> None:
     change(Path(folders[0]), Path(folders[2]))
-    with pytest.raises(SystemExit):
-        program.main(folders)
-    assert says in capsys.readouterr().err
+    assert says in refused(folders)
 
 
-def test_another_task(program: ModuleType, folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        program.main([*folders, "--task", "sum"])
-    assert "no task 'sum', but pick" in capsys.readouterr().err
-
-
-def test_a_study_of_single_turns(
-    program: ModuleType, folders: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_of_other_tasks(refused: Callable[[list[str]], str], folders: list[str]) -> None:
+    assert "no task 'sum', but pick" in refused([*folders, "--task", "sum"])
     file = Path(folders[0]) / "results.json"
     whole = json.loads(file.read_text())
     del whole["tasks"]["pick"]["variants"]["adapo"]["gain"]["turns.acc@t2"]
     file.write_text(json.dumps(whole))
-    with pytest.raises(SystemExit):
-        program.main(folders)
-    assert "'pick' has no second turns" in capsys.readouterr().err
+    assert "'pick' has no second turns" in refused(folders)

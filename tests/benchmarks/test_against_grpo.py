@@ -8,23 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.benchmarks.conftest import counted
 from tests.samples import sample, write_samples
 
 
-@pytest.fixture
-def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("against_grpo")
-
-
 def write(folder: Path, right: str, score: float = 0.5) -> str:
-    """Problems of two samples each: how many of them are right, such as ``"012"``."""
-    rows = [
-        sample(f"p{p}", n, n < int(count), score if n < int(count) else 0.5)
-        for p, count in enumerate(right)
-        for n in range(2)
-    ]
     folder.mkdir(parents=True)
-    write_samples(folder / "samples.jsonl", {}, rows)
+    write_samples(folder / "samples.jsonl", {}, counted(right, score, 0.5))
     return str(folder)
 
 
@@ -57,9 +47,7 @@ def test_differences_from_grpo(program: ModuleType, tmp_path: Path) -> None:
     assert updated["grpo_gap_low"] == over["pass@1"]["interval"][0] < 0.25
 
 
-def test_what_cannot_be_compared(
-    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_compared(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     grpo, own = write(tmp_path / "g", "21"), write(tmp_path / "j", "12")
     other, fewer = write(tmp_path / "k", "121"), tmp_path / "f"
     fewer.mkdir()
@@ -73,6 +61,4 @@ def test_what_cannot_be_compared(
         (["--of", "grpo", own], "a name that no other has"),
         (["--of", "a", own, "--update", str(tmp_path / "bad.json")], "is no file of quickstart_seeds.py"),
     ):
-        with pytest.raises(SystemExit):
-            program.main(["--grpo", grpo, *words])
-        assert told in capsys.readouterr().err
+        assert told in refused(["--grpo", grpo, *words])

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 from PIL import Image
-from tests.samples import sample
+from tests.benchmarks.conftest import turned
 
-from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 from selfverify.experiments.study.results import task_results
 
@@ -23,19 +21,6 @@ VARIANTS = {
     "scaled": ["method.reward=fixed", "method.scale_advantage=true"],
     "kept": ["method.reward=fixed-preservation"],
 }
-
-
-@pytest.fixture
-def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("collapse")
-
-
-def turned(pairs: str) -> list[StoredSample]:
-    """A problem for each pair: is the first turn right, is the second."""
-    return [
-        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
-        for n, (first, second) in enumerate(pairs.split())
-    ]
 
 
 def study(folder: Path, variants: dict[str, str]) -> str:
@@ -79,15 +64,11 @@ def test_points_stand_in_the_order_of_their_gaps(program: ModuleType, tmp_path: 
         assert image.width > 1000 and len(image.convert("RGB").getcolors(1 << 20) or ()) > 50
 
 
-def test_what_cannot_be_drawn(
-    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_drawn(refused: Callable[[list[str]], str], tmp_path: Path) -> None:
     only = study(tmp_path / "adaptive", {"adapo": "11 11 01 00"})
     for words, told in (
         ([str(tmp_path)], "has no results.json"),
         ([only, "--task", "box"], "has no task 'box', but pick"),
         ([only], "no variant has method.reward of fixed or fixed-correction"),
     ):
-        with pytest.raises(SystemExit):
-            program.main(words)
-        assert told in capsys.readouterr().err
+        assert told in refused(words)

@@ -11,11 +11,6 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("gpu_update")
-
-
-@pytest.fixture(scope="module")
 def results(program: Any) -> dict[str, Any]:
     """Of a run of the whole program, which fails itself where bfloat16 sides are too far apart."""
     found: dict[str, Any] = program.main(["--tiny"])["tiny"]

@@ -17,11 +17,6 @@ from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task
 
 
-@pytest.fixture
-def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("turn_errors")
-
-
 @pytest.fixture(scope="module")
 def task() -> Task:
     settings = load_recipe("adapo-digits-check").task
@@ -84,9 +79,7 @@ def test_kinds_before_and_after(program: ModuleType, task: Task, tmp_path: Path)
     assert a["first"]["wrong sum"]["kept"]["interval"] == [0.5, 0.5]
 
 
-def test_other_samples_are_refused(
-    program: ModuleType, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_samples_are_refused(refused: Callable[[list[str]], str], task: Task, tmp_path: Path) -> None:
     one = twice(task, 0, 0, [1, 2, 3], [1, 2, 3])
     one.steps = one.steps[:1]
     cases = {
@@ -97,13 +90,9 @@ def test_other_samples_are_refused(
         folder = tmp_path / str(number)
         folder.mkdir()
         write_samples(folder / "samples.jsonl", {}, rows)
-        with pytest.raises(SystemExit):
-            program.main(["--of", "a", str(folder)])
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refused(["--of", "a", str(folder)])
     good, other = tmp_path / "good", tmp_path / "other"
     for folder, index in ((good, 0), (other, 1)):
         folder.mkdir()
         write_samples(folder / "samples.jsonl", {}, [twice(task, index, 0, None, None)])
-    with pytest.raises(SystemExit):
-        program.main(["--of", "a", str(good), "--of", "b", str(other)])
-    assert "has other problems" in " ".join(capsys.readouterr().err.split())
+    assert "has other problems" in refused(["--of", "a", str(good), "--of", "b", str(other)])

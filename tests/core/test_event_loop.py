@@ -38,22 +38,6 @@ def test_results_and_errors_come_back(loop: EventLoop) -> None:
         loop.run(gives_up(), 5.0)
 
 
-def test_all_coroutines_share_one_loop(loop: EventLoop) -> None:
-    """What was opened on it goes on between the calls."""
-    events: list[asyncio.Event] = []
-
-    async def opens() -> asyncio.AbstractEventLoop:
-        events.append(asyncio.Event())
-        asyncio.get_running_loop().call_later(0.01, events[0].set)
-        return asyncio.get_running_loop()
-
-    async def waits() -> asyncio.AbstractEventLoop:
-        await events[0].wait()
-        return asyncio.get_running_loop()
-
-    assert loop.run(opens(), 5.0) is loop.run(waits(), 5.0)
-
-
 def test_what_takes_too_long_is_cancelled(loop: EventLoop) -> None:
     """It cleans up, and the loop serves others."""
     ended = threading.Event()
@@ -142,20 +126,6 @@ def test_closing_cancels_the_rest() -> None:
     loop.close()
     with pytest.raises(RuntimeError, match="test loop: the loop is closed"):
         loop.run(after(0.0, 1), 5.0)
-
-
-def test_a_coroutine_can_be_started_and_cancelled() -> None:
-    loop = EventLoop("test loop")
-    try:
-        assert loop.start(after(0.0, 3)).result(5.0) == 3
-        hanging = loop.start(after(60.0, 1))
-        assert hanging.cancel()
-        while loop.run(count(), 5.0):
-            time.sleep(0.001)
-    finally:
-        loop.close()
-    with pytest.raises(RuntimeError, match="the loop is closed"):
-        loop.start(after(0.0, 1))
 
 
 async def count() -> int:

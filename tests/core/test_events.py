@@ -125,12 +125,3 @@ def test_a_corrupt_line_hides_no_other(
     assert names(log.path) == ["started", "finished"]
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning.startswith(f"{log.path}, line 2: ") and warning.endswith("; left out")
-
-
-def test_a_story_tells_of_conversations_that_ended_early() -> None:
-    events = [{"event": name} for name in ("episode_failed", "context_full", "episode_failed")]
-    assert story([*events, {"event": "episode_not_closed"}]) == [
-        "2 conversations lost to failures",
-        "1 environment that could not be closed",
-        "1 conversation that filled the context",
-    ]

@@ -14,12 +14,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from data_files import write_jsonl
 from selfverify.cli.main import app
 from selfverify.core import ranks
-from selfverify.core.atomic_files import write_bytes, write_json, write_text
+from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError, FileError, IrregularFileError, SelfVerifyError
-from selfverify.core.files import make_folder, naming, open_regular, read_regular
+from selfverify.core.files import naming, open_regular, read_regular
 from selfverify.core.journal import Journal
 from selfverify.data.conversation_files import write_conversations
 from selfverify.data.images import ImageRef, read_image
@@ -69,19 +68,6 @@ def test_a_full_disk_is_named_for_images_and_models(
     policy = load_policy()
     with full_disk(3000), pytest.raises(FileError, match=str(tmp_path / "model")):
         policy.save(tmp_path / "model")
-
-
-def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run" / "metrics.jsonl")
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    (tmp_path / "run").rmdir()
-    with pytest.raises(FileError, match=r"run/metrics\.jsonl: No such file or directory"):
-        journal.append([1])
-    with pytest.raises(FileError, match=r"run/x\.json"):
-        write_bytes(tmp_path / "run" / "x.json", b"{}")
-    (tmp_path / "run").write_text("")
-    with pytest.raises(FileError, match="run: File exists"):
-        make_folder(tmp_path / "run")
 
 
 def test_the_error_of_a_command_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +136,3 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
             if kind != "a folder":
                 with pytest.raises(IrregularFileError, match=f"this is {said}"):
                     open_rows(path, format=format)
-
-
-def test_a_row_whose_image_is_a_pipe_is_left_out_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    NOISE.save(tmp_path / "good.png")
-    rows = [{"question": "?", "answer": "1", "image": f"{name}.png"} for name in ("pipe", "good")]
-    found = open_rows(write_jsonl(tmp_path / "a.jsonl", rows), check_images=True)
-    assert [len(found), str(found.bad[0].reason).count("this is a pipe")] == [1, 1]

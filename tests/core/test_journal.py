@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.differences import differences, flatten
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.journal import STRICT, Journal, open_journal, read_journal, read_rows
@@ -38,12 +37,6 @@ def fill(path: Path, *indices: int) -> Path:
     journal, rows = open_journal(path, Found, SETTINGS)
     journal.append(*(asdict(found(i)) for i in indices if i not in rows))
     return path
-
-
-def test_header_and_lines_are_plain_json(tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in fill(tmp_path / "deep" / "j.jsonl", 4).read_text().splitlines()]
-    assert lines[0] == {"rows": "Found", "format": 1, "settings": SETTINGS}
-    assert lines[1] == {"index": 4, "text": "7 + 2 = 9", "scores": {"soft": 0.5, "greedy": None}}
 
 
 def test_reopening_goes_on(tmp_path: Path) -> None:
@@ -76,13 +69,6 @@ def test_reading_a_torn_file_warns_and_leaves_it_alone(
     assert "last line was cut off" in caplog.text
 
 
-def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    path.touch()
-    with pytest.raises(DataError, match=r"j\.jsonl is empty; delete it"):
-        read_journal(path, Found)
-
-
 def test_other_settings_are_named(tmp_path: Path) -> None:
     path = fill(tmp_path / "j.jsonl", 0)
     changed = {"model": "tiny", "sampling": {"temperature": 0.2, "stop": ["</score>"]}}
@@ -90,12 +76,6 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
         open_journal(path, Found, changed)
     assert "model" not in str(error.value)
     assert "another path" in str(error.value)
-
-
-def test_tuples_in_settings_equal_the_lists_they_are_stored_as(tmp_path: Path) -> None:
-    for _ in range(2):
-        journal, _ = open_journal(tmp_path / "j.jsonl", Found, {"betas": (0.9, 0.99)})
-        journal.append(asdict(found(len(read_journal(journal.path, Found)[1]))))
 
 
 @pytest.mark.parametrize(
@@ -165,33 +145,6 @@ def test_differences_are_named_by_dots() -> None:
     assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": {}}) == {"a.b.c": 1, "a.d": [2]}
     old, new = {"a": {"b": 1, "c": 2}, "d": None}, {"a": {"b": 1, "c": {"x": 3}}}
     assert differences(old, new) == ["a.c was 2 and is now None", "a.c.x was None and is now 3"]
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"ä": [1]})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"ä": [1]}
-
-    def full(*_: Any) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    before = path.read_bytes()
-    with pytest.raises(OSError, match="No space"):
-        write_text(path, "other")
-    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-
-
-def test_a_cut_off_line_is_told_once_when_a_journal_is_opened(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = fill(tmp_path / "found.jsonl", 0, 1)
-    with path.open("ab") as file:
-        file.write(b'{"index": 2')
-    open_journal(path, Found, SETTINGS)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: the last line was cut off while it was written; removed"
-    ]
 
 
 def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None:

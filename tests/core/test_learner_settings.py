@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from pydantic import ValidationError
-
 from selfverify.core.learner_settings import LearnerConfig
 
 
@@ -16,8 +13,3 @@ def test_passes_decide_the_steps_and_the_warm_up() -> None:
     assert config.lasting(401).steps == 26 and config.lasting(10_000).steps == 100
     assert config.lasting(1).steps == 1 and config.lasting(400, epochs=4).steps == 50
     assert config.lasting().steps == 100 and config.lasting().warmup_steps == 10
-
-
-def test_a_warm_up_is_said_once() -> None:
-    with pytest.raises(ValidationError, match="warmup_share and warmup_steps both say"):
-        LearnerConfig(steps=100, warmup_share=0.1, warmup_steps=5)

@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from selfverify.core.events import story
 from selfverify.core.machine import busy
 
 
@@ -17,8 +16,3 @@ def test_busy_is_a_quarter_above_the_cores(load: float, told: bool, monkeypatch:
     assert bool(busy()) is told
     if told:
         assert "5.1 threads" in busy() and "4 cores" in busy()
-
-
-def test_a_run_tells_it_once() -> None:
-    events = [{"event": name, "message": "the machine is busy"} for name in ("started", "machine_busy")]
-    assert story([*events, events[1]]) == ["the machine is busy"]

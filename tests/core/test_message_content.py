@@ -11,8 +11,3 @@ PARTS = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "te
 def test_texts_and_parts_say_the_same() -> None:
     assert content_text(content_parts("a b")) == content_text("a b") == content_text(PARTS) == "a b"
     assert Reply(PARTS).text == Reply("a b").text == "a b" and Reply().text == ""
-
-
-def test_parts_may_be_changed() -> None:
-    content_parts(PARTS)[0]["text"] = "c"
-    assert PARTS[0]["text"] == "a "

@@ -7,15 +7,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from selfverify.core.policy_settings import PolicyConfig
-from selfverify.core.settings import PathText
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.tasks.data_file import DataFile, File
-
-
-def test_a_path_becomes_a_text() -> None:
-    adapter = TypeAdapter(PathText)
-    assert adapter.validate_python(Path("a") / "b") == str(Path("a/b"))
-    assert adapter.validate_python("builtin:digits") == "builtin:digits"
 
 
 def test_settings_take_paths(tmp_path: Path) -> None:

@@ -35,36 +35,24 @@ def test_scores_that_are_read(text, score):
 @pytest.mark.parametrize(
     "text",
     [
+        *("", " ", "0.9 0.9", "0 .9", "\u00a00.9", "0.9\u2003", "0.9\u200b", "\x000.9", "0.9\x00", "\ud800"),
+        *("nan", "NaN", "inf", "1e400", "1e-3", "0.9.9", "-0", "+1", "-0.5", "1.2", "1.01", "2", "10", ".9"),
         *(
-            "",
-            " ",
-            "nan",
-            "NaN",
-            "inf",
-            "1e400",
-            "1e-3",
-            "0.9.9",
-            "-0",
-            "+1",
-            "-0.5",
-            "1.2",
-            "1.01",
-            "2",
-            "10",
-        ),
-        *(".9", "1.", "0.", ".", "00.5", "01", "0,9", "0x1", "1_0", "0.9 0.9", "90%", "0.9/1", "1/2", "0 .9"),
-        *(
+            "1.",
+            "0.",
+            ".",
+            "00.5",
+            "01",
+            "0,9",
+            "0x1",
+            "1_0",
+            "90%",
+            "0.9/1",
+            "1/2",
             "０.９",
-            "0.９",
             "٠.٥",
             "०",
             "½",
-            "\u00a00.9",
-            "0.9\u2003",
-            "0.9\u200b",
-            "\x000.9",
-            "0.9\x00",
-            "\ud800",
         ),
         *("0." + "1" * 15, "0" * 10_000, "0." + "9" * 1_000_000, "true", "None", "<score>0.9", "0.9</score>"),
     ],
@@ -167,12 +155,6 @@ def test_malformed_outputs(text, answer_ok, score_ok, opened):
     assert (read.score is not None) == score_ok
 
 
-def test_an_answer_inside_another_tag_is_still_found_but_not_ok():
-    read = parse_tagged("<answer>4</answer><score>0.9</score>")
-    assert read.fields == {"answer": "4", "score": "0.9"}
-    assert not read.answer_ok
-
-
 def check(text, order=("think", "answer", "score")):
     """What holds for every text."""
     read = parse_tagged(text, order)
@@ -229,13 +211,15 @@ def test_what_follows_the_score_tag_never_changes_the_answers_format(tail):
 @pytest.mark.parametrize(
     "unit",
     [
-        "<score>",
-        "<answer>",
-        "<think><answer>",
-        "</answer>",
-        "<answer></answer>",
-        "<",
-        "</answer><score>",
+        *[
+            "<score>",
+            "<answer>",
+            "<think><answer>",
+            "</answer>",
+            "<answer></answer>",
+            "<",
+            "</answer><score>",
+        ],
         " ",
     ],
 )

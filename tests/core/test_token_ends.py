@@ -17,15 +17,7 @@ def byte_tokenizer():
     by_byte = {b: chr(b) for b in printable} | {b: chr(256 + k) for k, b in enumerate(others)}
     assert sorted(by_byte.values()) == sorted(letters)
     vocab = {by_byte[b]: b for b in range(256)}
-    merges = [
-        ("s", "c"),
-        ("sc", "o"),
-        ("sco", "r"),
-        ("scor", "e"),
-        ("<", "/"),
-        (">", "<"),
-        (">", by_byte[10]),
-    ]
+    merges = [*zip(("s", "sc", "sco", "scor", "<", ">"), "core/<", strict=True), (">", by_byte[10])]
     for left, right in merges:
         vocab[left + right] = len(vocab)
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -55,10 +47,6 @@ def test_ascii():
     """`<`, `score`, `>`, `0`, `.`, `9` end at 1, 6, 7, 8, 9, 10."""
     ids = BYTES.encode("<score>0.9")
     assert token_ends(BYTES, ids) == ("<score>0.9", [1, 6, 7, 8, 9, 10])
-
-
-def test_no_tokens():
-    assert token_ends(BYTES, []) == ("", [])
 
 
 def test_the_sampled_spelling_counts_and_not_the_tokenizers():
@@ -159,10 +147,6 @@ def test_ends_where_every_word_decodes_differently(ids):
 def test_channel_lengths_by_hand(boundary, length):
     """Tokens [0, 2) [2, 5) [5, 6) [6, 9)."""
     assert channel_lengths([2, 5, 6, 9], boundary) == length
-
-
-def test_channel_lengths_without_tokens():
-    assert [channel_lengths([], boundary) for boundary in (None, 0, 3)] == [0, 0, 0]
 
 
 def test_tokens_of_a_split_character_at_the_boundary_are_score():

@@ -71,36 +71,12 @@ def test_each_channel_has_moments_of_its_own() -> None:
     assert float(optimizer.state[weight]["answer/step"]) == float(optimizer.state[weight]["score/step"]) == 2
 
 
-def test_jointly_the_large_gradient_hides_the_small_one() -> None:
-    """The same gradients by one pair of moments: the second step of `answer` goes on where `score` led."""
-    weight, optimizer = one_weight()
-    step(weight, optimizer, 1.0, "")
-    before = step(weight, optimizer, 500.0, "")
-    assert step(weight, optimizer, -2.0, "") < before
-
-
 def test_rates_and_weight_decay() -> None:
     """A rate is a factor on the step. Two channels that step together decay a weight of 1 by half each."""
     weight, optimizer = one_weight()
     assert step(weight, optimizer, 1.0, "score", 0.5) == pytest.approx(0.95)
     weight, optimizer = one_weight(weight_decay=1.0)
     assert step(weight, optimizer, 1.0, "answer", 1.0, 2) == pytest.approx(1 - 0.1 / 2 - 0.1)
-
-
-def test_channels_share_the_master() -> None:
-    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-    config = LearnerConfig(steps=1, learning_rate=1e-4, channels="apart")
-    optimizer = make_optimizer(config, [("w", weight)], True)
-    assert isinstance(optimizer, ChannelOptimizer)
-    for channel in ("answer", "score"):
-        step(weight, optimizer, 1.0, channel)
-    assert float(optimizer.state[weight]["master"]) == pytest.approx(1 - 2e-4, abs=1e-5)
-    assert weight.item() == 1.0
-
-
-def test_settings_that_have_no_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match="channel_rates needs channels=alternate"):
-        LearnerConfig(steps=1, channel_rates={"score": 0.5})
 
 
 @pytest.fixture(scope="module")

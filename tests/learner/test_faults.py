@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from killed_runs import same_figures, same_weights
 from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
 from selfverify.core.events import read_events, story
 from selfverify.reports.run_data import load_run
@@ -96,9 +96,7 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     hit = disturbed(steps, kills, broken, images, faults)
     assert hit >= kills - 1, "the run ended before it could be killed"
 
-    left, right = (load_file(f / "model" / "model.safetensors") for f in (whole, broken))
-    assert left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
-    assert (whole / "metrics.jsonl").read_bytes() == (broken / "metrics.jsonl").read_bytes()
+    assert same_weights(whole, broken) and same_figures(whole, broken)
     last = load_run(broken).steps[-1]
     assert (last["step"], last["problems/skipped"]) == (steps, 2)
 

@@ -25,7 +25,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import learn, train
+from selfverify.experiments.run import learn
 from selfverify.learner.loop import Learner
 from selfverify.learner.streams import GroupStreams, make_streams
 from selfverify.learner.totals import UpdateTotals
@@ -196,20 +196,6 @@ def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
     assert torch.cosine_similarity(moved("own"), moved("vllm"), dim=0) > 0.999
 
 
-def test_second_turns_come_from_vllm_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked twice, and what it drew behind the first turn has the learner's probabilities."""
-    vllm_standin.install(monkeypatch)
-    policy = Policy.load("builtin:digits", device="cpu")
-    config = CONFIG.model_copy(update={"steps": 1})
-    method = make_method("adapo", second_turn="Check the answer.", zero_advantage="adaptive")
-    learn(policy, make_task("digits-pick"), method, config, VLLM, output=tmp_path)
-    [row] = rows(tmp_path)
-    assert len(LLM.made[0].core.calls) == 2
-    assert row["turns/missing"] < 1 and row["tokens/trained"] > 0
-    # Behind a request it has never seen the policy gives image tokens some mass, which vLLM may not.
-    assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
-
-
 class ShownAgain(AskAgain):
     """Asks again and shows the problem's image a second time."""
 
@@ -297,18 +283,3 @@ def test_recipe_refuses_what_vllm_would_not_know() -> None:
     assert recipe.sampling.engine == "vllm"
     with pytest.raises(ConfigError, match=r"policy\.max_pixels does not reach vLLM"):
         load_recipe("adpo-digits", ["sampling.engine=vllm", "policy.max_pixels=4096"])
-    with pytest.raises(ConfigError, match="server_base_url"):
-        load_recipe("adpo-digits", ["sampling.engine=vllm", "sampling.vllm.mode=server"])
-
-
-def test_missing_vllm_is_named_before_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trl.generation import vllm_generation
-
-    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
-    monkeypatch.setattr(Policy, "load", lambda *_: pytest.fail("a model is loaded"))
-    recipe = load_recipe("adpo-digits", ["sampling.engine=vllm", f"output={tmp_path / 'run'}"])
-    with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
-        train(recipe)
-    assert not (tmp_path / "run").exists()

@@ -35,7 +35,3 @@ def test_a_change_of_what_prepares_images_is_told(
     [told] = [e for e in run(load_policy(), tmp_path, 3, True) if e["event"] == "image_backend_changed"]
     assert (told["before"], told["now"]) == ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
     assert "torchvision" in told["message"]
-
-
-def test_text_models_prepare_none(load_policy: Any, tmp_path: Path) -> None:
-    assert load_policy("llama").image_backend == ""

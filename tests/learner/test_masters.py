@@ -12,8 +12,7 @@ from torch import nn
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import CheckpointManager
-from selfverify.learner.optimizer import lost_steps, make_optimizer
-from selfverify.policy.policy import Policy
+from selfverify.learner.optimizer import make_optimizer
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 STEPS, RATE = 300, 1e-6
@@ -41,9 +40,7 @@ SHAPES = {"a": (64, 128), "b": (128,), "c": (32, 64)}
 
 
 def train(
-    parameters: nn.ParameterDict,
-    optimizer: torch.optim.Optimizer,
-    gradients: list[list[torch.Tensor]],
+    parameters: nn.ParameterDict, optimizer: torch.optim.Optimizer, gradients: list[list[torch.Tensor]]
 ) -> None:
     for step in gradients:
         for parameter, gradient in zip(parameters.values(), step, strict=True):
@@ -137,25 +134,3 @@ def test_large_weights_are_stepped_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
         train(made, make_optimizer(config, made.named_parameters(), True), gradients)
         results.append(flat(made.values()))
     assert torch.equal(*results)
-
-
-def test_small_rates_are_named_where_there_are_no_masters() -> None:
-    config = LearnerConfig(steps=1, learning_rate=1e-6)
-    bare = make_optimizer(config, weights(torch.bfloat16).named_parameters(), False)
-    told = lost_steps(bare, 1e-6)
-    assert "learning_rate=1e-06 is small for bfloat16" in told and "policy.master_weights=true" in told
-    assert lost_steps(bare, 1e-3) == ""
-    masters = make_optimizer(config, weights(torch.bfloat16).named_parameters(), True)
-    assert lost_steps(masters, 1e-6) == ""
-    exact = make_optimizer(config, weights(torch.float32).named_parameters(), False)
-    assert lost_steps(exact, 1e-9) == ""
-
-
-def test_adapters_learn_in_float32(tiny_folder: Path) -> None:
-    """So they need no masters, whatever the type of the weights below them."""
-    pytest.importorskip("peft")
-    policy = Policy.load(str(tiny_folder), device="cpu", dtype="bfloat16", lora={"rank": 2})
-    trained = [p for p in policy.model.parameters() if p.requires_grad]
-    assert trained and {p.dtype for p in trained} == {torch.float32}
-    made = make_optimizer(LearnerConfig(steps=1), policy.model.named_parameters(), True)
-    assert type(made) is torch.optim.AdamW

@@ -157,11 +157,6 @@ def test_three_in_a_row_end_the_run_and_it_can_be_gone_on_with(tiny_folder: Path
     assert all(bool(tensor.isfinite().all()) for tensor in checkpoint(tmp_path, 6)[0].values())
 
 
-def test_two_in_a_row_and_two_more_do_not(tiny_folder: Path, tmp_path: Path) -> None:
-    run(Policy.load(str(tiny_folder)), tmp_path, settings(6), bad=[0, 1, 3, 4])
-    assert [row.get("updates/skipped") for row in rows(tmp_path)] == [1, 1, None, 1, 1, None]
-
-
 def test_weights_that_are_not_finite_are_not_saved(tiny_folder: Path, tmp_path: Path) -> None:
     """The run ends, and the checkpoint before stays although only one is kept."""
     policy = Policy.load(str(tiny_folder))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from killed_runs import same_figures, same_weights
 from learner import random_episodes
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
@@ -42,9 +42,7 @@ def start(steps: int, output: Path) -> subprocess.Popen[str]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    left, right = (load_file(f / "model" / "model.safetensors") for f in (one, other))
-    assert left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    assert same_weights(one, other) and same_figures(one, other)
 
 
 @pytest.fixture(autouse=True)

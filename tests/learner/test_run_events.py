@@ -48,13 +48,6 @@ def test_settings_that_changed_are_told_once(
     assert [event["event"] for event in again].count("settings_changed") == 1
 
 
-def test_a_schedule_depends_on_the_number_of_steps(tiny_folder: Path, tmp_path: Path) -> None:
-    run(tiny_folder, tmp_path, schedule="linear")
-    events = run(tiny_folder, tmp_path, schedule="linear", steps=2)
-    [told] = [event for event in events if event["event"] == "settings_changed"]
-    assert told["changed"] == ["learner.steps was 1 and is now 2"]
-
-
 def test_a_run_with_more_steps_than_are_asked_for_is_finished(tiny_folder: Path, tmp_path: Path) -> None:
     run(tiny_folder, tmp_path, steps=2)
     assert [e["event"] for e in run(tiny_folder, tmp_path, steps=1)][-2:] == ["resumed", "finished"]

@@ -183,13 +183,6 @@ def test_channels_apart_equal_one_process(way: str, ran: Callable[..., Run]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("setting", ["channels=alternate", "measure=1"])
-def test_turns_and_measurements_equal_one_process(way: str, setting: str, ran: Callable[..., Run]) -> None:
-    assert_same(ran(way, setting, "steps=2")[1], ran("alone", setting, "steps=2")[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_masters_go_from_wrapper_to_wrapper(way: str, tmp_path: Path) -> None:
     """A checkpoint holds whole masters, which are the saved weights before rounding; one process goes on."""
     saved = trained(tmp_path, way, "low=1", "steps=1")
@@ -256,14 +249,6 @@ def test_zero_3_equals_one_process_and_resumes(ran: Callable[..., Run], tmp_path
     trained(tmp_path, "zero", "steps=2")
     # In float32, and each step moves a weight by 1e-4 at the most.
     assert_same(trained(tmp_path, "zero", "steps=3", "resume=1"), ran("alone")[1], 1e-4)
-
-
-def test_groups_are_balanced_and_stay_where_they_are_if_they_can() -> None:
-    assert ranks.balance([5, 5, 5, 5], [0, 1, 0, 1], 2) == [0, 1, 0, 1]
-    assert ranks.balance([9, 1, 1, 1], [0, 0, 1, 1], 2) == [0, 1, 1, 1]
-    assert ranks.balance([4, 4, 4, 4], [0, 0, 0, 0], 4).count(0) == 1
-    assert ranks.balance([7], [1], 3) == [1]
-    assert ranks.balance([], [], 2) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

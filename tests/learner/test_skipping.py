@@ -93,20 +93,6 @@ def test_steps_without_a_usable_problem_pass_when_others_follow(tiny_folder: Pat
     assert told[1] == "9 problems skipped" and "digits-pick/train/0/0" in told[2]
 
 
-def test_a_supervised_step_may_be_empty_too(tiny_folder: Path, tmp_path: Path) -> None:
-    policy = Policy.load(str(tiny_folder))
-    learn(policy, Damaged(range(3)), make_method("sft"), config(2), SAMPLING, output=tmp_path)
-    assert ["quality" in row for row in rows(tmp_path)] == [False, True]
-
-
-def test_a_stop_for_lack_of_problems_keeps_what_was_learnt(tiny_folder: Path, tmp_path: Path) -> None:
-    policy = Policy.load(str(tiny_folder))
-    rare = config(10).model_copy(update={"checkpoint_every": 0})
-    with pytest.raises(DataError, match="3 steps in a row"):
-        learn(policy, Damaged(range(6, 30)), make_method("adpo"), rare, SAMPLING, output=tmp_path)
-    assert (tmp_path / "checkpoints" / "checkpoint-000004").is_dir()
-
-
 def test_skipped_problems_survive_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
     for steps in (1, 2):
         policy = Policy.load(str(tiny_folder))

@@ -71,15 +71,6 @@ def test_every_weight_arrives_and_parameters_stay_the_same_objects(tmp_path: Pat
     assert all(before is now for before, now in zip(parameters, live.parameters(), strict=True))
 
 
-def test_qwen_is_saved_under_names_that_differ_from_the_live_ones(tmp_path: Path) -> None:
-    """The reason for this file: loading these by their names would load next to nothing."""
-    model = qwen(1)
-    model.save_pretrained(tmp_path)
-    stored = set(load_file(tmp_path / "model.safetensors"))
-    assert stored != set(model.state_dict())
-    assert "lm_head.weight" not in stored
-
-
 def test_mixed_precision_is_kept_exactly(tmp_path: Path) -> None:
     saved, live = llama(1).to(torch.bfloat16), llama(2).to(torch.bfloat16)
     for model in (saved, live):
@@ -111,15 +102,6 @@ def test_names_that_do_not_match_are_listed_and_nothing_changes(tmp_path: Path) 
     assert_same(live, llama(2))
 
 
-def test_another_size_of_the_same_architecture_is_refused(tmp_path: Path) -> None:
-    llama(1, num_hidden_layers=3).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"9 not in the model: .* and 4 more"):
-        load_matching(llama(2), tmp_path)
-    llama(1, intermediate_size=32).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="6 of another shape"):
-        load_matching(llama(2), tmp_path)
-
-
 def test_another_architecture_is_refused_by_both_names(tmp_path: Path) -> None:
     torch.manual_seed(0)
     MistralForCausalLM(MistralConfig(**SMALL)).save_pretrained(tmp_path)
@@ -129,27 +111,4 @@ def test_another_architecture_is_refused_by_both_names(tmp_path: Path) -> None:
     del config["architectures"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="of type 'mistral', the model is 'llama'"):
-        load_matching(llama(1), tmp_path)
-
-
-def test_folders_that_hold_no_model(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        load_matching(llama(1), tmp_path)
-    llama(1).config.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot load these weights"):
-        load_matching(llama(1), tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"cannot read config\.json"):
-        load_matching(llama(1), tmp_path)
-    (tmp_path / "config.json").unlink()
-    torch.save(llama(1).state_dict(), tmp_path / "pytorch_model.bin")  # a pickle is never opened
-    llama(1).config.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot load these weights"):
-        load_matching(llama(1), tmp_path)
-
-
-def test_a_broken_weights_file_is_refused(tmp_path: Path) -> None:
-    llama(1).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(CheckpointError, match="cannot load these weights"):
         load_matching(llama(1), tmp_path)

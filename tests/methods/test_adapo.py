@@ -21,7 +21,6 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import METHODS, make_method, make_task
-from selfverify.experiments.run import build
 from selfverify.learner.streams import make_streams, select
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
@@ -121,43 +120,28 @@ def test_fixed_rewards_prefer_one_kind(reward: str, better: tuple[int, int]) -> 
         assert sorted(earned[:2]) == [1.0, 1.5] and set(earned[2:]) == {-1.0}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"k_01": 2.0}, {"k_01": -1.0}, {"k_11": 1.0}, {"k_10": 1.5}, {"negative": 0.0}, {"positive": 0.3}],
-)
-def test_rewards_of_the_wrong_sign_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        make_method("adapo", **options)
-
-
 def test_options_that_the_rewards_do_not_read_are_refused() -> None:
     with pytest.raises(ValidationError, match="fixed_gap: 2 would change nothing: adaptive rewards"):
         make_method("adapo", fixed_gap=2)
     with pytest.raises(ValidationError, match="fixed_gap: 2 would change nothing: reward: fixed does not"):
         make_method("adapo", reward="fixed", fixed_gap=2)
-    with pytest.raises(ValidationError, match=r"threshold: 0\.4 would change nothing"):
-        make_method("adapo", reward="fixed-correction", threshold=0.4)
     make_method("adapo", reward="fixed-preservation", fixed_gap=2)
     make_method("adapo", reward="adaptive", threshold=0.4)
 
 
-def test_recipe_names_what_would_pay_for_a_wrong_end() -> None:
-    with pytest.raises(ConfigError, match=r"0->1 would earn -0.2 at P = 0"):
-        load_recipe("adapo-digits", ["method.k_01=2"])
-    with pytest.raises(ConfigError, match="is not what adapo trains with"):
-        load_recipe("adapo-digits", ["evaluation.second_turn=Really?"])
-    with pytest.raises(ConfigError, match="adapo trains second turns"):
-        load_recipe("adapo-digits", ["evaluation.second_turn=null"])
-    with pytest.raises(ConfigError, match="score is REINFORCE"):
-        load_recipe(
-            "adapo-digits",
-            ["method.name=score", "method.second_turn=Check the answer.", "learner.updates_per_rollout=2"],
-        )
-    with pytest.raises(ConfigError, match=r"first_stage=50 leaves nothing of learner.steps=50 for stage II"):
-        load_recipe(
-            "adapo-digits",
-            ["method.name=score", "method.second_turn=Check the answer.", "learner.steps=50"],
-        )
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (["method.k_01=2"], "0->1 would earn"),
+        (["evaluation.second_turn=Really?"], "adapo trains"),
+        (["evaluation.second_turn=null"], "second turns"),
+        (["method.name=score", "method.second_turn=Check.", "learner.updates_per_rollout=2"], "REINFORCE"),
+        (["method.name=score", "method.second_turn=Check.", "learner.steps=50"], "first_stage=50"),
+    ],
+)
+def test_recipes_that_would_learn_something_else_are_refused(changes: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_recipe("adapo-digits", changes)
 
 
 def test_metrics_say_where_the_group_stands() -> None:
@@ -171,17 +155,6 @@ def test_metrics_say_where_the_group_stands() -> None:
     assert logged["adapo/beta_1"] == pytest.approx((0.004 + 0.001) / 2)
     assert logged["adapo/beta_2"] == pytest.approx((0.001 + 0.013) / 2)
     assert logged["turns/delta"] == pytest.approx(logged["turns/0->1"] - logged["turns/1->0"])
-
-
-def test_metrics_count_whom_the_rewards_count() -> None:
-    """The same P: of two thirds without what was cut off, of three quarters with it."""
-    made = group((0, 0), (0, 1), (1, 0), (0, 0, "length"))
-    for options, rate in (({}, 2 / 3), ({"drop_truncated": False}, 3 / 4)):
-        method = make_method("adapo", **options)
-        turn_1, _ = credits(method, made)
-        logged = method.metrics([made])
-        assert logged["adapo/error_rate"] == pytest.approx(rate)
-        assert logged["adapo/beta_1"] == pytest.approx(float(turn_1.kl_coef))
 
 
 # --- SCoRe ----------------------------------------------------------------------------------------------
@@ -318,12 +291,6 @@ def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None
 
 
 # --- the paper's settings ---------------------------------------------------------------------------------
-
-
-def test_missing_data_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Policy, "load", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(ConfigError, match=r"task\.train: there is no file or folder data/adapo/train"):
-        build(load_recipe("adapo-math"))
 
 
 # --- training -------------------------------------------------------------------------------------------

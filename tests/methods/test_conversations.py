@@ -41,9 +41,3 @@ def test_turns_and_endings() -> None:
     assert logged == found | {
         "reward/answer": 0.5, "tokens/response": 8.0, "truncated": 1 / 3, "groups/reward_spread": 0.5,
     }  # fmt: skip
-
-
-def test_single_answers_are_no_conversations() -> None:
-    segments = [Segment("answer", [1]), Segment("score", [2], finish=Finish.STOP)]
-    assert conversation_metrics([Group(Problem("p", []), [Trajectory(segments)])]) == {}
-    assert conversation_metrics([]) == {}

@@ -74,11 +74,6 @@ def close(found: torch.Tensor, expected: list[float]) -> None:
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_yardstick_itself() -> None:
-    # Mean .5, deviations of .5, variance 4 * .25 / 3.
-    assert normalised(1, 0, 1, 0)[0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + EPS))
-
-
 # --- GRPO -----------------------------------------------------------------------------------------------
 
 
@@ -221,15 +216,10 @@ def test_grpo_without_scores_pays_the_answers_format() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (
-            {"credit": "entangled", "score_weight": 3.0},
-            "score_weight: 3 has no meaning with credit: entangled",
-        ),
-        ({"verification": "binary", "gamma": 0.1}, "gamma: 0.1 is a margin between answers"),
-        ({"verification": "binary", "concordance_scale": 2.0}, "concordance_scale: 2 scales no normalised"),
-        ({"credit": "entangled", "concordance_scale": 2.0}, "concordance_scale: 2 scales no normalised"),
-        ({"tau_score": 0.3}, "tau_score: 0.3 is a threshold of verification: binary, and pairwise has none"),
-        ({"verification": "class_mean", "tau_answer": 0.3}, "tau_answer: 0.3 is a threshold of"),
+        ({"credit": "entangled", "score_weight": 3.0}, "score_weight: 3"),
+        ({"verification": "binary", "gamma": 0.1}, "gamma: 0.1"),
+        ({"verification": "binary", "concordance_scale": 2.0}, "concordance_scale: 2"),
+        ({"tau_score": 0.3}, "tau_score: 0.3 .* pairwise"),
     ],
 )
 def test_ablations_refuse_what_they_would_ignore(options: dict[str, Any], named: str) -> None:
@@ -266,12 +256,7 @@ def test_concordance_penalty_skips_invalid_trajectories() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"verification": "class_mean"},
-        {"verification_credit": "concordance"},
-        {"credit": "entangled"},
-    ],
+    [{}, {"verification": "class_mean"}, {"verification_credit": "concordance"}, {"credit": "entangled"}],
 )
 def test_nothing_to_learn_is_exactly_zero(options: dict[str, Any]) -> None:
     of = group(*[trajectory(1.0, 0.9) for _ in range(3)])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.experiments.looks.looks_files import write_looks
-from tests.learner.test_slices import drifted
-from tests.updating import update
 
-from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.learner_settings import LearnerConfig
@@ -49,10 +45,6 @@ def rolled(policy: Policy, task: Any, method: Any, count: int) -> tuple[Rollout,
 
 def pairs(folder: Path) -> Any:
     return make_task("pairs", validation=str(folder / "pairs.jsonl"), train=str(folder / "pairs.jsonl"))
-
-
-def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
 def test_all_turns_behind_the_common_beginning_are_compared(policy: Policy, tmp_path: Path) -> None:
@@ -117,36 +109,6 @@ def test_the_answers_alone_are_the_baseline(policy: Policy, tmp_path: Path) -> N
         own = streams.trained_gr[row].nonzero().flatten().tolist()
         start = len(told.tokens) - len(last.tokens)
         assert own == [*range(start, start + len(last.tokens))]
-
-
-@pytest.mark.parametrize("level", ["steps", "answer"])
-def test_pairs_of_one_step_are_trls(load_policy: Any, in_float64: Any, tmp_path: Path, level: str) -> None:
-    """TRL's own DPO code on the log-probs of the same pairs: loss and gradient."""
-    pytest.importorskip("trl", exc_type=ImportError)
-    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl_dpo.py"))
-    write_looks(tmp_path, problems=3, single=True)
-    policy = in_float64(load_policy())
-    policy.shares_prefix = True
-    reference = drifted(policy, 0.97)
-    method = make_method("dpo", eta=0.125, level=level)
-    _, groups = rolled(policy, pairs(tmp_path), method, 3)
-    totals = update(policy, groups, reference, objective="pairwise")
-    ours = gradients(policy)
-    policy.model.zero_grad()
-    prompts, rows = [g.prompt for g in groups], [g.continuations for g in groups]
-    new = policy.logprobs(prompts, rows)
-    with torch.no_grad():
-        ref = reference.logprobs(prompts, rows)
-    mask = torch.zeros(new.shape, dtype=torch.long)
-    for i, group in enumerate(groups):
-        mask[i, :, : group.width] = group.trained_gr
-    loss, _ = trl["trl_loss"](*(torch.cat([x[:, 0], x[:, 1]]) for x in (new, ref, mask)), 0.125)
-    loss.backward()
-    assert_close(totals.sums["loss"], loss)
-    assert abs(float(loss.detach()) - 0.6931) > 1e-4
-    theirs = gradients(policy)
-    assert max(float(g.abs().max()) for g in theirs.values()) > 0
-    assert_gradients_close(ours, theirs)
 
 
 def test_a_side_that_is_too_long_takes_its_pair_out(policy: Policy, tmp_path: Path) -> None:

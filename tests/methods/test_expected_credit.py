@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rounding import assert_close, assert_gradients_close
-from selfverify import learn as learn_run
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.learner_settings import LearnerConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
@@ -198,16 +194,6 @@ def test_scores_that_were_not_read_are_an_error(load_policy: Any) -> None:
         method.credit(group, valid_trajectories(group, False))
 
 
-def test_answers_alike_teach_the_score_nothing(load_policy: Any) -> None:
-    policy = load_policy()
-    rollout = rollout_of(policy, SCORES, [1.0] * 4)
-    method = make_method("adpo", verification_credit="expected")
-    credits = method.credit(rollout.groups[0], valid_trajectories(rollout.groups[0], False))
-    assert not any(credit.teaches for credit in credits)
-    groups, dropped = select(rollout, [credits], True)
-    assert not groups and dropped["zero_advantage"] == 1
-
-
 def test_the_score_may_have_its_own_kl(load_policy: Any) -> None:
     policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
@@ -286,18 +272,6 @@ def test_one_channel_may_have_choices(load_policy: Any) -> None:
     score.choices = None
     with pytest.raises(ValueError, match="outside their channel"):
         select(rollout, [[answer, score]], True)
-
-
-def test_a_kl_of_the_score_alone_has_a_reference(load_policy: Any, tmp_path: Path) -> None:
-    learn_run(
-        load_policy(),
-        make_task("digits-pick"),
-        make_method("adpo", verification_credit="expected", kl=0.0, score_kl=0.1),
-        LearnerConfig(steps=2, groups_per_step=2, inner_epochs=2, drop_zero_advantage=False),
-        SamplingConfig(group_size=2, max_new_tokens=8),
-        output=tmp_path,
-    )
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_turn_that_was_not_to_be_the_last_has_no_choices(load_policy: Any) -> None:

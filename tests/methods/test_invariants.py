@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.learner.test_slices import drifted
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import valid_trajectories
@@ -50,15 +51,6 @@ def streams_of(method: Method, rollout: list[Any]) -> list[GroupStreams]:
     return kept
 
 
-def drifted(policy: Policy) -> Policy:
-    """A reference that differs from the policy, so that KL is not 0."""
-    reference = policy.frozen_copy()
-    with torch.no_grad():
-        for parameter in reference.model.parameters():
-            parameter.mul_(0.97)
-    return reference
-
-
 # --- invariant 3: disjoint tokens -----------------------------------------------------------------------
 
 ANSWER_ONLY = ([1.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.5, 0.5])  # ties: no score is better than another
@@ -80,7 +72,7 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
     [streams] = streams_of(
         make_method("adpo", kl=0.1, verification=verification), [make_group(policy, 1, *case)]
     )
-    reference = drifted(policy)
+    reference = drifted(policy, 0.97)
     seen, right = [], policy.head.logits
 
     def watched(hidden: torch.Tensor) -> torch.Tensor:
@@ -142,7 +134,7 @@ def batch(load_policy: Any, in_float64: Any) -> tuple[Policy, list[Any]]:
 @pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
 def test_eight_at_once_equal_one_at_a_time(batch: Any, denominator: str) -> None:
     policy, rollout = batch
-    groups, reference = streams_of(make_method("adpo", kl=0.1), rollout), drifted(policy)
+    groups, reference = streams_of(make_method("adpo", kl=0.1), rollout), drifted(policy, 0.97)
     assert len(groups) == 8 and len({len(g.tokens) for g in groups}) == 3
     gradients, losses = [], []
     for size in (8, 1, 3):
@@ -171,7 +163,7 @@ def test_grpo_update_is_trls(batch: Any) -> None:
     policy, _ = batch
     cases = [([1.0, 0.0, 1.0, 0.0], [0.9, None, 0.5, 0.2]), ([0.0, 0.0, 1.0, 0.0], [0.2, 0.1, None, 0.7])]
     rollout = [make_group(policy, index, *cases[index % 2]) for index in range(4)]
-    reference = drifted(policy)
+    reference = drifted(policy, 0.97)
     groups = streams_of(make_method("grpo", kl=BETA), rollout)
     totals = update(policy, groups, reference)
     ours = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}

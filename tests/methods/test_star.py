@@ -20,7 +20,6 @@ from selfverify.core.journal import open_journal
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
-from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.continuations import Continuation
@@ -265,19 +264,6 @@ def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: P
     assert run(tiny_folder, torn, Corrects(), resume=True) == whole
 
 
-def test_a_short_iteration_reaches_its_learning_rate(tiny_folder: Path, tmp_path: Path) -> None:
-    run(tiny_folder, tmp_path, Corrects(), warmup_steps=10, learning_rate=1e-3)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["learning_rate"] for row in rows) == 1e-3
-
-
-def test_a_run_that_only_sampled_is_a_run(tiny_folder: Path, tmp_path: Path) -> None:
-    """Nothing computed is lost by starting again without --resume."""
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny_folder, tmp_path, Corrects(stop_at=2))
-    assert holds_a_run(tmp_path)
-
-
 class Holed(DigitsPick):
     """`digits-pick` with a problem that cannot be made and one that cannot be encoded."""
 
@@ -315,11 +301,6 @@ def test_filtered_problems_are_refused(tiny_folder: Path, tmp_path: Path) -> Non
     """What it learns from are conversations, which verdicts on problems are not about."""
     with pytest.raises(ConfigError, match=r"learner\.keep=kept\.jsonl: star samples"):
         run(tiny_folder, tmp_path, Corrects(), keep="kept.jsonl")
-    with pytest.raises(ConfigError, match=r"learner\.keep=kept\.jsonl: star samples"):
-        load_recipe(
-            "adapo-digits",
-            ["method.name=star", "method.second_turn=Check the answer.", "learner.keep=kept.jsonl"],
-        )
 
 
 def test_nothing_to_learn_from_is_said(tiny_folder: Path, tmp_path: Path) -> None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selfverify.objectives import (
-    RewardShape,
-    dynamic_kl,
-    error_rate,
-    reward_table,
-    trajectory_reward,
-)
+from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
 
 PAPER = RewardShape()
 

@@ -5,12 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from selfverify.objectives import (
-    choice_surrogate,
-    concordance_credit,
-    expected_concordance,
-    surrogate,
-)
+from selfverify.objectives import choice_surrogate, concordance_credit, expected_concordance, surrogate
 
 NAN = float("nan")
 LEVELS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
@@ -99,19 +94,9 @@ def test_groups_are_independent():
         torch.testing.assert_close(both[n], expected_concordance(LEVELS, probabilities[n], answers[n]))
 
 
-def test_levels_and_answers_of_another_precision_are_taken():
-    value = expected_concordance(LEVELS.float(), rows(3), torch.tensor([1, 0, 0]))
-    torch.testing.assert_close(value, expected_concordance(LEVELS, rows(3), doubles(1, 0, 0)))
-
-
 def test_rows_that_are_no_distributions_are_refused():
     with pytest.raises(ValueError, match=r"sums to 2\.0"):
         expected_concordance(LEVELS, rows(3) * torch.tensor([[1.0], [2.0], [1.0]]), doubles(1, 0, 0))
-
-
-def test_shapes_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match=r"\(4, 3\).*\(3,\).*3 levels"):
-        expected_concordance(LEVELS, rows(4), doubles(1, 0, 0))
 
 
 # --- the loss -------------------------------------------------------------------------------------------

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from rounding import assert_close
-from selfverify.objectives import (
-    UNTRAINED,
-    group_advantage,
-    importance_weight,
-    surrogate,
-    token_weights,
-)
+from selfverify.objectives import UNTRAINED, group_advantage, importance_weight, surrogate, token_weights
 
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
 GRPOTrainer = grpo_trainer.GRPOTrainer

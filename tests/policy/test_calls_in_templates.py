@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.policy.policy import Policy
 
 CALLS = [
     {"type": "function", "function": {"name": "zoom", "arguments": given}}
@@ -42,9 +40,7 @@ def called() -> Problem:
     "arguments", ["{{ call.function.arguments | tojson }}", "{{ '' + call.function.arguments }}"]
 )
 @pytest.mark.parametrize("kind", ["tiny", "llama"])
-def test_arguments_of_calls_are_written_once_as_json(
-    load_policy: Callable[..., Policy], kind: str, arguments: str
-) -> None:
+def test_arguments_of_calls_are_written_once_as_json(load_policy: Any, kind: str, arguments: str) -> None:
     """They come as objects or, as in OpenAI's API, as JSON; and nothing in them is a special token."""
     template = template_of(arguments, "")
     policy = load_policy(kind)
@@ -56,7 +52,7 @@ def test_arguments_of_calls_are_written_once_as_json(
 
 
 @pytest.mark.parametrize("cut", ["[:1]", "[:0]"])
-def test_calls_that_a_template_leaves_out_are_missed(load_policy: Callable[..., Policy], cut: str) -> None:
+def test_calls_that_a_template_leaves_out_are_missed(load_policy: Any, cut: str) -> None:
     template = template_of("", cut)
     policy = load_policy("llama")
     policy.tokenizer.chat_template = template

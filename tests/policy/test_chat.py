@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -22,7 +21,6 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
-from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.recited import recited
 from selfverify.tasks.base import user_turn
@@ -52,7 +50,7 @@ NESTED = "{% macro again(m) %}{{ again(m) }}{% endmacro %}{{ again(messages) }}"
 
 
 @pytest.fixture(scope="module")
-def with_template(load_policy: LoadPolicy) -> LoadPolicy:
+def with_template(load_policy: Any) -> LoadPolicy:
     """``with_template(template, kind="llama")``: a policy with this chat template, the same for each kind."""
     policies = {kind: load_policy(kind) for kind in ("tiny", "llama")}
 
@@ -76,13 +74,13 @@ def text_of(policy: Policy, problem: Problem) -> str:
 
 
 @pytest.mark.parametrize("words", ["Which colour is it?", "a", "User"])
-def test_a_string_is_shown_where_the_template_loops_over_parts(with_template: LoadPolicy, words: str) -> None:
+def test_a_string_is_shown_where_the_template_loops_over_parts(with_template: Any, words: str) -> None:
     policy = with_template(LOOPS, "tiny")
     string, parts = asked(("user", words)), asked(("user", [{"type": "text", "text": words}]))
     assert text_of(policy, string) == text_of(policy, parts) == f"User: {words}<|im_end|>\nAssistant:"
 
 
-def test_parts_are_shown_where_the_template_takes_strings(with_template: LoadPolicy) -> None:
+def test_parts_are_shown_where_the_template_takes_strings(with_template: Any) -> None:
     """Also in a model that reads images, whose messages without any are strings then."""
     for kind in ("tiny", "llama"):
         policy = with_template(STRINGS, kind)
@@ -94,16 +92,7 @@ def test_parts_are_shown_where_the_template_takes_strings(with_template: LoadPol
         )
 
 
-def test_parts_that_stand_within_others(with_template: LoadPolicy) -> None:
-    """The template writes the first part only. Without an image both can be one text."""
-    template = LOOPS.replace("in m.content %}", "in m.content[:2] %}")
-    parts = [{"type": "text", "text": words} for words in ("For which: 7,", " or 8?", "or")]
-    assert "8?or<|im_end|>" in text_of(with_template(STRINGS, "tiny"), asked(("user", parts)))
-    with pytest.raises(DataError, match="the user says 'or'"):
-        with_template(template, "tiny").encode([asked(("user", parts))])
-
-
-def test_parts_are_never_shown_as_python_writes_them(with_template: LoadPolicy) -> None:
+def test_parts_are_never_shown_as_python_writes_them(with_template: Any) -> None:
     policy = with_template(STRINGS.replace(CONTENT, "m.content"), "tiny")
     assert "user\nRed?<|im_end|>" in text_of(policy, asked(("user", [{"type": "text", "text": "Red?"}])))
 
@@ -112,7 +101,6 @@ VIDEO = {"type": "video"}
 WITHOUT = "in messages if m.role != '{}' %}}"
 ASKED = [("user", "Which colour?")]
 AGAIN = [*ASKED, ("assistant", "Red."), ("user", "Sure?")]
-AGAIN_SO = [*AGAIN[2:], ("assistant", "Yes."), *AGAIN[2:]]
 LOOKED = [*ASKED, ("assistant", "Let me look."), ("tool", '{"é": "a \\"red\\" dot"}\n')]
 THOUGHT = [*ASKED, ("assistant", "<think>\nRed, or not?\n</think>\n\nRed."), ("user", "Sure?")]
 MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Sure?")]
@@ -124,14 +112,7 @@ MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Su
         (LOOPS, ASKED, "user"),
         (STRINGS.replace("trim", "truncate(5)"), ASKED, "user"),
         (STRINGS.replace("in messages %}", "in messages[-1:] %}"), AGAIN, "user"),
-        (
-            STRINGS.replace("in messages %}", WITHOUT.format("system")),
-            [("system", "Hush."), *ASKED],
-            "system",
-        ),
-        (STRINGS.replace("in messages %}", WITHOUT.format("assistant")), AGAIN, "assistant"),
         (STRINGS.replace("in messages %}", WITHOUT.format("tool")), LOOKED, "tool"),
-        (STRINGS.replace("in messages %}", "in messages[:2] %}"), AGAIN_SO, "user"),
         (
             STRINGS.replace("in messages %}", WITHOUT.format("system")),
             [("system", "Which"), *ASKED],
@@ -140,7 +121,7 @@ MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Su
     ],
 )
 def test_words_that_a_template_leaves_out_are_missed(
-    with_template: LoadPolicy, template: str, messages: list[tuple[str, str]], role: str
+    with_template: Any, template: str, messages: list[tuple[str, str]], role: str
 ) -> None:
     with pytest.raises(DataError, match=rf"problem p: .*the {role} says '"):
         with_template(template).encode([asked(*messages)])
@@ -158,7 +139,7 @@ def test_words_that_a_template_leaves_out_are_missed(
     ],
 )
 def test_what_templates_do_to_words_is_no_fault(
-    with_template: LoadPolicy, change: str, messages: list[tuple[str, str]]
+    with_template: Any, change: str, messages: list[tuple[str, str]]
 ) -> None:
     """They trim, drop earlier thoughts, and write results of tools as JSON."""
     template = STRINGS.replace(CONTENT, change)
@@ -170,7 +151,7 @@ def test_what_templates_do_to_words_is_no_fault(
     [5, {"text": "?"}, ["?"], [{"text": "?"}], [{"type": "text"}], [{"type": "text", "text": 5}], [VIDEO]],
 )
 @pytest.mark.parametrize("kind", ["tiny", "llama"])
-def test_contents_of_no_known_form_are_refused(with_template: LoadPolicy, kind: str, content: Any) -> None:
+def test_contents_of_no_known_form_are_refused(with_template: Any, kind: str, content: Any) -> None:
     with pytest.raises(DataError, match=r"problem p: a message"):
         with_template(LOOPS, kind).encode([asked(("user", content))])
 
@@ -188,26 +169,13 @@ def test_half_characters_become_question_marks(policy: Policy) -> None:
     [
         (NO_SYSTEM, "System role not supported"),
         ("{{ messages[0].name.first }}", "no attribute 'name'"),
-        ("{{ messages[0].content + 1 }}", "str"),
-        ("{{ messages[7].content }}", "no element 7"),
         ("{{ 1 / 0 }}", "division"),
         (NESTED, "recursion"),
     ],
 )
-def test_whatever_a_template_raises_names_the_problem(
-    with_template: LoadPolicy, template: str, reason: str
-) -> None:
+def test_whatever_a_template_raises_names_the_problem(with_template: Any, template: str, reason: str) -> None:
     with pytest.raises(DataError, match=rf"problem p: .*{reason}"):
         with_template(template).encode([asked(("system", "Be brief."), ("user", "Which?"))])
-
-
-def test_an_environment_speaks_first_where_a_template_refuses_one_problem(with_template: LoadPolicy) -> None:
-    """It is that problem's fault, and the run's only where the template takes the messages themselves."""
-    policy = with_template(NO_SYSTEM)
-    problem = replace(asked(("user", "Which?")), environment_begins=True)
-    assert policy.encode([problem])
-    with pytest.raises(DataError, match=r"problem p: .*System role"):
-        policy.encode([replace(problem, messages=[{"role": "system", "content": "!"}, *problem.messages])])
 
 
 class SomeSystem(WordSums):
@@ -222,7 +190,7 @@ class SomeSystem(WordSums):
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 def test_a_run_skips_the_problems_that_its_template_refuses(
-    load_policy: LoadPolicy, tmp_path: Path, method: str
+    load_policy: Any, tmp_path: Path, method: str
 ) -> None:
     policy = load_policy("llama")
     policy.tokenizer.chat_template = NO_SYSTEM
@@ -255,7 +223,6 @@ def write_templates(text_folders: dict[str, Path], tmp_path: Path) -> Callable[.
     ("template", "reason"),
     [
         (None, "no chat template"),
-        ("{% for m in messages %}{{ m.content }}", "'default' cannot be read"),
         ("{{ messages | no_such_filter }}", "no_such_filter"),
         ([{"name": "tool_use", "template": STRINGS}], "tool_use, and none is called default"),
         ([{"name": "default", "template": STRINGS}, {"name": "rag", "template": "{% if"}], "'rag' cannot be"),
@@ -327,7 +294,7 @@ SPACED = "{% for m in messages %}[INST]{{ m.content }} <eos>{% endfor %}"
 ALONE = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + STRINGS
 
 
-def ending_policy(load_policy: LoadPolicy, template: str, stops: list[str], eos: str = "<eos>") -> Policy:
+def ending_policy(load_policy: Any, template: str, stops: list[str], eos: str = "<eos>") -> Policy:
     """A policy with these stop tokens, of which ``eos`` is the tokenizer's own."""
     policy = load_policy("llama")
     tokenizer = policy.tokenizer
@@ -354,7 +321,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("template", "stops", "end"), ENDS)
 def test_a_demonstration_ends_as_the_template_ends_a_turn(
-    load_policy: LoadPolicy, template: str, stops: list[str], end: str
+    load_policy: Any, template: str, stops: list[str], end: str
 ) -> None:
     policy = ending_policy(load_policy, template, stops)
     task = WordSums()
@@ -365,29 +332,9 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
         assert trajectory.tokens[-1] == wanted and trajectory.tokens.count(wanted) == 1
 
 
-def test_a_demonstrated_second_turn_ends_so_too(load_policy: LoadPolicy) -> None:
-    """Behind first turns that end at once, as the policy is made to end them."""
-    policy = ending_policy(load_policy, CHATML, ["<|im_end|>"])
-    end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert policy.tokenizer.eos_token_id != end
-    policy._check_head()
-    plain = policy.head.logits
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = plain(hidden)
-        return logits + 1e3 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    task, sampling = WordSums(), SamplingConfig(group_size=2, max_new_tokens=4)
-    rollout = TurnsSFT().rollout(policy, task, [task.problem("train", 0, 0)], [0], sampling)
-    for trajectory in rollout.groups[0].trajectories:
-        first, second = [s.tokens for s in trajectory.segments if s.author == "policy"]
-        assert first == [end] and second[-1] == end and len(second) > 1
-
-
 @pytest.mark.parametrize(("template", "stops", "end"), [ENDS[0], ENDS[2], ENDS[3], ENDS[4], ENDS[5]])
 def test_a_demonstrated_conversation_is_the_templates_own(
-    load_policy: LoadPolicy, template: str, stops: list[str], end: str
+    load_policy: Any, template: str, stops: list[str], end: str
 ) -> None:
     """Prompt, turns and replies are the text that the template writes, up to the last turn's end."""
     policy = ending_policy(load_policy, template, stops)
@@ -409,7 +356,7 @@ def test_built_in_policies_end_turns_with_their_own_end_token(name: str) -> None
     assert own == [policy.tokenizer.eos_token_id] * 2
 
 
-def test_a_model_at_which_nothing_ends_is_refused(load_policy: LoadPolicy) -> None:
+def test_a_model_at_which_nothing_ends_is_refused(load_policy: Any) -> None:
     policy = load_policy("llama")
     policy.tokenizer.chat_template = NOTHING
     policy.tokenizer.eos_token = None
@@ -419,7 +366,7 @@ def test_a_model_at_which_nothing_ends_is_refused(load_policy: LoadPolicy) -> No
 
 
 @pytest.mark.parametrize("given", ["5", [[5]], True, [2, 2.0], -1])
-def test_stop_tokens_that_are_no_tokens_are_refused(load_policy: LoadPolicy, given: Any) -> None:
+def test_stop_tokens_that_are_no_tokens_are_refused(load_policy: Any, given: Any) -> None:
     policy = load_policy("llama")
     policy.model.generation_config.eos_token_id = given
     with pytest.raises(ConfigError, match="in eos_token_id; write the id"):

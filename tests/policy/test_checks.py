@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,13 +34,6 @@ def test_an_image_in_a_continuation(policy: Policy, problems: list[Problem]) -> 
     shown = policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
     tokens = [Continuation([70, *shown, 71, 72], [image]), Continuation([73, 74])]
     assert agrees(policy, problems[0], tokens) is True
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
-def test_other_families(load_policy: Callable[..., Policy], problems: list[Problem], kind: str) -> None:
-    policy = load_policy(kind)
-    text = Problem("text", [{"role": "user", "content": "Say seven."}])
-    assert agrees(policy, text) is True
 
 
 class Flawed(CpuFlash):
@@ -86,7 +78,7 @@ def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None
 
 
 def test_a_policy_shares_no_more_where_gradients_are_wrong(
-    load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load_policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = load_policy()
     policy.check_gradients()

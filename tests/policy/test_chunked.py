@@ -111,7 +111,7 @@ def hearing(policy: Policy, group: int, piece: Callable[[int], Continuation]) ->
     return span.total - kept
 
 
-def test_memory_depends_on_the_chunk(load_policy: Callable[..., Policy]) -> None:
+def test_memory_depends_on_the_chunk(load_policy: Any) -> None:
     """Not on how much is heard, by how many, or on how long a prompt is."""
     policy = load_policy("llama", prefill_chunk=64)
     policy.voice(SamplingConfig())  # a first use checks the head
@@ -155,7 +155,7 @@ def test_keys_grow_layer_by_layer() -> None:
         assert shrinking.total <= 4 * held + 2 * held // layers + little
 
 
-def test_memory_of_images_depends_on_the_chunk(load_policy: Callable[..., Policy]) -> None:
+def test_memory_of_images_depends_on_the_chunk(load_policy: Any) -> None:
     """What the tower makes at a time, and the features of one thread."""
     policy = load_policy("tiny", prefill_chunk=64, vision_cache_mb=0)
     policy.voice(SamplingConfig())
@@ -178,61 +178,3 @@ def tokens_of(policy: Policy, image: ImageInput) -> list[int]:
     """What stands for an image."""
     tokens: list[int] = policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
     return tokens
-
-
-@pytest.mark.slow
-def test_a_conversation_of_32k_tokens(load_policy: Callable[..., Policy]) -> None:
-    """Said and heard in pieces of up to 5,000 tokens with images: the learner's log-probabilities."""
-    policy = load_policy("tiny")
-    prompts = policy.encode([Problem("x", user_turn("Look."), [noise_image(1, 64, 64)])])
-    sampling = SamplingConfig(group_size=2, max_new_tokens=20, top_p=1.0)
-    threads = policy.threads(prompts, sampling, seeds=[1])
-    places = [(0, 0), (0, 1)]
-    rows: dict[Any, tuple[list[int], list[Any], list[float]]] = {place: ([], [], []) for place in places}
-    turn = 0
-    while min(len(tokens) for tokens, _, _ in rows.values()) < 32_768:
-        said = threads.say(places, turn)
-        pieces = {}
-        for place in places:
-            images = [policy.encoder.image(noise_image(turn, 512, 512), "")] if turn % 2 else []
-            shown = [token for image in images for token in tokens_of(policy, image)]
-            words = torch.randint(10, 60, (4000 + 500 * place[1],)).tolist()
-            pieces[place] = Continuation([*words, *shown], images)
-        heard = threads.hear(pieces, score=True)
-        for place in places:
-            tokens, images, values = rows[place]
-            tokens += [*said[place].tokens, *pieces[place].tokens]
-            images += pieces[place].images
-            values += [*said[place].logprobs, *heard[place].tolist()]
-        turn += 1
-    policy.shares_prefix = False  # the plain forward
-    with torch.no_grad():
-        for tokens, images, values in rows.values():
-            [[expected]] = policy.logprobs(prompts, [[Continuation(tokens, images)]])
-            assert_close(values, expected)
-
-
-def test_whole_groups_hear_without_a_copy_of_what_they_have_kept(
-    load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A few groups at a time; the states are those of all at once."""
-    policy = load_policy("llama")
-    prompts = policy.encode([Problem(str(n), user_turn("Say 7. " * (n + 1), 0)) for n in range(5)])
-    sampling = SamplingConfig(group_size=3, max_new_tokens=2)
-    places = [(b, g) for b in range(5) for g in range(3)]
-
-    def heard(chunk: int) -> torch.Tensor:
-        threads = policy._shared_threads(prompts, sampling, range(5))
-        policy.forward.chunk = chunk
-        for turn in range(4):
-            threads.say(places, turn)
-            threads.hear({(b, g): Continuation([70 + b + 5 * g + turn] * 11) for b, g in places})
-        return threads._hidden_bgh
-
-    together = heard(10**6)
-
-    def refuse(*_: object, **__: object) -> SharedLayout:
-        raise AssertionError("keys were copied")
-
-    monkeypatch.setattr(SharedLayout, "select", refuse)
-    assert_close(heard(2 * 3 * 12), together)

@@ -11,7 +11,6 @@ import peft
 import pytest
 import torch
 from peft.tuners.lora.layer import Linear
-from tests.conftest import sharpen
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from selfverify.core.errors import CheckpointError, ConfigError
@@ -21,6 +20,7 @@ from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tiny_models import write_checkpoint
 
 PROBLEMS = [Problem("a", user_turn("Say 7.", images=0))]
 TOKENS = [[[70, 71, 72, 73], [80, 81]]]
@@ -35,11 +35,7 @@ def base_folders(text_folders: dict[str, Path], tmp_path_factory: pytest.TempPat
         "gpt2", vocab_size=-(-len(tokenizer) // 16) * 16, n_embd=64, n_layer=2, n_head=4, bos_token_id=None
     )
     model = AutoModelForCausalLM.from_config(config)
-    sharpen(model)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return text_folders | {"gpt2": folder}
+    return text_folders | {"gpt2": write_checkpoint(folder, model, tokenizer)}
 
 
 @pytest.fixture
@@ -139,10 +135,8 @@ def test_a_merge_in_bfloat16(write: Any) -> None:
 
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "tokens of their own": ("llama", lora(trainable_token_indices=[70, 71]), "trainable_token_indices"),
-    "tokens, tied": ("qwen2", lora(trainable_token_indices=[70, 71]), "trainable_token_indices"),
     "head, tied": ("qwen2", lora(target_modules=["q_proj", "lm_head"]), "lm_head.*tie_word_embeddings"),
     "embeddings": ("llama", lora(target_modules=["q_proj", "embed_tokens"]), "embed_tokens"),
-    "embeddings, tied": ("qwen2", lora(target_modules=["q_proj", "embed_tokens"]), "embed_tokens"),
     "both, tied to each other": (
         "qwen2",
         lora(target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True),
@@ -163,11 +157,6 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         lora(init_lora_weights="pissa"),
         "init_lora_weights: pissa",
     ),
-    "changed base, by orthogonal ones": (
-        "llama",
-        lora(init_lora_weights="olora"),
-        "init_lora_weights: olora",
-    ),
     "activated by tokens": ("llama", lora(alora_invocation_tokens=[70]), "alora_invocation_tokens"),
     "products": ("llama", peft.LoHaConfig(r=4, target_modules=ATTENTION), "peft_type: LOHA"),
     "scales": (
@@ -186,38 +175,39 @@ def test_what_is_refused_is_named(kind: str, config: Any, named: str, write: Any
         Policy.load(str(folder), device="cpu")
 
 
+def change(folder: Path, settings: dict[str, Any]) -> None:
+    """Write some of an adapter's settings anew."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"a_thing_of_2030": 3}, "a_thing_of_2030: 3"),
-        ({"megatron_config": {"x": 1}}, "megatron_config"),
         ({"eva_config": {"rho": 2.0}, "init_lora_weights": "eva"}, "eva"),
         ({"peft_type": "A_KIND_OF_2030"}, "A_KIND_OF_2030"),
-        ({"peft_type": None}, "peft_type: None"),
         ({"revision": "v2"}, "revision: v2"),
     ],
 )
 def test_settings_that_are_not_known(changed: dict[str, Any], named: str, write: Any) -> None:
     folder, _ = write("llama", lora())
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    change(folder, changed)
     with pytest.raises(ConfigError, match=rf"adapter_config\.json: .*{named}.*merge it with peft first"):
         Policy.load(str(folder), device="cpu")
 
 
 def test_settings_that_are_not_known_and_off(write: Any) -> None:
     folder, expected = write("llama", lora())
-    path = folder / "adapter_config.json"
     off = {"a_thing_of_2030": None, "another": False, "a_list": [], "revision": "main"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | off))
+    change(folder, off)
     torch.testing.assert_close(logprobs(Policy.load(str(folder), device="cpu")), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("changed", [{"target_modules": ["nothing"]}, {"r": "four"}, {"r": 0}])
 def test_an_adapter_that_fits_no_layer(changed: dict[str, Any], write: Any) -> None:
     folder, _ = write("llama", lora())
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    change(folder, changed)
     with pytest.raises(ConfigError, match=r"adapter_config\.json: this adapter cannot be put on"):
         Policy.load(str(folder), device="cpu")
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.policy import Policy
 
@@ -37,28 +36,6 @@ def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpoint
     assert last == [1 + own] * calls
 
 
-def test_sampling_reads_one_token_per_prompt_and_then_all(load_policy: Any, problems: list[Problem]) -> None:
-    policy = load_policy()
-    policy.shares_prefix = True  # or the first use would compare it with the plain forward
-    prompts = policy.encode(problems[:1])
-    last = watch(policy, -1)
-    policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=3), seeds=[0])
-    assert last[0] == 1
-    assert last[1] == 4
-    first = watch(policy, 0)
-    policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=3), seeds=[0])
-    assert first[0] == len(prompts[0].ids)
-
-
-def test_the_plain_forward_is_left_alone(load_policy: Any, problems: list[Problem]) -> None:
-    policy = load_policy(shared_prefix="off")
-    prompts = policy.encode(problems[:1])
-    policy.logprobs(prompts, [[[50]]])  # checks the model, once
-    last = watch(policy, -1)
-    policy.logprobs(prompts, [[[50, 51, 52]]])
-    assert last == [len(prompts[0].ids) + 3]
-
-
 def test_a_copy_has_hooks_of_its_own(load_policy: Any) -> None:
     policy = load_policy()
     copied = policy.frozen_copy()
@@ -70,12 +47,6 @@ def test_a_copy_has_hooks_of_its_own(load_policy: Any) -> None:
 
     assert isinstance(hooks(copied), ReadOnly)
     assert hooks(copied) is not hooks(policy)
-
-
-@pytest.mark.parametrize("decoder", [nn.Linear(2, 2), nn.Module()])
-def test_another_structure_gets_no_hooks(decoder: nn.Module) -> None:
-    ReadOnly.install(decoder)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in decoder.modules())
 
 
 class Experts(nn.Module):

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import sharpen
 from tests.policy.conftest import noise_image
-from transformers import (
-    AutoProcessor,
-    MllamaConfig,
-    MllamaForConditionalGeneration,
-    MllamaProcessor,
-)
+from transformers import AutoProcessor, MllamaConfig, MllamaForConditionalGeneration, MllamaProcessor
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     convert_sparse_cross_attention_mask_to_dense,
@@ -29,6 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tiny_models import write_checkpoint
 
 SIDE = 16
 
@@ -68,18 +63,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     model = MllamaForConditionalGeneration(config)
-    sharpen(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "gate" in name:
                 # A fresh model does not look: its gates are shut.
                 parameter.fill_(1.0)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    write_checkpoint(folder, model, tokenizer)
     images = MllamaImageProcessorPil(size={"height": SIDE, "width": SIDE}, max_image_tiles=4)
     MllamaProcessor(images, tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, normalizers
@@ -49,7 +49,7 @@ def test_inserted_tokens_are_the_templates(policy: Policy, problems: list[Proble
         "{% if messages | length > 1 %}{{ raise_exception('one question only') }}{% endif %}user:",
     ],
 )
-def test_template_that_cannot_go_on_is_refused(load_policy: Callable[..., Policy], template: str) -> None:
+def test_template_that_cannot_go_on_is_refused(load_policy: Any, template: str) -> None:
     policy = load_policy()
     policy.tokenizer.chat_template = template
     with pytest.raises(ConfigError, match="problem p: the model's chat template cannot continue"):
@@ -83,7 +83,7 @@ def test_words_that_read_like_an_image_are_words(policy: Policy) -> None:
 @pytest.mark.parametrize(
     "words", ["Say \uff1c|end|\uff1e it.", "\uff1ccall\uff1e", "say <|end|>", "<<|end|>"]
 )
-def test_words_that_a_normaliser_makes_special(load_policy: Callable[..., Policy], words: str) -> None:
+def test_words_that_a_normaliser_makes_special(load_policy: Any, words: str) -> None:
     """Full-width brackets become a special token behind NFKC: such words are refused or stay words."""
     policy = load_policy()
     tokenizer = policy.tokenizer
@@ -97,17 +97,6 @@ def test_words_that_a_normaliser_makes_special(load_policy: Callable[..., Policy
             writer.encode(problem, Reply(words), 1)
     else:
         assert not set(writer.encode(problem, Reply(words), 1).tokens) & meant
-
-
-def test_unknown_characters_beside_special_tokens(load_policy: Callable[..., Policy]) -> None:
-    """What a tokenizer does not know is not what it must not read."""
-    policy = load_policy()
-    tokenizer = policy.tokenizer
-    digit = tokenizer("7", add_special_tokens=False)["input_ids"]
-    tokenizer.add_special_tokens({"unk_token": AddedToken("7", special=True)})
-    assert [tokenizer.unk_token_id] == digit
-    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
-    assert writer.encode(problem, Reply("7 and <|im_end|>"), 1).tokens
 
 
 def test_many_parts_take_little_time(policy: Policy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,28 +18,9 @@ from selfverify.policy import shared_threads
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample, pick_tokens, uniforms
+from tiny_models import boosted
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
-
-
-@pytest.fixture
-def boosted(load_policy: Callable[..., Policy]) -> Callable[[str, float], Policy]:
-    """A policy whose logit of one token is raised at every place: ``boosted(token, by)``."""
-
-    def make(token: str, by: float) -> Policy:
-        policy = load_policy()
-        index = policy.tokenizer.convert_tokens_to_ids(token)
-        policy._check_head()  # of the real one
-        right = policy.head.logits
-
-        def head(hidden: torch.Tensor) -> torch.Tensor:
-            logits = right(hidden)
-            return logits + by * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
-
-        policy.head.logits = head  # type: ignore[method-assign]
-        return policy
-
-    return make
 
 
 def as_tuples(samples: list[Any]) -> list[tuple[list[int], list[float], str]]:
@@ -183,11 +163,6 @@ def test_sampling_leaves_the_global_random_state_alone(policy: Policy, problems:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_uniforms_differ_between_samples_of_a_problem() -> None:
-    numbers = uniforms([3, 4], 5, 6)
-    assert numbers.shape == (2, 5, 6) and numbers.unique().numel() == 60
-
-
 def test_a_samples_draws_depend_on_its_seed_place_and_turn_alone() -> None:
     numbers = uniforms([3, 4], 5, 6)
     assert numbers.dtype == torch.float64
@@ -217,8 +192,8 @@ def test_last_bits_of_logits_hardly_change_what_is_drawn(top_p: float) -> None:
         assert int((picked[0] != picked[1]).sum()) <= 1
 
 
-def test_stop_token_ends_a_response(boosted: Any, problems: list[Problem]) -> None:
-    policy = boosted("<|im_end|>", 3.0)
+def test_stop_token_ends_a_response(load_policy: Any, problems: list[Problem]) -> None:
+    policy = boosted(load_policy(), 3.0)
     sampling = SamplingConfig(group_size=16, top_p=1.0, max_new_tokens=30)
     stop = policy.tokenizer.eos_token_id
     samples = [s for g in policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3]) for s in g]
@@ -230,8 +205,8 @@ def test_stop_token_ends_a_response(boosted: Any, problems: list[Problem]) -> No
     assert len({len(s.tokens) for s in samples}) > 5
 
 
-def test_length_limit(boosted: Any, problems: list[Problem]) -> None:
-    policy = boosted("<|im_end|>", -1e4)
+def test_length_limit(load_policy: Any, problems: list[Problem]) -> None:
+    policy = boosted(load_policy(), -1e4)
     for limit in (1, 7):
         sampling = SamplingConfig(group_size=3, max_new_tokens=limit)
         for group in policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3]):
@@ -241,9 +216,9 @@ def test_length_limit(boosted: Any, problems: list[Problem]) -> None:
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_image_tokens_are_never_sampled(
-    boosted: Any, problems: list[Problem], token: str, temperature: float
+    load_policy: Any, problems: list[Problem], token: str, temperature: float
 ) -> None:
-    policy = boosted(token, 1e3)
+    policy = boosted(load_policy(), 1e3, token)
     sampling = SamplingConfig(group_size=4, temperature=temperature, top_p=1.0, max_new_tokens=5)
     groups = policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3])
     forbidden = policy.tokenizer.convert_tokens_to_ids(token)
@@ -251,9 +226,9 @@ def test_image_tokens_are_never_sampled(
 
 
 def test_dropping_ended_rows_changes_nothing(
-    boosted: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = boosted("<|im_end|>", 3.5)
+    policy = boosted(load_policy(), 3.5)
     prompts, seeds = policy.encode(problems * 4), list(range(12))
     sampling = SamplingConfig(group_size=4, top_p=0.99, max_new_tokens=30)
     select, dropped = SharedLayout.select, []
@@ -291,28 +266,3 @@ def test_training_mode_is_given_back(load_policy: Any, problems: list[Problem]) 
     found = policy.sample(prompts, FREE, seeds=[1, 2, 3])
     assert policy.model.training
     assert [as_tuples(g) for g in found] == [as_tuples(g) for g in expected]
-
-
-def test_no_prompts_no_samples(policy: Policy) -> None:
-    assert policy.sample([], seeds=[]) == []
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text", "granite", "cohere"])
-def test_text_only_models_sample(load_policy: Any, make_raw: Any, kind: str) -> None:
-    from selfverify.tasks.base import user_turn
-
-    policy, raw = load_policy(kind), make_raw(kind)
-    problem = Problem("text", user_turn("Pick 3 of the digits.", images=0))
-    prompts = policy.encode([problem])
-    greedy = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=20)
-    [[sample]] = policy.sample(prompts, greedy, seeds=[0])
-    row = raw.row(problem, [])
-    ids = torch.tensor([row.ids])
-    out = raw.model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20
-    )
-    assert sample.tokens == out[0, row.start :].tolist()
-    [group] = policy.sample(prompts, FREE, seeds=[1])
-    values = policy.logprobs(prompts, [[s.tokens for s in group]])[0]
-    for s, row_values in zip(group, values, strict=True):
-        assert_close(s.logprobs, row_values[: len(s.tokens)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ WORDS = [
 
 
 @pytest.fixture(scope="module", params=["tiny", "llama"])
-def policy(request: pytest.FixtureRequest, load_policy: Callable[..., Policy]) -> Policy:
+def policy(request: pytest.FixtureRequest, load_policy: Any) -> Policy:
     """Its tokenizer has tokens for calls that it does not name special, as Qwen's."""
     policy = load_policy(request.param)
     policy.tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
@@ -124,7 +123,7 @@ def test_prompts_without_such_words_are_tokenised_as_a_whole(policy: Policy) -> 
     assert encoded(policy, *said) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Callable[..., Policy]) -> None:
+def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Any) -> None:
     """Words that it would take for the end of a turn stay words, and the conversation goes on."""
     own = load_policy("llama")
     own.tokenizer.chat_template = TOOLED.replace("m.content | trim", "m.content.split('<|im_end|>')[0]")
@@ -135,7 +134,7 @@ def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Callable[
     assert "<|im_start|>user\nSure?<|im_end|>\n" in own.tokenizer.decode(heard.tokens)
 
 
-def test_images_beside_such_words(load_policy: Callable[..., Policy]) -> None:
+def test_images_beside_such_words(load_policy: Any) -> None:
     """Each slot gets its image, wherever the text is cut."""
     policy = load_policy()
     images = [noise_image(1), noise_image(2, 48, 40)]
@@ -157,7 +156,7 @@ def test_images_beside_such_words(load_policy: Callable[..., Policy]) -> None:
 
 
 @pytest.mark.parametrize("words", ["Say \uff1c|end|\uff1e it.", "say <|end|>", "<<|end|>"])
-def test_words_that_a_normaliser_makes_special(load_policy: Callable[..., Policy], words: str) -> None:
+def test_words_that_a_normaliser_makes_special(load_policy: Any, words: str) -> None:
     """Full-width brackets become a special token behind NFKC: such words are refused or stay words."""
     policy = load_policy()
     policy.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
@@ -171,7 +170,7 @@ def test_words_that_a_normaliser_makes_special(load_policy: Callable[..., Policy
         assert policy.tokenizer.convert_tokens_to_ids("<|end|>") not in prompt.ids.tolist()
 
 
-def test_it_is_told_once(load_policy: Callable[..., Policy], caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_told_once(load_policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Who means a model's own token by it has to know that it is none."""
     policy = load_policy()
     with caplog.at_level(logging.WARNING):
@@ -223,9 +222,3 @@ def test_special_tokens_take_more_when_they_are_spelt_out(policy: Policy) -> Non
     assert room is not None
     with pytest.raises(TooLongError, match=rf"problem p: .*more than {room} tokens"):
         policy.encode([Problem("p", messages(("user", "<|im_end|>" * (room // 2))))])
-
-
-def test_long_prompts_that_fit_are_read(policy: Policy) -> None:
-    room = longest_row(policy.model)
-    assert room is not None
-    assert len(encoded(policy, ("user", "again " * (room // 8)))) < room

@@ -6,27 +6,22 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.conftest import sharpen
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rounding import assert_close
 from selfverify import LearnerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy.apart_threads import ApartThreads
-from selfverify.policy.continuations import Continuation
-from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.reply_parts import TooLongError
-from selfverify.policy.shared_attention import SharingError, check_kinds, check_layers
-from selfverify.policy.shared_threads import SharedThreads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tiny_models import write_checkpoint
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -159,12 +154,7 @@ def load_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Policy]
                 **(DRAWING | KINDS | SLOW | STRETCHED).get(kind, {}),
             }
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **about))
-            sharpen(model)
-            model.generation_config.eos_token_id = tokenizer.eos_token_id
-            model.generation_config.pad_token_id = tokenizer.pad_token_id
-            folders[kind] = tmp_path_factory.mktemp(kind)
-            model.save_pretrained(folders[kind])
-            tokenizer.save_pretrained(folders[kind])
+            folders[kind] = write_checkpoint(tmp_path_factory.mktemp(kind), model, tokenizer)
         return Policy.load(str(folders[kind]), device="cpu", **settings)
 
     return load
@@ -182,7 +172,7 @@ def own_logprobs(policy: Policy, prompt: Any, tokens: list[int]) -> torch.Tensor
 @pytest.mark.parametrize("first", ["sample", "logprobs", "threads"])
 @pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_samples_are_the_models_own(
-    load_kind: Callable[..., Policy], caplog: pytest.LogCaptureFixture, kind: str, first: str
+    load_kind: Any, caplog: pytest.LogCaptureFixture, kind: str, first: str
 ) -> None:
     """Whichever is asked first. Greedy tokens are the likeliest of a forward without a cache."""
     if first != "sample" and kind not in ("qwen3_next", "diffllama", "gpt2"):
@@ -215,9 +205,7 @@ def test_samples_are_the_models_own(
     "kind",
     ["qwen3_next", "gpt2", "falcon", *(pytest.param(kind, marks=pytest.mark.slow) for kind in DRAWING)],
 )
-def test_a_step_of_training_learns_on_policy(
-    load_kind: Callable[..., Policy], tmp_path: Path, kind: str
-) -> None:
+def test_a_step_of_training_learns_on_policy(load_kind: Any, tmp_path: Path, kind: str) -> None:
     """Sampler and learner give a token the same log-prob: the ratio is 1 in the second epoch, too.
 
     Most of these have dropout of their own, or add noise while they learn, which is switched off.
@@ -234,9 +222,7 @@ def test_a_step_of_training_learns_on_policy(
 
 
 @pytest.mark.parametrize("kind", STRETCHED)
-def test_what_a_row_says_does_not_depend_on_how_long_others_are(
-    load_kind: Callable[..., Policy], kind: str
-) -> None:
+def test_what_a_row_says_does_not_depend_on_how_long_others_are(load_kind: Any, kind: str) -> None:
     """Beyond 64 tokens it would, so that no row is longer; up to there samples are the model's own."""
     policy = load_kind(kind)
     with pytest.raises(TooLongError, match="reads 64"):
@@ -249,10 +235,10 @@ def test_what_a_row_says_does_not_depend_on_how_long_others_are(
             assert len(prompt.ids) + len(sample.tokens) <= 65  # the last token is not read
             own = own_logprobs(policy, prompt, sample.tokens)
             expected = own.gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
-            assert float((torch.tensor(sample.logprobs) - expected).abs().max()) < 1e-5
+            assert_close(sample.logprobs, expected)
 
 
-def test_without_sharing_the_same_is_drawn(load_policy: Callable[..., Policy]) -> None:
+def test_without_sharing_the_same_is_drawn(load_policy: Any) -> None:
     """Draws belong to seed and sample, whoever computes the distribution; a smaller group draws the same."""
     shared, own = load_policy("llama"), load_policy("llama", shared_prefix="off")
     sampling = FREE.model_copy(update={"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 30})
@@ -271,40 +257,7 @@ def test_without_sharing_the_same_is_drawn(load_policy: Callable[..., Policy]) -
         assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
 
 
-def test_stop_tokens_and_suppressed_tokens_without_sharing(load_policy: Callable[..., Policy]) -> None:
-    policy = load_policy("llama", shared_prefix="off")
-    prompts = policy.encode(PROBLEMS[:1])
-    sampling = SamplingConfig(group_size=16, max_new_tokens=8, top_p=1.0)
-    [plain] = policy.sample(prompts, sampling, seeds=[5])
-    stop = plain[0].tokens[2]
-    policy.model.generation_config.eos_token_id = [stop]
-    [group] = policy.sample(prompts, sampling, seeds=[5])
-    for sample, whole in zip(group, plain, strict=True):
-        assert sample.tokens == whole.tokens[: len(sample.tokens)]
-        assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
-        assert not policy.stop_tokens & {*sample.tokens[:-1]}
-    assert {sample.finish for sample in group} == {"stop", "length"}
-
-
-@pytest.mark.parametrize("kind", ["qwen3_next", "gpt2"])
-def test_conversations(load_kind: Callable[..., Policy], kind: str) -> None:
-    """What is heard and said later has the log-probs of one forward pass over the whole conversation."""
-    policy = load_kind(kind)
-    prompts = policy.encode(PROBLEMS)
-    threads = policy.threads(prompts, FREE, seeds=[1, 2])
-    assert isinstance(threads, SharedThreads if kind == "gpt2" else ApartThreads)
-    places = [(0, 0), (0, 2), (1, 1)]
-    first = threads.say(places, 0)
-    heard = threads.hear({place: Continuation([50 + place[1], 60]) for place in places}, score=True)
-    second = threads.say(places, 1)
-    for b, g in places:
-        row = [*first[b, g].tokens, 50 + g, 60, *second[b, g].tokens]
-        own = own_logprobs(policy, prompts[b], row).gather(-1, torch.tensor(row)[:, None])[:, 0]
-        found = [*first[b, g].logprobs, *heard[b, g].tolist(), *second[b, g].logprobs]
-        assert found == pytest.approx(own.tolist(), abs=1e-3)
-
-
-def test_the_first_use_draws_nothing(load_kind: Callable[..., Policy]) -> None:
+def test_the_first_use_draws_nothing(load_kind: Any) -> None:
     """Neither does a check move a generator nor does it change what is drawn afterwards."""
     policy = load_kind("gpt2")
     prompts = policy.encode(PROBLEMS)
@@ -314,9 +267,7 @@ def test_the_first_use_draws_nothing(load_kind: Callable[..., Policy]) -> None:
     assert checked == policy.sample(prompts, FREE, seeds=[1, 2])
 
 
-def test_a_cache_that_is_wrong_is_not_used(
-    load_kind: Callable[..., Policy], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_is_wrong_is_not_used(load_kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     """transformers' RWKV confuses the samples of a group, once there are several."""
     policy = load_kind("rwkv")
     prompts = policy.encode(PROBLEMS)
@@ -327,7 +278,7 @@ def test_a_cache_that_is_wrong_is_not_used(
     assert "cache gives samples of models of type 'rwkv'" in caplog.text
 
 
-def test_all_policies_of_a_model_share_alike(load_kind: Callable[..., Policy]) -> None:
+def test_all_policies_of_a_model_share_alike(load_kind: Any) -> None:
     """A reference is compared with what learns, so that both compute in the same way."""
     policy = load_kind("stablelm", lora={})
     reference = policy.frozen_copy()
@@ -341,28 +292,8 @@ def test_all_policies_of_a_model_share_alike(load_kind: Callable[..., Policy]) -
 @pytest.mark.parametrize(
     ("kind", "problem"), [("bert-generation", "others stand behind it"), ("bert", "to their logits")]
 )
-def test_models_that_cannot_be_used_are_refused(
-    load_kind: Callable[..., Policy], kind: str, problem: str
-) -> None:
+def test_models_that_cannot_be_used_are_refused(load_kind: Any, kind: str, problem: str) -> None:
     """One reads in both directions; what the other's head does is not known here."""
     policy = load_kind(kind)
     with pytest.raises(ConfigError, match=rf"policy\.path=.*'{kind}'.*{problem}"):
         policy.sample(policy.encode(PROBLEMS), FREE, seeds=[1, 2])
-
-
-def test_layers_of_kinds_that_are_not_known() -> None:
-    """Whatever the lengths that are compared: such a layer may differ beyond them."""
-    full, sliding = "full_attention", "sliding_attention"
-    check_kinds(SimpleNamespace(layer_types=[full, sliding]))
-    check_kinds(SimpleNamespace(attention_chunk_size=None))
-    for wrong in ({"layer_types": [full, "chunked_attention"]}, {"attention_chunk_size": 8192}):
-        with pytest.raises(SharingError, match="chunked_attention"):
-            check_kinds(SimpleNamespace(**wrong))
-    layout = SharedLayout("packed", torch.tensor([1]), 1)
-    decoder = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2, layer_types=[full, sliding]))
-    layout.windows = {0: None, 1: 4096}
-    check_layers(decoder, layout)
-    for windows, reason in (({0: None}, "1 of its 2 layers"), ({0: None, 1: None}, "layer 1, a sliding")):
-        layout.windows = windows
-        with pytest.raises(SharingError, match=reason):
-            check_layers(decoder, layout)

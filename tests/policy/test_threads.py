@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.policy.conftest import Loaders
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -27,6 +26,7 @@ from selfverify.policy.shared_threads import SharedThreads
 from selfverify.policy.threads import Threads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tiny_models import boosted, write_checkpoint
 
 WORDS = "Is that so? Say it again."
 SAMPLING = SamplingConfig(group_size=6, max_new_tokens=12)
@@ -42,18 +42,9 @@ class Turns:
     second: Sample | None = None
 
 
-def ending(load_policy: Callable[..., Policy], kind: str = "tiny", by: float = 4.0) -> Policy:
+def ending(load_policy: Any, kind: str = "tiny", by: float = 4.0) -> Policy:
     """A policy that ends about half of its turns within the limit."""
-    policy = load_policy(kind)
-    policy._check_head()
-    right, index = policy.head.logits, policy.tokenizer.eos_token_id
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = right(hidden)
-        return logits + by * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
+    return boosted(load_policy(kind), by)
 
 
 def between(policy: Policy, problems: list[Problem]) -> list[list[int]]:
@@ -131,9 +122,7 @@ def test_sampling_logprobs_are_the_learners(loaders: Loaders, problems: list[Pro
     check_logprobs(policy, prompts, groups)
 
 
-def test_first_turns_are_those_of_single_turn_sampling(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
+def test_first_turns_are_those_of_single_turn_sampling(load_policy: Any, problems: list[Problem]) -> None:
     policy = ending(load_policy)
     prompts = policy.encode(problems)
     groups = sample_turns(policy, prompts, problems, SAMPLING, seeds=[3, 4, 5])
@@ -145,7 +134,7 @@ def test_first_turns_are_those_of_single_turn_sampling(
 
 
 def test_greedy_second_turns_equal_those_with_their_own_prompt(
-    load_policy: Callable[..., Policy], problems: list[Problem]
+    load_policy: Any, problems: list[Problem]
 ) -> None:
     """The path of vLLM and of unknown families, on a model that could also share."""
     policy = ending(load_policy, by=4.0)
@@ -159,25 +148,7 @@ def test_greedy_second_turns_equal_those_with_their_own_prompt(
     check_logprobs(policy, prompts, apart)
 
 
-def test_prompts_are_prefilled_once(
-    load_policy: Callable[..., Policy], problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = ending(load_policy)
-    prefill, calls = policy.forward.prefill, []
-    monkeypatch.setattr(policy.forward, "prefill", lambda p: calls.append(len(p)) or prefill(p))
-    sample_turns(policy, policy.encode(problems), problems, SAMPLING, seeds=[3, 4, 5])
-    assert calls == [3]
-
-
-def test_all_first_turns_cut_off(policy: Policy, problems: list[Problem]) -> None:
-    short = SamplingConfig(group_size=2, max_new_tokens=1)
-    groups = sample_turns(policy, policy.encode(problems), problems, short, seeds=[1, 2, 3])
-    assert all(turns.second is None for group in groups for turns in group)
-
-
-def test_first_turns_apart_do_not_depend_on_who_speaks(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
+def test_first_turns_apart_do_not_depend_on_who_speaks(load_policy: Any, problems: list[Problem]) -> None:
     """An episode that could not be opened changes nothing for the others of its group."""
     policy = ending(load_policy)
     prompts = policy.encode(problems[:2])
@@ -199,10 +170,7 @@ def test_a_full_context_cuts_turns_off(tmp_path: Path) -> None:
     sizes = {"vocab_size": len(tokenizer), "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": room}
     settings = AutoConfig.for_model("gpt2", **sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     model = AutoModelForCausalLM.from_config(settings)
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    policy = Policy.load(str(tmp_path), device="cpu")
+    policy = Policy.load(str(write_checkpoint(tmp_path, model, tokenizer)), device="cpu")
     asked = [Problem("short", user_turn("7", 0)), Problem("long", user_turn("Say 7. " * 3, 0))]
     prompts = policy.encode(asked)
     sampling = SamplingConfig(group_size=2, max_new_tokens=2 * room, top_p=1.0)
@@ -224,7 +192,7 @@ def test_a_full_context_cuts_turns_off(tmp_path: Path) -> None:
         assert [s.tokens[:5] for s in group] == [s.tokens for s in others]
 
 
-def test_threads_that_hear_nothing_go_on(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+def test_threads_that_hear_nothing_go_on(load_policy: Any, problems: list[Problem]) -> None:
     """Speaking twice in a row, and hearing an empty piece, before anything was said or behind it."""
     policy = load_policy("llama")
     prompts = policy.encode([problems[1]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,11 +50,6 @@ def test_the_same_corpus_gives_the_same_tokenizer_and_the_same_seed_the_same_wei
     ]
     first, other, same = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert first == same != other
-
-
-def test_a_corpus_without_words_is_refused() -> None:
-    with pytest.raises(ValueError, match="no words"):
-        text_tokenizer([])
 
 
 def test_a_policy_of_it_speaks_and_continues(tmp_path: Path) -> None:

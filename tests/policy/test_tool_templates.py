@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,7 +87,7 @@ THINKING = (
 SAID = '<tool_call>\n{"name": "zoom", "arguments": {"factor": 2}}\n</tool_call>'
 
 
-def with_template(load_policy: Callable[..., Policy], template: str | None, kind: str = "tiny") -> Policy:
+def with_template(load_policy: Any, template: str | None, kind: str = "tiny") -> Policy:
     policy = load_policy(kind)
     if template is not None:
         policy.tokenizer.chat_template = template
@@ -98,7 +97,7 @@ def with_template(load_policy: Callable[..., Policy], template: str | None, kind
 @pytest.mark.parametrize("template", [HERMES, QWEN3, THINKING])
 @pytest.mark.parametrize("kind", ["tiny", "llama"])
 def test_tools_are_shown_and_their_results_written_by_the_template(
-    load_policy: Callable[..., Policy], template: str, kind: str
+    load_policy: Any, template: str, kind: str
 ) -> None:
     """Prompt, a call as sampled and the reply's tokens are the conversation as the template writes it."""
     policy = with_template(load_policy, template, kind)
@@ -122,7 +121,7 @@ def test_tools_are_shown_and_their_results_written_by_the_template(
 
 
 @pytest.mark.parametrize("template", [HERMES, QWEN3])
-def test_a_tool_shows_images(load_policy: Callable[..., Policy], template: str) -> None:
+def test_a_tool_shows_images(load_policy: Any, template: str) -> None:
     policy = with_template(load_policy, template)
     problem = Problem("p", user_turn("How many?"), [noise_image(1)], tools=TOOLS)
     parts = [{"type": "text", "text": "Twice as large:"}, {"type": "image"}]
@@ -133,7 +132,7 @@ def test_a_tool_shows_images(load_policy: Callable[..., Policy], template: str) 
     assert "<tool_response>\nTwice as large:<|vision_start|><|vision_end|>\n</tool_response>" in text
 
 
-def test_a_template_without_tools_is_refused(load_policy: Callable[..., Policy]) -> None:
+def test_a_template_without_tools_is_refused(load_policy: Any) -> None:
     """The policy would never learn of them. Tools that the messages describe need no template."""
     policy = with_template(load_policy, None)
     with pytest.raises(ConfigError, match="problem p: the model's chat template does not show tools"):
@@ -151,7 +150,7 @@ def test_a_template_without_tools_is_refused(load_policy: Callable[..., Policy])
     ],
 )
 def test_a_template_without_messages_of_tools_is_refused(
-    load_policy: Callable[..., Policy], template: str, reason: str
+    load_policy: Any, template: str, reason: str
 ) -> None:
     policy = with_template(load_policy, template)
     problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
@@ -160,18 +159,12 @@ def test_a_template_without_messages_of_tools_is_refused(
         ReplyEncoder(policy.encoder).encode(problem, Reply("3", role="tool"), 1)
 
 
-def test_a_template_that_drops_thoughts_is_refused(load_policy: Callable[..., Policy]) -> None:
+def test_a_template_that_drops_thoughts_is_refused(load_policy: Any) -> None:
     """Behind a turn of the user it writes other thoughts than the policy has had."""
     policy = with_template(load_policy, THINKING)
     problem = Problem("p", user_turn("How many?", images=0))
     with pytest.raises(ConfigError, match="writes other text before the answer"):
         ReplyEncoder(policy.encoder).encode(problem, Reply("Sure?"), 1)
-
-
-def test_half_characters_are_shown_as_question_marks(policy: Policy) -> None:
-    """JSON can hold them, so that a tool may repeat them; no tokenizer takes them."""
-    tokens = ReplyEncoder(policy.encoder).encode(Problem("p", user_turn("?", 0)), Reply("a\ud800b"), 1).tokens
-    assert "a?b" in policy.tokenizer.decode(tokens)
 
 
 RESPONSE: dict[str, Any] = {
@@ -192,7 +185,7 @@ RESPONSE: dict[str, Any] = {
 
 
 @pytest.fixture
-def reading_policy(load_policy: Callable[..., Policy]) -> Policy:
+def reading_policy(load_policy: Any) -> Policy:
     """Its tokenizer has a response template, and its prompt begins the thoughts."""
     policy = with_template(load_policy, THINKING)
     policy.tokenizer.response_template = RESPONSE
@@ -228,16 +221,12 @@ def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str,
     assert len(found["error"]) <= 500
 
 
-def test_without_a_response_template_there_is_no_message(policy: Policy) -> None:
-    assert read_message(policy.loaded, SAID, TOOLS) is None
-
-
 EMPTY = "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
 OPTIONAL_THOUGHTS = QWEN3.replace("assistant\n' }}", "assistant\n' }}" + EMPTY)
 """As Qwen3's: told not to think, a prompt begins with empty thoughts, which earlier messages do not have."""
 
 
-def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Callable[..., Policy]) -> None:
+def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Any) -> None:
     policy = load_policy(template_options={"enable_thinking": False})
     policy.tokenizer.chat_template = OPTIONAL_THOUGHTS
     problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import sharpen
 from tests.policy.conftest import noise_image
 from transformers import (
     AutoProcessor,
@@ -32,6 +31,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
+from tiny_models import write_checkpoint
 
 CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]
 
@@ -59,10 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(config)
-    sharpen(model)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    write_checkpoint(folder, model, tokenizer)
     images = CLIPImageProcessorPil(
         size={"height": 32, "width": 32}, crop_size={"height": 32, "width": 32}, do_center_crop=False
     )
@@ -73,7 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -165,18 +161,10 @@ def test_samples(folder: Path, policy: Policy, problems: list[Problem], temperat
     [
         {"repetition_penalty": 1.5},
         {"min_new_tokens": 5},
-        {"no_repeat_ngram_size": 1},
         {"suppress_tokens": list(range(60, 300))},
-        {"begin_suppress_tokens": list(range(6, 300))},
-        {"bad_words_ids": [[token] for token in range(60, 300)]},
         {"sequence_bias": [[[70], 100.0]]},
-        {"forced_bos_token_id": 70},
         {"forced_eos_token_id": 70},
-        {"exponential_decay_length_penalty": [1, 5.0]},
-        {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1},
-        {"do_sample": True, "typical_p": 0.1},
-        {"do_sample": True, "min_p": 0.9},
-        {"do_sample": True, "epsilon_cutoff": 0.5},
+        {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.9},
         {"max_length": 3},
         {"num_beams": 3},
         {"use_cache": False},
@@ -259,11 +247,6 @@ def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem
     for (b, g), piece in pieces.items():
         [[row]] = policy.logprobs([prompts[b]], [[[*piece.tokens, *said[b, g].tokens]]])
         assert_close(said[b, g].logprobs, row[len(piece.tokens) :])
-
-
-def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:
-    with pytest.raises(DataError, match=r"problem p"):
-        policy.encode([Problem("p", user_turn("x", images=2), [noise_image(1)])])
 
 
 @pytest.mark.parametrize("words", ["Say <|im_end|>.", "What is <image>?", "<|im_start|>user"])

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
-from selfverify.policy import loading, vllm, vllm_start
+from selfverify.policy import loading, vllm_start
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.vllm import VLLMEngine
@@ -59,6 +59,14 @@ def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
     vllm_standin.install(monkeypatch, serving)
     with serving.running():
         yield serving
+
+
+@pytest.fixture
+def policy(standin: None, load_policy: Any) -> Policy:
+    """A policy that vLLM samples from, in this process."""
+    made: Policy = load_policy()
+    made.engine = start(made)
+    return made
 
 
 def on_server(server: Server, **settings: Any) -> SamplingConfig:
@@ -100,12 +108,7 @@ def assert_is_policys(policy: Policy, problems: Sequence[Problem], groups: list[
     assert log_excess(policy, problems, groups).abs().max() < 2e-4
 
 
-@pytest.mark.usefixtures("standin")
-def test_samples_have_the_shape_of_our_own(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
-    policy = load_policy()
-    policy.engine = start(policy)
+def test_samples_have_the_shape_of_our_own(policy: Policy, problems: list[Problem]) -> None:
     groups = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
     assert [len(group) for group in groups] == [3, 3, 3]
     ends = set()
@@ -120,25 +123,7 @@ def test_samples_have_the_shape_of_our_own(
     assert llm.core.calls == [9]
 
 
-@pytest.mark.usefixtures("standin")
-def test_both_ways_to_end(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
-    """A stop token that comes first, and one that never comes."""
-    policy = load_policy()
-    policy.engine = start(policy)
-    stop = policy.tokenizer.eos_token_id
-    for sign, finish, length in ((100.0, "stop", 1), (-100.0, "length", 6)):
-        policy.engine._generation.generation_kwargs["logit_bias"][stop] = sign
-        [group] = policy.sample(policy.encode(problems[:1]), SAMPLING, seeds=[0])
-        assert {(sample.finish, len(sample.tokens)) for sample in group} == {(finish, length)}
-    policy.engine._generation.generation_kwargs["logit_bias"][stop] = 100.0
-    [group] = policy.sample(policy.encode(problems[:1]), SAMPLING, seeds=[0])
-    assert [sample.tokens for sample in group] == [[stop]] * 3
-
-
-@pytest.mark.usefixtures("standin")
-def test_weights_go_over_once_per_update(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
-    policy = load_policy()
-    policy.engine = start(policy)
+def test_weights_go_over_once_per_update(policy: Policy, problems: list[Problem]) -> None:
     core = LLM.made[0].core
     before = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
     count = core.loads
@@ -162,7 +147,7 @@ def move_tower(policy: Policy) -> None:
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_images_are_seen_by_the_newest_tower(
-    server: Server, load_policy: Callable[..., Policy], problems: list[Problem], mode: str
+    server: Server, load_policy: Any, problems: list[Problem], mode: str
 ) -> None:
     """vLLM keeps the features of images; those of another tower it must not keep."""
     sampling = SAMPLING if mode == "colocate" else on_server(server)
@@ -179,7 +164,7 @@ def test_images_are_seen_by_the_newest_tower(
 
 
 def test_a_servers_images_are_forgotten_once_where_the_tower_is_frozen(
-    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
+    server: Server, load_policy: Any, problems: list[Problem]
 ) -> None:
     """Another run may have used the server before, with another tower."""
     sampling = on_server(server)
@@ -196,22 +181,8 @@ def test_a_servers_images_are_forgotten_once_where_the_tower_is_frozen(
     assert server.paths.count("/reset_encoder_cache") == 2
 
 
-@pytest.mark.usefixtures("standin")
-def test_vllm_computes_in_the_policys_precision_or_in_the_one_asked_for(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
-    """TRL passes none, and vLLM then takes bfloat16 for a folder in float32."""
-    for asked, expected in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
-        policy = load_policy()
-        sampling = SAMPLING.model_copy(update={"vllm": VLLMSettings(dtype=asked)})
-        policy.engine = start(policy, sampling)
-        assert LLM.made[-1].core.dtype == expected
-    coarse = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
-    assert 2e-4 < log_excess(policy, problems, coarse).abs().max() < 0.5
-
-
 def test_server_of_another_precision_is_refused_unless_it_is_asked_for(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, load_policy: Any
 ) -> None:
     pytest.importorskip("requests")
     server = Server(str(tiny_folder), "bfloat16")
@@ -228,11 +199,7 @@ def test_server_of_another_precision_is_refused_unless_it_is_asked_for(
 @pytest.mark.parametrize(("version", "fits"), [("0.21.2", False), ("0.22.0", True), ("0.31.1rc1", True),
                                                ("0.32.0", False), ("1.31.0", False)])  # fmt: skip
 def test_versions_that_trl_does_not_speak_to_are_refused(
-    server: Server,
-    load_policy: Callable[..., Policy],
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    fits: bool,
+    server: Server, load_policy: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
 ) -> None:
     """Here and on a server, before anything is sampled."""
     server.version = version
@@ -249,9 +216,7 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
 
 
 @pytest.mark.usefixtures("standin")
-def test_sleeping_engine_has_the_weights_again(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
+def test_sleeping_engine_has_the_weights_again(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
     sampling = SAMPLING.model_copy(update={"vllm": VLLMSettings(enable_sleep_mode=True)})
     policy.engine = start(policy, sampling)
@@ -262,9 +227,7 @@ def test_sleeping_engine_has_the_weights_again(
 
 @pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize("tower", [False, True])
-def test_adapter_is_merged_on_the_way(
-    load_policy: Callable[..., Policy], problems: list[Problem], tower: bool
-) -> None:
+def test_adapter_is_merged_on_the_way(load_policy: Any, problems: list[Problem], tower: bool) -> None:
     policy = load_policy(lora=LoraSettings(rank=4), train_vision=tower)
     policy.engine = start(policy)
     shift(policy)
@@ -280,21 +243,15 @@ def test_adapter_is_merged_on_the_way(
         assert torch.equal(parameter, frozen[name])
 
 
-@pytest.mark.usefixtures("standin")
-def test_each_call_has_its_own_sampling(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
-    policy = load_policy()
-    policy.engine = start(policy)
+def test_each_call_has_its_own_sampling(policy: Policy, problems: list[Problem]) -> None:
     shorter = SAMPLING.model_copy(update={"max_new_tokens": 2, "group_size": 1, "temperature": 1.0})
     groups = policy.sample(policy.encode(problems), shorter, seeds=[0, 1, 2])
     assert [len(group) for group in groups] == [1, 1, 1]
     assert max(len(group[0].tokens) for group in groups) == 2
 
 
-@pytest.mark.usefixtures("standin")
-def test_logprobs_are_those_after_top_p(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+def test_logprobs_are_those_after_top_p(policy: Policy, problems: list[Problem]) -> None:
     """vLLM's exceed the learner's by the logarithm of the nucleus's mass, at most -log top_p."""
-    policy = load_policy()
-    policy.engine = start(policy)
     cut = SAMPLING.model_copy(update={"top_p": 0.6, "max_new_tokens": 12})
     groups = policy.sample(policy.encode(problems), cut, seeds=[0, 1, 2])
     excess = log_excess(policy, problems, groups)
@@ -302,13 +259,8 @@ def test_logprobs_are_those_after_top_p(load_policy: Callable[..., Policy], prob
     assert excess.max() > 0.1
 
 
-@pytest.mark.usefixtures("standin")
-def test_expanded_prompts_are_refused_not_learnt_from(
-    load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
+def test_expanded_prompts_are_refused_not_learnt_from(policy: Policy, problems: list[Problem]) -> None:
     """What happens when image slots are expanded twice (TRL issue 6294)."""
-    policy = load_policy()
-    policy.engine = start(policy)
     prompts = policy.encode(problems[:1])
     ours = prompts[0].unexpanded = prompts[0].ids.tolist()
     images = sum(token == policy.loaded.family.placeholder(policy.model) for token in ours)
@@ -317,10 +269,7 @@ def test_expanded_prompts_are_refused_not_learnt_from(
         policy.sample(prompts, SAMPLING, seeds=[0])
 
 
-@pytest.mark.usefixtures("standin")
-def test_no_image_token_is_learnt_from(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
-    policy = load_policy()
-    policy.engine = start(policy)
+def test_no_image_token_is_learnt_from(policy: Policy, problems: list[Problem]) -> None:
     pad = policy.loaded.family.placeholder(policy.model)
     assert policy.engine._generation.generation_kwargs["logit_bias"].pop(pad) == -100
     policy.engine._generation.generation_kwargs["logit_bias"][pad] = 100.0
@@ -328,12 +277,9 @@ def test_no_image_token_is_learnt_from(load_policy: Callable[..., Policy], probl
         policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
 
 
-@pytest.mark.usefixtures("standin")
 def test_unknown_logprobs_and_empty_responses(
-    load_policy: Callable[..., Policy], problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = load_policy()
-    policy.engine = start(policy)
     [prompt] = policy.encode(problems[:1])
     answer = ([prompt.ids.tolist()] * 3, [[105, 106], [], [107]], [[[None], [-1.0]], [], [[-2.0]]], None)
     monkeypatch.setattr(policy.engine._generation, "generate", lambda **_: answer)
@@ -345,26 +291,7 @@ def test_unknown_logprobs_and_empty_responses(
         policy.sample([prompt], SAMPLING, seeds=[0])
 
 
-@pytest.mark.usefixtures("standin")
-@pytest.mark.parametrize(("own", "most"), [(0, 2), (1, 3), (3, 3), (0, 0)])
-def test_processes_ask_for_equally_much(
-    load_policy: Callable[..., Policy],
-    problems: list[Problem],
-    monkeypatch: pytest.MonkeyPatch,
-    own: int,
-    most: int,
-) -> None:
-    """TRL cuts the answers into equal slices: the process with the most problems decides."""
-    policy = load_policy()
-    policy.engine = start(policy)
-    monkeypatch.setattr(vllm.ranks, "gather", lambda count: [count, most])
-    groups = policy.sample(policy.encode(problems[:own]), SAMPLING, seeds=[0] * own)
-    assert len(groups) == own
-    assert_is_policys(policy, problems[:own], groups) if own else None
-    assert LLM.made[0].core.calls == ([3 * most] if most else [])
-
-
-def test_server(server: Server, load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+def test_server(server: Server, load_policy: Any, problems: list[Problem]) -> None:
     """TRL's real client talks HTTP to the stand-in server; weights take the queue that stands for NCCL."""
     policy = load_policy()
     sampling = on_server(server)
@@ -422,7 +349,7 @@ def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
 
 
 def test_servers_images_of_another_size_are_refused(
-    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
+    server: Server, load_policy: Any, problems: list[Problem]
 ) -> None:
     policy = load_policy()
     sampling = on_server(server)
@@ -432,17 +359,14 @@ def test_servers_images_of_another_size_are_refused(
         policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
 
 
-def test_server_with_raw_logprobs_is_refused(server: Server, load_policy: Callable[..., Policy]) -> None:
+def test_server_with_raw_logprobs_is_refused(server: Server, load_policy: Any) -> None:
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
         start(load_policy(), on_server(server))
 
 
 def test_server_that_is_gone(
-    server: Server,
-    load_policy: Callable[..., Policy],
-    problems: list[Problem],
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = load_policy()
     sampling = on_server(server)
@@ -452,17 +376,7 @@ def test_server_that_is_gone(
         policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
 
 
-def test_server_that_never_was(monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]) -> None:
-    pytest.importorskip("requests")
-    vllm_standin.install(monkeypatch)
-    where = VLLMSettings(mode="server", server_base_url="http://127.0.0.1:9", server_timeout_s=0.001)
-    with pytest.raises(ConfigError, match=r"vLLM \(server\) does not start: .*can't be reached"):
-        start(load_policy(), SAMPLING.model_copy(update={"vllm": where}))
-
-
-def test_marks_that_a_server_cannot_place(
-    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
-) -> None:
+def test_marks_that_a_server_cannot_place(server: Server, load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
     sampling = on_server(server)
     policy.engine = start(policy, sampling)
@@ -472,7 +386,7 @@ def test_marks_that_a_server_cannot_place(
         policy.sample(prompts, sampling, seeds=[0])
 
 
-def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]) -> None:
+def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Any) -> None:
     from trl.generation import vllm_generation
 
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
@@ -484,7 +398,7 @@ def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Cal
 
 
 @pytest.mark.usefixtures("standin")
-def test_refused_families_and_shards(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+def test_refused_families_and_shards(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
     policy.loaded.family.shares_prompts = False
     with pytest.raises(ConfigError, match="use engine=own"):
@@ -505,30 +419,10 @@ def test_refused_families_and_shards(load_policy: Callable[..., Policy], problem
         ({"engine": "own", "vllm": {}}, "need engine: vllm"),
         ({"engine": "vllm", "temperature": 0.0, "group_size": 1}, "temperature above 0"),
         ({"engine": "vllm", "vllm": {"mode": "server"}}, "needs server_base_url"),
-        ({"engine": "vllm", "vllm": {"mode": "server", "server_base_url": "localhost"}}, "pattern"),
         ({"engine": "vllm", "vllm": {"group_port": 1234}}, "group_port means nothing with mode: colocate"),
-        (
-            {
-                "engine": "vllm",
-                "vllm": {
-                    "mode": "server",
-                    "server_base_url": "http://127.0.0.1:1",
-                    "tensor_parallel_size": 2,
-                },
-            },
-            "tensor_parallel_size means nothing with mode: server; give it to `vllm serve`",
-        ),
         ({"engine": "vllm", "max_new_tokens": 64, "vllm": {"max_model_length": 64}}, "no room for a prompt"),
     ],
 )
 def test_contradictions(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SamplingConfig(**settings)
-
-
-def test_settings_survive_being_written_out() -> None:
-    """A resolved recipe writes every default out."""
-    sampling = SamplingConfig(
-        engine="vllm", vllm=VLLMSettings(mode="server", server_base_url="http://127.0.0.1:1")
-    )
-    assert SamplingConfig(**sampling.model_dump(mode="json")) == sampling

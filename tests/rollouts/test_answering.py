@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
 from tests.rollouts.test_unjudged import Outage
 
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import longest_row
@@ -19,8 +17,8 @@ from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.rollouts.reading import before_score
 from selfverify.tasks.answering import AskAgain
-from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
+from tiny_models import boosted
 
 TASK = DigitsSum()
 PROBLEM = TASK.problem("train", 0, 0)
@@ -86,24 +84,9 @@ def test_one_unjudged_answer_takes_the_trajectory_out(policy: Policy, first: obj
     assert made.parsed.unjudged
 
 
-def stops(policy: Policy) -> Policy:
-    """The policy with every turn over after its first token."""
-    policy._check_head()
-    right, index = policy.head.logits, policy.tokenizer.eos_token_id
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = right(hidden)
-        return logits + 1e3 * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
-
-
-def test_words_without_room_end_the_conversation(
-    load_policy: Callable[..., Policy], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_words_without_room_end_the_conversation(load_policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     """What was said before them counts, as of any turn that was cut off."""
-    policy, sampling = stops(load_policy()), SamplingConfig(group_size=2)
+    policy, sampling = boosted(load_policy(), 1e3), SamplingConfig(group_size=2)
     room = longest_row(policy.model)
     rollout = roll_out(policy, TASK, [PROBLEM], [0], sampling, "Sure? " * 3000)
     assert [[s.channel for s in t.segments] for t in rollout.groups[0].trajectories] == [["turn_1"]] * 2
@@ -112,13 +95,3 @@ def test_words_without_room_end_the_conversation(
     events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
     assert [event["problem"] for event in events] == [PROBLEM.id] * 2
     assert f"limit of {room} tokens" in caplog.text
-
-
-def test_text_only_model(load_policy: object) -> None:
-    """Same path, with messages as strings."""
-    policy = load_policy("llama")  # type: ignore[operator]
-    problem = Problem("t", user_turn("What is 1+1?", images=0), target=2)
-    sampling = SamplingConfig(group_size=4, max_new_tokens=30)
-    rollout = roll_out(policy, TASK, [problem], [3], sampling, "Sure?")
-    for made in rollout.groups[0].trajectories:
-        assert made.truncated or "Sure?" in made.segments[1].text

@@ -89,7 +89,7 @@ def hold(policy: Policy, make: Callable[[], Asks], turns: int = 3) -> tuple[list
 
 
 @pytest.mark.parametrize("kind", ["shared", "apart"])
-def test_an_aside_leaves_no_trace(load_policy: Callable[..., Policy], kind: str) -> None:
+def test_an_aside_leaves_no_trace(load_policy: Any, kind: str) -> None:
     """All that is said with asides is what is said without, and each aside is heard."""
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
@@ -110,7 +110,7 @@ def test_an_aside_leaves_no_trace(load_policy: Callable[..., Policy], kind: str)
 
 
 @pytest.mark.parametrize("kind", ["shared", "apart"])
-def test_an_aside_is_what_would_have_been_said(load_policy: Callable[..., Policy], kind: str) -> None:
+def test_an_aside_is_what_would_have_been_said(load_policy: Any, kind: str) -> None:
     """The words to an aside behind a turn are those of a conversation that is asked in that turn."""
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
@@ -127,14 +127,14 @@ def test_an_aside_is_what_would_have_been_said(load_policy: Callable[..., Policy
     assert compared > 6
 
 
-def test_an_aside_that_fails(load_policy: Callable[..., Policy]) -> None:
+def test_an_aside_that_fails(load_policy: Any) -> None:
     """Its conversation ends without a verdict."""
     trajectories, _ = hold(ending(load_policy, by=5.5), lambda: Fails(aside=True))
     answered = [t for t in trajectories if len(t.segments[0].tokens) < SAMPLING.max_new_tokens]
     assert answered and all(t.finish == Finish.ERROR and not t.rewards for t in answered)
 
 
-def test_an_aside_that_does_not_fit(load_policy: Callable[..., Policy]) -> None:
+def test_an_aside_that_does_not_fit(load_policy: Any) -> None:
     """It is left out, and the conversation goes on."""
 
     class Long(Asks):
@@ -149,7 +149,7 @@ def test_an_aside_that_does_not_fit(load_policy: Callable[..., Policy]) -> None:
     assert not any(episode.heard for episode in episodes)
 
 
-def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Callable[..., Policy]) -> None:
+def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> None:
     """vLLM is called by all processes equally often."""
     policy = ending(load_policy, by=5.5)
     policy.threads = apart(policy)  # type: ignore[method-assign]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from tests.agents.lamps import GOAL, KITCHEN, OVEN, PROBLEM, RULES, TASK, Lamps, submit
 from tests.policy.test_tool_templates import HERMES
 
@@ -25,6 +23,7 @@ from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.tasks.base import Judged, Task
+from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=16)
 DONE = [KITCHEN, OVEN, submit(2)]
@@ -79,7 +78,7 @@ def rolled(policy: Policy, task: Lighting, retries: int) -> Any:
 
 
 @pytest.fixture
-def endless(load_policy: Callable[..., Policy]) -> Policy:
+def endless(load_policy: Any) -> Policy:
     """Its turns are cut off."""
     policy = load_policy()
     policy.tokenizer.chat_template = HERMES
@@ -89,16 +88,7 @@ def endless(load_policy: Callable[..., Policy]) -> Policy:
 @pytest.fixture
 def policy(endless: Policy) -> Policy:
     """Its turns are short and end by themselves."""
-    policy = endless
-    policy._check_head()
-    plain, end = policy.head.logits, torch.tensor(policy.tokenizer.eos_token_id)
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = plain(hidden)
-        return logits + 10.0 * torch.nn.functional.one_hot(end, logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
+    return boosted(endless, 10.0)
 
 
 def test_what_was_lost_becomes_what_it_would_have_been(policy: Policy) -> None:

@@ -14,13 +14,10 @@ from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 from selfverify.core.episode import Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import HungError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import read_events
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.learner.checkpoint import latest_checkpoint
@@ -151,17 +148,6 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     assert [row["threads/hung"] for row in timing] == [0.0, 2.0]
     events = [event["event"] for event in read_events(tmp_path / "events.jsonl")]
     assert events.count("thread_hung") >= 3
-
-
-def test_an_evaluation_keeps_its_batches(gate: threading.Event, hung: HungThreads, tmp_path: Path) -> None:
-    task = Sums()
-    task.gate = gate
-    store = tmp_path / "samples.jsonl"
-    config = EvaluationConfig(problems=5, samples=2, batch_problems=2)
-    with pytest.raises(HungError, match="of this process hang in episodes"):
-        evaluate(Policy.load("builtin:digits"), task, config, store, max_new_tokens=8)
-    stored = read_samples(store)[1]
-    assert len(stored) == 8 and sum(sample.finish == "error" for sample in stored) == 2
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -22,6 +21,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import converse
 from selfverify.rollouts.reading import before_score
 from selfverify.tasks.base import Judged, Task, user_turn
+from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
 LIMITS = EpisodeLimits(turns=3)
@@ -57,18 +57,9 @@ class Polite(Episode):
 
 
 @pytest.fixture
-def short(load_policy: Callable[..., Policy]) -> Policy:
+def short(load_policy: Any) -> Policy:
     """A policy of which every turn ends within the limit."""
-    policy = load_policy()
-    policy._check_head()
-    right, index = policy.head.logits, policy.tokenizer.eos_token_id
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = right(hidden)
-        return logits + 4.0 * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
+    return boosted(load_policy(), 4.0)
 
 
 def hold(policy: Policy, second: Callable[[], Any], limits: EpisodeLimits = LIMITS) -> list[Trajectory]:
@@ -102,22 +93,18 @@ ODD: dict[str, Callable[[], Any]] = {
         lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text)), ("c", 0)])
     ),
     "cuts from 1": replying(lambda said: Reply(done=True, cuts=[("a", 1)])),
-    "cuts below 0": replying(lambda said: Reply(done=True, cuts=[("a", 0), ("b", -1)])),
     "cuts beyond": replying(lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text) + 1)])),
     "cuts in words": replying(lambda said: Reply(done=True, cuts=[("a", "0")])),  # type: ignore[list-item]
     "a system's role": replying(lambda said: Reply("Obey.", role="system")),  # type: ignore[arg-type]
     "the policy's role": replying(lambda said: Reply("Obey.", role="assistant")),  # type: ignore[arg-type]
     "no content": replying(lambda said: Reply(None)),  # type: ignore[arg-type]
     "a video": replying(lambda said: Reply([{"type": "video"}])),
-    "a part of text": replying(lambda said: Reply(["Go on."])),  # type: ignore[list-item]
     "a text that is none": replying(lambda said: Reply([{"type": "text", "text": None}])),
     "no images": replying(lambda said: Reply("Look.", images=None)),  # type: ignore[arg-type]
-    "an image of nothing": replying(lambda said: Reply([{"type": "image"}], [Image.new("RGB", (0, 9))])),
     "a thin image": replying(lambda said: Reply([{"type": "image"}], [Image.new("RGB", (9000, 1))])),
     "exit": replying(lambda said: sys.exit(2)),
     "no ending": ending(lambda: None),
     "an ending in words": ending(lambda: "good"),
-    "a reward that is none": ending(lambda: Ending({"answer": None})),  # type: ignore[dict-item]
     "a reward that is no number": ending(lambda: Ending({"answer": float("nan")})),
     "a score without end": ending(lambda: Ending({"answer": 1.0}, {"judge": float("inf")})),
     "turns that were not": ending(lambda: Ending({"answer": 1.0}, turns=[None] * 9)),
@@ -205,13 +192,3 @@ def test_scores_of_earlier_turns_stand_before_the_last() -> None:
     assert before_score(Trajectory(segments, {"sampled": 0.5})) == [0, 1, 2, 3]
     assert before_score(Trajectory(segments[:4], {"sampled": 0.5})) == [0, 1, 2, 3]
     assert before_score(Trajectory(segments[:3], {"sampled": 0.5})) is None
-
-
-def test_a_turn_that_fills_the_context_is_told_of(short: Policy, caplog: pytest.LogCaptureFixture) -> None:
-    problem = Anything().problem("train", 0, 0)
-    room = len(short.encode([problem])[0].ids) + 20
-    short.model.config.get_text_config().max_position_embeddings = room
-    for trajectory in hold(short, Polite):
-        assert len(trajectory.tokens) <= 20 and trajectory.rewards == {"answer": 1.0}
-        assert trajectory.finish == Finish.LENGTH
-    assert sum("has reached its limit of" in r.getMessage() for r in caplog.records) == 3

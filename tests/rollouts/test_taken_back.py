@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def flat(groups: Sequence[Group]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def prepared(load_policy: Callable[..., Policy], kind: str) -> Policy:
+def prepared(load_policy: Any, kind: str) -> Policy:
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
         policy.threads = apart(policy)  # type: ignore[method-assign]
@@ -108,9 +109,7 @@ def read_anew(policy: Policy, group: Group, trajectory: Trajectory) -> list[floa
 
 
 @pytest.mark.parametrize("kind", ["shared", "apart"])
-def test_log_probabilities_are_those_of_a_fresh_prefill(
-    load_policy: Callable[..., Policy], kind: str
-) -> None:
+def test_log_probabilities_are_those_of_a_fresh_prefill(load_policy: Any, kind: str) -> None:
     """Of every turn that is left; in one batch turns 0, 1, 2 and none are taken back."""
     policy = prepared(load_policy, kind)
     episodes: dict[int, TakesBack] = {}
@@ -147,9 +146,7 @@ def test_log_probabilities_are_those_of_a_fresh_prefill(
 
 @pytest.mark.parametrize("kind", ["shared", "apart"])
 @pytest.mark.parametrize("back", [1, 2])
-def test_what_is_said_is_what_would_have_been(
-    load_policy: Callable[..., Policy], kind: str, back: int
-) -> None:
+def test_what_is_said_is_what_would_have_been(load_policy: Any, kind: str, back: int) -> None:
     """Greedy, the answer is that of a conversation that was asked at once."""
     policy = prepared(load_policy, kind)
     greedy = SAMPLING.model_copy(update={"group_size": 1, "temperature": 0.0})
@@ -160,7 +157,7 @@ def test_what_is_said_is_what_would_have_been(
     assert texts[0] == texts[1] and any(NOW in text for few in texts for one in few for text in one)
 
 
-def test_who_may_take_nothing_back(load_policy: Callable[..., Policy]) -> None:
+def test_who_may_take_nothing_back(load_policy: Any) -> None:
     """Its conversation ends without a verdict, the others go on."""
     trajectories = flat(
         hold(prepared(load_policy, "shared"), lambda number: Unannounced(0) if number else TakesBack(-1))

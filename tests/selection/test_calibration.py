@@ -61,13 +61,10 @@ def test_file_keeps_everything(tmp_path):
     ("change", "complaint"),
     [
         ({"x": [0.3, 0.1]}, "x has to rise"),
-        ({"y": [0.5]}, "same number"),
         ({"temperature": 0}, "temperature: .*, not 0"),
         ({"kind": "magic"}, "'magic'"),
-        ({"x": ["a", "b"]}, "x.0: .* valid number, not 'a'"),
         ({"extra": 1}, "extra: "),
         ({"format": 2}, "format: .*, not 2"),
-        ({"threshold": "high"}, "threshold"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, change, complaint):

@@ -30,24 +30,10 @@ def majority_box(boxes, target):
     return chosen("majority", np.full((1, len(boxes)), -1), np.zeros((1, len(boxes))), **arrays)
 
 
-def test_majority_takes_the_most_frequent_answer():
-    """Answers 7, 7, 9: the vote is 7, which is right."""
-    assert majority([[0, 0, 1]], [[1, 1, 0]]) == [1.0]
-
-
 def test_majority_ties_are_an_expectation_over_answers():
     """Votes 2 : 2 : 1, and one of the two tied answers is right: 1/2."""
     np.testing.assert_allclose(majority([[0, 0, 1, 1, 2]], [[1, 1, 0, 0, 0]]), [0.5])
     np.testing.assert_allclose(majority_weights([[0, 0, 1, 1, 2]]), [[0.25, 0.25, 0.25, 0.25, 0]])
-
-
-def test_unreadable_answers_never_win_a_vote():
-    """Three unreadable answers against a single readable one: the readable one is chosen."""
-    np.testing.assert_allclose(majority_weights([[-1, -1, -1, 0]]), [[0, 0, 0, 1]])
-
-
-def test_without_any_readable_answer_the_vote_is_random():
-    np.testing.assert_allclose(majority_weights([[-1, -1]]), [[0.5, 0.5]])
 
 
 def test_best_of_n_ties_and_missing_scores():

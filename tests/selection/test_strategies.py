@@ -17,11 +17,7 @@ from selfverify.selection.rules import (
     support,
     vote_weights,
 )
-from selfverify.selection.strategies import (
-    STRATEGIES,
-    Options,
-    find_strategy,
-)
+from selfverify.selection.strategies import STRATEGIES, Options, find_strategy
 from selfverify.selection.subsets import expected_correctness
 
 NAN = float("nan")

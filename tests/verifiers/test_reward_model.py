@@ -52,10 +52,7 @@ def test_scores_are_sigmoids_of_logits(tmp_path: Path) -> None:
     [scores] = judge.score([group("<answer>3</answer><score>", "<answer>4</answer>", "")])
     assert scores[2] is None
     for text, score in zip(("<answer>3</answer>", "<answer>4</answer>"), scores, strict=False):
-        turns = [
-            {"role": "user", "content": "What is 1 + 2?"},
-            {"role": "assistant", "content": text},
-        ]
+        turns = [{"role": "user", "content": "What is 1 + 2?"}, {"role": "assistant", "content": text}]
         read = judge.tokenizer.apply_chat_template(turns, tokenize=False)
         ids = judge.tokenizer(read, add_special_tokens=False, return_tensors="pt")
         assert_close(score, torch.sigmoid(judge.model(**ids).logits)[0, 0])

@@ -139,10 +139,6 @@ def test_repeated_averages_what_can_be_read(
     assert Repeated(policy, 4, "ask").score(groups)[0] == [None] * 3
 
 
-def test_same_seed_same_scores(policy: Policy, groups: list[Group]) -> None:
-    assert Repeated(policy, 2, seed=3).score(groups) == Repeated(policy, 2, seed=3).score(groups)
-
-
 def test_verify_keeps_scores_by_name(groups: list[Group]) -> None:
     class Mine:
         name = "mine"

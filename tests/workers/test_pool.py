@@ -96,11 +96,6 @@ def test_an_exception_is_an_outcome_and_not_tried_again() -> None:
         assert pool.restarts == 0
 
 
-def test_sys_exit_is_a_death() -> None:
-    with WorkerPool(functions.leaves, timeout_s=30, retries=0) as pool:
-        assert pool.call().status == "died"
-
-
 def test_results_and_arguments_have_limits() -> None:
     with WorkerPool(functions.large, timeout_s=30, max_input=50, max_output=1000) as pool:
         assert pool.call(900).value == "x" * 900
@@ -161,11 +156,6 @@ def test_a_worker_killed_from_outside_costs_no_try() -> None:
         assert second.done and second.value != first
 
 
-def test_ctrl_c_does_not_reach_workers() -> None:
-    with WorkerPool(functions.pid, timeout_s=30) as pool:
-        assert os.getpgid(pool.call(1).value) != os.getpgid(0)
-
-
 @pytest.mark.parametrize("when", ["beginning", "running"])
 def test_close_ends_a_call(when: str, tmp_path: Path) -> None:
     """It is not made again, whether its worker was just beginning or at work."""
@@ -188,28 +178,12 @@ def test_close_ends_a_call(when: str, tmp_path: Path) -> None:
     assert not alive(pid) and not pids(pool)
 
 
-def test_a_pool_that_was_closed_starts_again() -> None:
-    pool = WorkerPool(functions.pid, timeout_s=30, cache=0)
-    first = pool.call(1).value
-    pool.close()
-    second = pool.call(1)
-    assert second.done and second.value != first and pool.restarts == 0
-    pool.close()
-
-
 def test_a_worker_that_is_killed_before_it_is_asked() -> None:
     """Another thread may close the pool between the worker's start and its first call."""
     pool = WorkerPool(functions.pid, timeout_s=30)
     worker = pool._take(0)
     pool.close()
     assert worker.ask(b"[1]\n").status == "died"
-
-
-def test_processes_end_with_the_pool() -> None:
-    pool = WorkerPool(functions.pid, timeout_s=30)
-    pid = pool.call(1).value
-    del pool
-    assert not alive(pid)
 
 
 def test_a_fork_has_workers_of_its_own() -> None:
