@@ -19,8 +19,6 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.data_filter import Filter
-from selfverify.experiments.matrix import run_matrix
-from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
@@ -196,16 +194,6 @@ def test_filter_by_a_server(loop: Loop, tmp_path: Path) -> None:
         assert verdict.dropped == ("" if small else "all wrong")
     asked = len(fake.seen)
     assert filtered.run(tmp_path / "kept.jsonl", 6) == verdicts and len(fake.seen) == asked
-
-
-def test_matrix_with_a_server_as_generator_and_verifier(loop: Loop, tmp_path: Path) -> None:
-    fake = FakeUpstream(write=numbered)
-    small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
-    recipe = load_recipe("adpo-digits", small)
-    cells = run_matrix({"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
-    assert [(c.n, c.generator, c.verifier) for c in cells] == [
-        (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
-    ]  # fmt: skip
 
 
 def test_what_cannot_be_measured_is_refused(loop: Loop) -> None:

@@ -14,7 +14,6 @@ from tests.data.test_vstar import write
 from selfverify.core.episode import Said
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
-from selfverify.experiments.looks.bench import row_of
 from selfverify.experiments.registry import make_task
 from selfverify.looking.crop_hits import crop_hit
 from selfverify.looking.tasks.look_questions import LookQuestions, LookQuestionsConfig
@@ -116,18 +115,3 @@ def test_llava_onevisions_rows(tmp_path: Path) -> None:
 def test_a_tool_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="there is no tool 'rotate'"):
         LookQuestions(LookQuestionsConfig.model_validate({"look": {"tools": ["rotate"]}}))
-
-
-def test_blinks_mean_leaves_one_task_out() -> None:
-    """Over tasks, not over questions, and without IQ-Test (VTS-V: 13 tasks)."""
-
-    def at(value: float) -> dict[str, Any]:
-        return {"accuracy": {"curves": {"pass@1": [value]}}, "problems": 5}
-
-    summary = {
-        "problems": 15, "samples": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
-        "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
-    }  # fmt: skip
-    row = row_of("looking", summary)
-    assert row.mean == pytest.approx(0.4) and row.accuracy == 0.5 and row.steps == 2.5
-    assert row.tasks == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row.crop_hit is None

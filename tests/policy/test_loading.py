@@ -141,7 +141,7 @@ def test_missing_file(altered: Any, name: str) -> None:
         Policy.load(folder)
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-blind", "digits-check", "digits-two-turns", "looking"])
+@pytest.mark.parametrize("name", ["digits", "digits-blind", "digits-check", "looking"])
 def test_image_and_video_marks_are_tokens_of_built_in_policies(name: str) -> None:
     """vLLM looks the marks up in the tokenizer when it starts; none of them is ever sampled."""
     policy = Policy.load(f"builtin:{name}", device="cpu")
