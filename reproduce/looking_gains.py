@@ -15,11 +15,12 @@ one stopped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+import typer
 
 from reproduce.looking_rows import (
     NO_TOOLS,
@@ -29,6 +30,7 @@ from reproduce.looking_rows import (
     of_samples,
     table_of,
 )
+from reproduce.scripts import named_folders, script
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -283,19 +285,17 @@ def _answered(recipe: Recipe, store: Path) -> RowOfSeed:
     return of_samples(read_samples(store)[1], 0.0 if image is None else float((first.ids == image).sum()))
 
 
-def main(words: Sequence[str]) -> None:
-    """``STUDY RESULT NAME=FOLDER ...``.
+def main(
+    study: Annotated[Path, typer.Argument(help="The folder for samples that are missing.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    named: Annotated[list[str], typer.Argument(metavar="NAME=FOLDER...", help="Runs, by seed.")],
+) -> None:
+    """Measure what looking again is worth; the module's docstring has an example."""
+    write_json(result, compared(study, named_folders(named)))
+    print(result)
 
-    Raises:
-        ConfigError: A word is no ``NAME=FOLDER``, or see `compared`.
-    """
-    study, target, *named = words
-    if odd := [word for word in named if "=" not in word]:
-        raise ConfigError(f"{odd[0]}: say NAME=FOLDER")
-    pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in named]
-    write_json(Path(target), compared(Path(study), pairs))
-    print(target)
 
+app = script(main)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    app()

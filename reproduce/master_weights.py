@@ -21,9 +21,10 @@ from selfverify.core.credit import valid_trajectories
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator
+from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import select
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, micro_batches
+from selfverify.learner.update import Updater
 
 GROUPS = 4
 

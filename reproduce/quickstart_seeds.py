@@ -174,7 +174,9 @@ def told(options: argparse.Namespace) -> dict[str, Any]:
     folders = (options.runs, options.before, options.after)
     if len({len(each) for each in folders}) > 1:
         raise DataError("--runs, --before and --after each take one folder for each seed, in the same order")
-    before, after, starts, weights = [], [], [], []
+    before: list[Any] = []
+    after: list[Any] = []
+    starts, weights = [], []
     order: list[str] = []
     known: list[str] = []
     settings: dict[str, Any] = {}

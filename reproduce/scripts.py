@@ -16,12 +16,24 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from selfverify.cli.failures import readable_failures
+from selfverify.core.errors import ConfigError
 
 
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with readable_failures(lambda: "; the same command goes on where it was stopped"):
             return super().invoke(ctx)
+
+
+def named_folders(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what ``NAME=FOLDER ...`` says, in order.
+
+    Raises:
+        ConfigError: A word has another form.
+    """
+    if odd := [word for word in words if "=" not in word]:
+        raise ConfigError(f"{odd[0]}: say NAME=FOLDER")
+    return [(name, folder) for name, _, folder in (word.partition("=") for word in words)]
 
 
 def script(*commands: Callable[..., Any], about: str | None = None) -> typer.Typer:
@@ -32,7 +44,11 @@ def script(*commands: Callable[..., Any], about: str | None = None) -> typer.Typ
         about: What ``--help`` says where there are several.
     """
     app = typer.Typer(
-        help=about, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
     )
     for command in commands:
         app.command(cls=_Command)(command)

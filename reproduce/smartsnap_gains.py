@@ -13,14 +13,15 @@ one stopped.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from reproduce.scripts import named_folders, script
 from selfverify.agents.phone.expert import carry_out
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.tasks.phone_demonstrations import can_be_forgotten
@@ -235,7 +236,17 @@ def _row(found: Sequence[Measured], before: Measured, kinds: Kinds) -> dict[str,
     return row
 
 
+def main(
+    study: Annotated[Path, typer.Argument(help="The study's folder.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    named: Annotated[list[str] | None, typer.Argument(metavar="[NAME=MODEL]...", help="More models.")] = None,
+) -> None:
+    """Measure every model of the study on the same new tasks; the module's docstring has an example."""
+    write_json(result, compared(study, dict(named_folders(named or []))))
+    print(result)
+
+
+app = script(main)
+
 if __name__ == "__main__":
-    target = Path(sys.argv[2])
-    write_json(target, compared(Path(sys.argv[1]), dict(other.split("=", 1) for other in sys.argv[3:])))
-    print(target)
+    app()

@@ -105,11 +105,12 @@ def told(task: Task, folders: Sequence[Path], order: list[str]) -> dict[str, Any
     """The figures of one method, whose evaluations are one of each seed."""
     runs = [counted(task, folder, order) for folder in folders]
     for run in runs:
-        run["all"] = sum(run[f"first.{kind}"] for kind in KINDS)
+        run["all"] = np.sum([run[f"first.{kind}"] for kind in KINDS], axis=0)
     ratios = [(f"{of}.{kind}", "all") for of in ("first", "second") for kind in KINDS]
     ratios += [(f"{of}.{kind}", f"first.{kind}") for of in ("kept", "mended") for kind in KINDS]
+    above, below = zip(*ratios, strict=True)
     found = [
-        ratio_draws(*(np.stack([run[name] for name in names], axis=1) for names in zip(*ratios, strict=True)))
+        ratio_draws(*[np.stack([run[name] for name in names], axis=1) for names in (above, below)])
         for run in runs
     ]
     means = {}

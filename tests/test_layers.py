@@ -202,6 +202,16 @@ def test_one_name_one_thing(kind: type[ast.ClassDef] | None) -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def test_the_package_does_not_import_the_notebook() -> None:
+    """`reproduce/` stands on the library; the wheel does not have it."""
+    wrong = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"^\s*(from|import) reproduce\b", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert wrong == []
+
+
 def test_the_package_does_not_know_its_distributions() -> None:
     """What stands in ``environments/`` imports the library, never the other way round."""
     known = [path.name for path in SOURCE.parents[1].glob("environments/*/selfverify_*")]

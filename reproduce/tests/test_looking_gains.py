@@ -218,4 +218,4 @@ def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> N
     with pytest.raises(ConfigError, match="no ε beside it"):
         seeds_of(study.folder, study.named)
     with pytest.raises(ConfigError, match="odd: say NAME=FOLDER"):
-        main([str(study.folder), "out.json", "odd"])
+        main(study.folder, Path("out.json"), ["odd"])
