@@ -110,7 +110,7 @@ def told(task: Task, folders: Sequence[Path], order: list[str]) -> dict[str, Any
     ratios += [(f"{of}.{kind}", f"first.{kind}") for of in ("kept", "mended") for kind in KINDS]
     above, below = zip(*ratios, strict=True)
     found = [
-        ratio_draws(*[np.stack([run[name] for name in names], axis=1) for names in (above, below)])
+        ratio_draws(np.stack([run[n] for n in above], axis=1), np.stack([run[n] for n in below], axis=1))
         for run in runs
     ]
     means = {}
