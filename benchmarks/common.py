@@ -139,28 +139,6 @@ def interleaved(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def ask_methods(parser: argparse.ArgumentParser) -> None:
-    """Let a program take methods and their evaluations, one of each seed: ``--of NAME FOLDER...``."""
-    parser.add_argument(
-        "--of",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar="NAME",
-        help="a name, then its folders by seed",
-    )
-
-
-def asked_methods(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, taken: str | None = None
-) -> dict[str, list[Path]]:
-    """The folders of each method that `ask_methods` took; none may be called ``taken``."""
-    methods = {name: [Path(folder) for folder in folders] for name, *folders in options.of}
-    if len(methods) < len(options.of) or not all(methods.values()) or taken in methods:
-        parser.error("--of takes a name that no other has, and one folder at least")
-    return methods
-
-
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table; numbers with three digits."""
     table = Table(title=title)
@@ -169,13 +147,6 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     for row in rows:
         table.add_row(*[f"{v:.3g}" if isinstance(v, float) else str(v) for v in row])
     Console().print(table)
-
-
-def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
-    """A figure with three decimals and its interval, where it has one; ``sign`` is ``+`` for differences."""
-    if interval is None:
-        return f"{value:{sign}.3f}"
-    return f"{value:{sign}.3f} ({interval[0]:{sign}.3f} to {interval[1]:{sign}.3f})"
 
 
 def finish(results: dict[str, Any], options: argparse.Namespace) -> None:

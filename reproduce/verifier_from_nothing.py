@@ -1,7 +1,7 @@
-"""The table of `study-adpo-digits-blind`: what each arm's scores are worth, and verifiers that cost nothing.
+"""The table of the grid `adpo-digits-blind`: what arms' scores are worth, and verifiers that cost nothing.
 
-    selfverify study study-adpo-digits-blind --jobs 2
-    python reproduce/verifier_from_nothing.py runs/adpo-digits-blind --start builtin:digits-blind
+    python -m reproduce.grid adpo-digits-blind --jobs 2
+    python -m reproduce.verifier_from_nothing runs/adpo-digits-blind --start builtin:digits-blind
 
 Each row is the mean over an arm's seeds, with its 95 % interval over problems and seeds. Every verifier reads
 the same answers: those of the row.
@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reproduce.grid_results import MeasuredRun, pooled
+from reproduce.pairs import judge_samples
 from selfverify.core.atomic_files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.rule_scores import with_rule_scores
 from selfverify.evaluation.store import StoredSample, read_samples
-from selfverify.experiments.matrix_scores import judge_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
-from selfverify.experiments.study.results import MeasuredRun, pooled
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 from selfverify.verifiers.by_policy import Judge

@@ -114,7 +114,7 @@ def named_files(page: Path) -> set[str]:
     """Paths in a page's code marks and blocks: below a folder of ours, or modules below the package."""
     text = page.read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
-    top = r"(?:recipes|docs|src|environments|benchmarks|examples|tests|selfverify)/[\w.*/-]*\w"
+    top = r"(?:recipes|docs|src|environments|benchmarks|reproduce|examples|tests|selfverify)/[\w.*/-]*\w"
     layers = [folder.name for folder in (DOCS.parent / "src" / "selfverify").iterdir() if folder.is_dir()]
     return set(re.findall(rf"(?<![\w./<-])(?:{top}|(?:{'|'.join(layers)})/[\w/]*\.py)\b", code))
 

@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel
 
 from selfverify.cli.main import app
-from selfverify.experiments.recipe import builtin_recipes, builtin_studies
+from selfverify.experiments.recipe import builtin_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ FOLDERS = {path.name for path in (ROOT / "src" / "selfverify").iterdir() if path
 DISTRIBUTIONS = {path.name for path in ROOT.glob("environments/*/selfverify_*")}
 NAMES = sorted({name for name in QUOTED if name.split(".")[0] in FOLDERS | DISTRIBUTIONS and "." in name})
 COMMANDS = sorted({name for name in QUOTED if name.startswith("selfverify ")})
-RECIPES = sorted({name for name in QUOTED if re.fullmatch(r"(adpo|grpo|adapo|study)-[a-z-]+[a-z]", name)})
+RECIPES = sorted({name for name in QUOTED if re.fullmatch(r"(adpo|grpo|adapo)-[a-z-]+[a-z]", name)})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,15 +51,24 @@ def test_commands_exist(command: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_exist(name: str) -> None:
-    """Recipes and studies that ship with the package."""
-    assert name in builtin_recipes() | builtin_studies()
+    """Recipes that ship with the package."""
+    assert name in builtin_recipes()
+
+
+def test_scripts_and_grids_exist() -> None:
+    """Those of the repository that are named with the command."""
+    named = re.findall(r"python -m (reproduce\.\w+)(?: ([a-z-]+))?", PAGE)
+    assert len(named) > 4
+    for script, word in named:
+        assert (ROOT / f"{script.replace('.', '/')}.py").is_file(), script
+        assert script != "reproduce.grid" or (ROOT / "reproduce" / "grids" / f"{word}.yaml").is_file(), word
 
 
 def test_everything_is_looked_up() -> None:
     """The page is read as it is meant: each kind of name was found, and files that it names exist."""
-    assert len(NAMES) > 30 and len(COMMANDS) > 5 and len(RECIPES) > 8
+    assert len(NAMES) > 30 and len(COMMANDS) > 3 and len(RECIPES) > 7
     for name in QUOTED:
-        if name.startswith(("docs/", "tests/", "benchmarks/")):
+        if name.startswith(("docs/", "tests/", "benchmarks/", "reproduce/")):
             assert (ROOT / name).is_file(), name
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
-MORE = sorted(SOURCE.parents[1].glob("environments/*/selfverify_*"))
-"""The distributions beside the package."""
+MORE = [*sorted(SOURCE.parents[1].glob("environments/*/selfverify_*")), SOURCE.parents[1] / "reproduce"]
+"""The distributions beside the package, and the notebook."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package and of the distributions beside it, with its path."""
+    """Every module of the package and of what stands beside it, with its path."""
     for folder in (SOURCE, *MORE):
         for path in sorted(folder.rglob("*.py")):
             yield str(path.relative_to(folder)), ast.parse(path.read_text(encoding="utf-8"))

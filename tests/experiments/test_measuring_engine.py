@@ -10,7 +10,6 @@ import vllm_standin
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.data_filter import Filter
-from selfverify.experiments.matrix import run_matrix
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe
 
@@ -37,13 +36,9 @@ def test_an_evaluation_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: p
         evaluate_recipe(recipe_of(tiny_folder, engine="own"), output=tmp_path)
 
 
-def test_matrix_and_filter_by_vllm(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filter_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm_standin.install(monkeypatch)
     recipe = recipe_of(tiny_folder)
-    run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
-    assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"
     filtered = Filter.of(recipe, 2)
     verdicts = filtered.run(tmp_path / "kept.jsonl", 3)
     assert len(verdicts) == 3 and filtered.policy.engine is None  # type: ignore[union-attr]

@@ -83,7 +83,7 @@ def test_stored_figures_are_those_of_the_results() -> None:
     assert {one.title: [one.before, one.value] for one in stored} == wanted
     for one in stored:
         assert len(one.title) <= 22 and (RESULTS.parents[1] / one.source.split(",")[0]).is_file()
-        assert "`selfverify study study-" in one.source
+        assert "`python -m reproduce.grid " in one.source
 
 
 class Interrupted:

@@ -245,6 +245,6 @@ def test_star_from_a_recipe(tmp_path: Path) -> None:
     assert {row["star/iteration"] for row in rows} == {1, 2}
     first, *kept = (tmp_path / "iteration-1" / "conversations.jsonl").read_text().splitlines()
     assert len(kept) == 16 and any(json.loads(line)["conversations"] for line in kept)
-    assert json.loads(first)["settings"]["weights"] == Policy.load("builtin:digits-two-turns").fingerprint()
+    assert json.loads(first)["settings"]["weights"] == Policy.load(wanted.policy.path).fingerprint()
     trained = Policy.load(str(tmp_path / "model"))
     assert header(tmp_path / "samples-after.jsonl")["weights"] == trained.fingerprint()

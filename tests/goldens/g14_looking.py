@@ -47,7 +47,8 @@ def run(tree: Tree) -> None:
     told(tree, "sets", "looking sets", *where, "--pairs", "wrong+wasteful", "--any-length")
     for form in ("trl", "llama-factory"):
         output = tree.scratch / form
-        told(tree, f"export {form}", "looking export", *where, "--to", form, "--output", str(output))
+        done = tree.call("selfverify.experiments.looks.export_looks:export_looks", folder, output, form)
+        tree.row(f"export {form}", printed=done)
         store_files(tree, form, output)
     store_files(tree, "own", folder)
     store_files(tree, "expert", expert)

@@ -43,8 +43,18 @@ def dumped(tree: Tree, path: Path) -> dict[str, Any]:
         except RuntimeError as error:
             refused = " ".join(str(error).split())
         else:
-            return {"said": FACTS.findall(shown), **resolved(tree, YAML(typ="safe").load(shown))}
+            return {
+                "said": [with_old_model(tree, fact) for fact in FACTS.findall(shown)],
+                **resolved(tree, YAML(typ="safe").load(shown)),
+            }
     return {"refused": refused[-200:]}
+
+
+def with_old_model(tree: Tree, fact: str) -> str:
+    """Return what is said of a recipe, with the model's old name."""
+    for old, new in tree.names.values.get("policy.path", {}).items():
+        fact = fact.replace(new, old)
+    return fact
 
 
 def resolved(tree: Tree, settings: Any, above: str = "") -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_logging_changes_nothing(tmp_path: Path) -> None:
         sampling = SamplingConfig(group_size=2, max_new_tokens=24)
         method = make_method("adapo-adpo")
         trained = learn(
-            Policy.load("builtin:digits-two-turns"), make_task("digits-sum"), method, config, sampling,
+            Policy.load("builtin:digits-check"), make_task("digits-sum"), method, config, sampling,
             output=tmp_path / folder, replay=tmp_path / "logged" if folder == "again" else None,
         )  # fmt: skip
         trained.save(tmp_path / folder / "model")

@@ -13,7 +13,6 @@ from tests.data.test_vstar import write
 
 from selfverify.core.episode import Said
 from selfverify.core.trajectory import Finish
-from selfverify.experiments.looks.bench import row_of
 from selfverify.experiments.registry import make_task
 from selfverify.looking.crop_hits import crop_hit
 from selfverify.looking.tasks.look_questions import LookQuestions
@@ -102,18 +101,3 @@ def test_llava_onevisions_rows(tmp_path: Path) -> None:
     problems = [task.problem("train", 0, index) for index in range(2)]
     assert {problem.meta["source"] for problem in problems} == {"ai2d(gpt4v)", "clevr"}
     assert all(len(problem.images) == 1 for problem in problems)
-
-
-def test_blinks_mean_leaves_one_task_out() -> None:
-    """Over tasks, not over questions, and without IQ-Test (VTS-V: 13 tasks)."""
-
-    def at(value: float) -> dict[str, Any]:
-        return {"accuracy": {"curves": {"pass@1": [value]}}, "problems": 5}
-
-    summary = {
-        "problems": 15, "samples": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
-        "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
-    }  # fmt: skip
-    row = row_of("looking", summary)
-    assert row.mean == pytest.approx(0.4) and row.accuracy == 0.5 and row.steps == 2.5
-    assert row.tasks == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row.crop_hit is None

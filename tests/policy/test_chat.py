@@ -348,7 +348,7 @@ def test_a_demonstrated_conversation_is_the_templates_own(
     assert found == whole[: whole.index("Second.") + len("Second.")] + end
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-two-turns", "looking", "phone"])
+@pytest.mark.parametrize("name", ["digits", "digits-check", "looking", "phone"])
 def test_built_in_policies_end_turns_with_their_own_end_token(name: str) -> None:
     policy = Policy.load(f"builtin:{name}", device="cpu")
     told = recited(policy, Problem("p", user_turn("Which?", images=0)), Asking, ["First.", "Second."])

@@ -114,7 +114,7 @@ def test_policies_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Policy.load(path)
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-blind", "digits-check", "digits-two-turns", "looking"])
+@pytest.mark.parametrize("name", ["digits", "digits-blind", "digits-check", "looking"])
 def test_image_and_video_marks_are_tokens_of_built_in_policies(name: str) -> None:
     """vLLM looks the marks up in the tokenizer when it starts; none of them is ever sampled."""
     policy = Policy.load(f"builtin:{name}", device="cpu")

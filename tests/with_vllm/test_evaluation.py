@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from reproduce.matrix import app as matrix
+from reproduce.pairs import JudgedProblem
 from selfverify.cli.main import app
 from selfverify.core.journal import read_journal
 from selfverify.evaluation.store import StoredSample, find_store, read_samples
-from selfverify.experiments.matrix_scores import JudgedProblem
 from with_vllm.conftest import Serving
 from with_vllm.test_colocated import colocated
 
@@ -64,7 +65,9 @@ def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path)
     """Beside the same model here, which reads in the server's words the scores that the server has told."""
     models = ["here=builtin:digits", f"there={vllm_server.url}#m"]
     sets = ["evaluation.problems=16", "evaluation.samples=4", "policy.device=cpu"]
-    run("matrix", *models, *[f"--set={each}" for each in sets], "--sizes", "1,4", "--output", str(tmp_path))
+    words = [*models, *[f"--set={each}" for each in sets], "--sizes", "1,4", "--output", str(tmp_path)]
+    done = CliRunner().invoke(matrix, words)
+    assert done.exit_code == 0, done.output
     # A server's samples are stored as they come.
     samples = sorted(read_samples(tmp_path / "there.jsonl")[1], key=lambda sample: place(sample.problem))
     told = [sample.scores["soft"] for sample in samples]

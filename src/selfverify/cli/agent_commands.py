@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from selfverify.cli.judges_command import judges
-from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import print_json
+from selfverify.cli.options import settings_as_options
 from selfverify.cli.teach_commands import collect, reanswer
 from selfverify.remote.environments.serving_settings import EnvironmentServing
 from selfverify.serving.agent_run_settings import AgentRunSettings
@@ -21,10 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Let an agent act and watch it, collect what teachers do, compare agents and judges, serve "
-    "environments.",
+    help="Let an agent act and watch it, collect what teachers do, serve environments.",
 )
-app.command()(judges)
 app.command()(collect)
 app.command()(reanswer)
 
@@ -56,49 +51,6 @@ def run(settings: AgentRunSettings) -> None:
     told(session)
     if session.error is not None:
         raise session.error
-
-
-@app.command()
-def tables(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[TYPE:MODEL=]FOLDER[@before|@after]...",
-            help="Folders of runs and evaluations, and what their rows are called.",
-        ),
-    ],
-    paper: Annotated[bool, typer.Option("--paper", help="Print the paper's published figures, too.")] = False,
-    intervals: Annotated[
-        bool, typer.Option("--intervals", help="Print 95 % intervals (bootstrap over problems).")
-    ] = False,
-    by: Annotated[str, typer.Option(help="The category by which the third table divides problems.")] = "app",
-    output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Print SmartSnap's Tables 1 to 3 of runs and evaluations: tasks, AndroidLab's figures, success by app.
-
-    A row is a model that was prompted (PT), fine-tuned without evidence (FT vanilla) or with it (FT), or
-    trained by reinforcement (RL). A folder without a name gives a row for each stage that it has.
-
-    Examples:
-
-    - `selfverify agent tables runs/smartsnap-phone`
-
-    - `selfverify agent tables PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
-      FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
-    """
-    from selfverify.core.atomic_files import write_text
-    from selfverify.experiments.agent_tables import agent_tables
-    from selfverify.experiments.agent_tables_text import markdown
-
-    found = agent_tables(runs, by)
-    text = markdown(found, paper, intervals, by)
-    if output is not None:
-        write_text(output, text)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        typer.echo(text, nl=False)
 
 
 @app.command()

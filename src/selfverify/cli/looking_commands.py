@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from selfverify.cli.bench_command import bench, tables
 from selfverify.cli.look_page_command import page
 from selfverify.cli.look_server_command import serve
 from selfverify.cli.options import Json, Overrides, settings_as_options
@@ -256,34 +255,8 @@ def leaks(
         raise typer.Exit(1)
 
 
-@app.command()
-def export(
-    folder: Folder,
-    output: Annotated[Path, typer.Option(help="The folder that is written.")],
-    to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
-    tails: Annotated[
-        Literal["first", "whole"],
-        typer.Option(help="Whether the sides of a pair end with their first turns, or are whole (trl)."),
-    ] = "first",
-    as_json: Json = False,
-) -> None:
-    """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
-
-    Example: `selfverify visual export looks --to llama-factory --output LLaMA-Factory/data/looks`
-    """
-    from selfverify.experiments.looks.export_looks import export_looks
-
-    done = export_looks(folder, output, to, tails)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
-    typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
-
-
 app.command()(page)
 app.command()(serve)
-app.command()(bench)
-app.command()(tables)
 app.command()(calibrate)
 app.command()(compare)
 

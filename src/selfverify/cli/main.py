@@ -13,23 +13,19 @@ import typer
 from typer.core import TyperGroup
 
 from selfverify.cli import agent_commands, data_commands, looking_commands
-from selfverify.cli.eval_commands import evaluate, matrix, report
+from selfverify.cli.eval_commands import evaluate, report
 from selfverify.cli.export_command import export
+from selfverify.cli.failures import readable_failures
 from selfverify.cli.list_commands import methods, recipes, tasks
-from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
 from selfverify.cli.spinning import spin_briefly
-from selfverify.cli.study_command import study
-from selfverify.cli.tables_command import tables
 from selfverify.cli.train_commands import merge, quickstart, train
-from selfverify.core.errors import SelfVerifyError
-from selfverify.core.files import reason_of
 from selfverify.core.version import __version__
 
 _GOES_ON = {
     "train": "; `--resume` goes on from the last checkpoint",
-    **dict.fromkeys(("quickstart", "eval", "study"), "; the same command goes on where it was stopped"),
+    **dict.fromkeys(("quickstart", "eval"), "; the same command goes on where it was stopped"),
 }
 """What people can do after Ctrl-C, by command."""
 
@@ -38,22 +34,8 @@ class _Commands(TyperGroup):
     """Commands whose failures end in one readable message, not in a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with readable_failures(lambda: _GOES_ON.get(ctx.invoked_subcommand or "", "")):
             return super().invoke(ctx)
-        except SelfVerifyError as error:
-            say(str(error), "bold red", "error: ")
-            raise typer.Exit(2) from None
-        except OSError as error:
-            reason = reason_of(error)
-            if error.filename is None and reason is None:
-                raise
-            named = error.filename2 or error.filename
-            said = reason or error.strerror
-            say(f"{named}: {said}" if named else f"{said}", "bold red", "error: ")
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            say(f"interrupted{_GOES_ON.get(ctx.invoked_subcommand or '', '')}", "yellow")
-            raise typer.Exit(130) from None
 
 
 app = typer.Typer(
@@ -70,7 +52,7 @@ app = typer.Typer(
 app.command()(quickstart)
 app.command()(train)
 app.command(name="eval")(evaluate)
-for _command in (solve, serve, report, recipes, methods, tasks, merge, export, matrix, study, tables):
+for _command in (solve, serve, report, recipes, methods, tasks, merge, export):
     app.command()(_command)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(agent_commands.app, name="agent")

@@ -52,9 +52,6 @@ logger = logging.getLogger(__name__)
 RECIPE_FILE = "recipe.yaml"
 """The file in a run's folder that holds the resolved recipe."""
 
-STUDY_PREFIX = "study-"
-"""The beginning of the names of built-in studies, whose files stand beside those of the recipes."""
-
 
 class NamedOptions(StrictModel):
     """A task or method by name, with its options.
@@ -185,12 +182,7 @@ def builtin_recipes() -> dict[str, Path]:
     more = [vars(module).get("RECIPES") for module in distributions().values()]
     folders = [recipe_folder(), *filter(None, more)]
     paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
-
-
-def builtin_studies() -> dict[str, Path]:
-    """Return the files of the studies that ship with the package, by name."""
-    return {path.stem: path for path in sorted(recipe_folder().glob(f"{STUDY_PREFIX}*.yaml"))}
+    return {path.stem: path for path in paths}
 
 
 def recipe_summary(path: Path) -> str:
@@ -217,8 +209,8 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     document = read_document(file)
     if "variants" in document.data:
         raise ConfigError(
-            f"{document.source}: this is a study, many runs in one file; run it with `selfverify study "
-            f"{path_or_name}`"
+            f"{document.source}: this is a grid, many runs in one file; in a checkout, "
+            f"`python -m reproduce.grid {path_or_name}` runs it"
         )
     for section in ("method", "task"):
         _forget_other(section, overrides, document)
@@ -286,9 +278,8 @@ def _locate(path_or_name: str | Path) -> Path:
         if path.is_file():
             return path
     builtin = builtin_recipes()
-    shipped = builtin | builtin_studies()  # a study is found, too, so that it can be refused as one
-    if text in shipped:
-        return shipped[text]
+    if text in builtin:
+        return builtin[text]
     if path.is_dir():
         raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:

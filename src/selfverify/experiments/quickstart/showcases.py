@@ -33,16 +33,16 @@ class Showcase:
 
 _FIXED = (
     "docs/results/adapo.json, five seeds of 150 steps from the same start, 2,048 problems x 2; "
-    "`selfverify study study-adapo-digits-check`, then `python benchmarks/adapo_check.py`"
+    "`python -m reproduce.grid adapo-digits-check`, then `python -m reproduce.adapo`"
 )
 _COLLAPSE = (
     "docs/results/adapo-collapse.json, rewards that pay corrections 4 more than kept answers, one seed of "
-    "150 steps from the same start, 2,048 problems x 2; `selfverify study study-adapo-digits-collapse`"
+    "150 steps from the same start, 2,048 problems x 2; `python -m reproduce.grid adapo-digits-collapse`"
 )
 _IMITATION = (
     "docs/results/smartsnap.json, likelihood of what was judged a success, three seeds of 200 steps from "
-    "the same start, 512 other tasks x 2, SR of what was properly handed in; `selfverify study "
-    "study-smartsnap-phone`, then `python -m selfverify.experiments.smartsnap_gains`"
+    "the same start, 512 other tasks x 2, SR of what was properly handed in; `python -m reproduce.grid "
+    "smartsnap-phone`, then `python -m reproduce.smartsnap_gains`"
 )
 
 SHOWCASES: dict[Paper, Showcase] = {

@@ -1,0 +1,299 @@
+"""Data of looking again as other trainers read them, with all images: LLaMA-Factory's files and TRL's.
+
+    OUTPUT/                 for LLaMA-Factory (its ``dataset_dir``)
+      dataset_info.json     names the two data sets below
+      looks_sft.json        ``messages`` and ``images``, an image's place being ``<image>``
+      looks_pairs.json      ``messages``, ``chosen``, ``rejected`` and ``images``
+      images/
+
+    OUTPUT/                 for TRL and `datasets`
+      sft.parquet           ``messages`` and ``images``
+      pairs.parquet         ``prompt``, ``chosen``, ``rejected`` and ``images``
+
+A side of a pair is one message for LLaMA-Factory, and TRL's collator takes the images of the prompt only
+(1.16). So by default the sides end with their first turns; the prompt has all that was shown before. With
+whole sides TRL's file gets the columns ``chosen_images`` and ``rejected_images``, which our reader knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from reproduce.scripts import script
+from selfverify.cli.options import Json
+from selfverify.cli.printing import print_json
+from selfverify.core.atomic_files import make_output_folder, write_bytes, write_json, written_whole
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import read_regular
+from selfverify.evaluation.steps import IMAGES
+from selfverify.experiments.looks.looks_folder import SFT
+from selfverify.experiments.looks.read_pairs import Lines, fault_in, read_lines, read_pairs
+from selfverify.looking.traces import Message, is_image, parts_of
+
+MARK = "<image>"
+"""LLaMA-Factory's place for an image."""
+Target = Literal["llama-factory", "trl"]
+Tails = Literal["first", "whole"]
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLooks:
+    """How many traces and pairs, and how many different images, were written."""
+
+    sft: int
+    pairs: int
+    images: int
+
+
+def export_looks(folder: Path, output: Path, target: Target, tails: Tails = "first") -> ExportedLooks:
+    """Write a folder's ``sft.jsonl`` and ``pairs.jsonl`` for another trainer.
+
+    Args:
+        folder: See `looks_folder`.
+        output: The folder that is written; files in it with the same names are replaced.
+        target: Whose form.
+        tails: Whether the sides of a pair end with their first turns or are whole.
+
+    Raises:
+        ConfigError: There are no such files, the sides cannot be whole, or pyarrow is not installed.
+        DataError: A line is damaged, an image is gone, or a text has a place for an image of its own.
+    """
+    if target == "llama-factory" and tails == "whole":
+        raise ConfigError("a side of a pair is one message in LLaMA-Factory's files; export first turns")
+    traces, sides = _traces(folder), list(_pairs(folder, tails))
+    shown = _ExportedImages(folder)
+    make_output_folder(output)
+    if target == "trl":
+        _parquet(
+            output / "sft.parquet", (_trl_trace(line, shown) for line in traces), ("messages",), ("images",)
+        )
+        _parquet(
+            output / "pairs.parquet",
+            (_trl_pair(pair, shown, tails) for pair in sides),
+            _SIDES,
+            _columns(tails),
+        )
+    else:
+        _write(output / "looks_sft.json", (_factory_trace(line, shown) for line in traces))
+        _write(output / "looks_pairs.json", (_factory_pair(pair, shown) for pair in sides))
+        for name in shown.names:
+            path = output / IMAGES / name
+            path.parent.mkdir(exist_ok=True)
+            write_bytes(path, shown.content(f"{IMAGES}/{name}"))
+        write_json(output / "dataset_info.json", _INFO)
+    return ExportedLooks(len(traces), len(sides), len(shown.names))
+
+
+_SIDES = ("prompt", "chosen", "rejected")
+_TAGS = {
+    "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
+    "observation_tag": "tool", "system_tag": "system",
+}  # fmt: skip
+_INFO = {
+    "looks_sft": {
+        "file_name": "looks_sft.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+        "tags": _TAGS,
+    },
+    "looks_pairs": {
+        "file_name": "looks_pairs.json",
+        "ranking": True,
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected", "images": "images"},
+        "tags": _TAGS,
+    },
+}
+
+
+class _ExportedImages:
+    """The images that are shown, by the names in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: set[str] = set()
+
+    def content(self, name: str) -> bytes:
+        """An image's bytes.
+
+        Raises:
+            DataError: It is gone, or its name leads elsewhere.
+        """
+        plain = Path(name).name
+        if name != f"{IMAGES}/{plain}":
+            raise DataError(f"{name[:80]!r} is no name of an image in {self.folder / IMAGES}")
+        try:
+            found = read_regular(self.folder / name)
+        except OSError as error:
+            raise DataError(f"the image {self.folder / name} is missing ({error.strerror})") from None
+        self.names.add(plain)
+        return found
+
+
+def _traces(folder: Path) -> list[dict[str, Any]]:
+    path = folder / SFT
+    found, lines = [], Lines(path)
+    for number, line in read_lines(path):
+        messages = line.get("messages") if isinstance(line, dict) else None
+        if not isinstance(messages, list) or not isinstance(line.get("id"), str):
+            raise DataError(f"{path}, line {number}: it is no trace")
+        if why := fault_in([message if isinstance(message, dict) else {} for message in messages]):
+            raise DataError(f"{path}, line {number}: {why}")
+        lines.add(line["id"], number)
+        found.append(line)
+    return found
+
+
+def _pairs(folder: Path, tails: Tails) -> Iterator[dict[str, Any]]:
+    for pair in read_pairs(folder):
+        sides = {"chosen": pair.chosen, "rejected": pair.rejected}
+        if tails == "first":
+            sides = {name: messages[:1] for name, messages in sides.items()}
+        yield {"id": pair.id, "kind": pair.kind, "prompt": pair.prompt, **sides}
+
+
+def _images(messages: Iterable[Message]) -> list[str]:
+    return [part["image"] for message in messages for part in parts_of(message) if is_image(part)]
+
+
+def _marked(messages: Iterable[Message], name: str) -> list[Message]:
+    """Messages as texts in which images have places."""
+    found = []
+    for message in messages:
+        for part in parts_of(message):
+            if not is_image(part) and MARK in part["text"]:
+                raise DataError(
+                    f"{name}: a text has {MARK} in it, which LLaMA-Factory takes for an image's place"
+                )
+        words = "".join(MARK if is_image(part) else part["text"] for part in parts_of(message))
+        found.append({"role": message["role"], "content": words})
+    return found
+
+
+def _factory_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    images = _images(line["messages"])
+    for name in images:
+        shown.content(name)
+    return {"id": line["id"], "messages": _marked(line["messages"], line["id"]), "images": images}
+
+
+def _factory_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    images = _images(pair["prompt"])
+    for name in images:
+        shown.content(name)
+    [chosen], [rejected] = (_marked(pair[side], pair["id"]) for side in ("chosen", "rejected"))
+    return {
+        "id": pair["id"],
+        "messages": _marked(pair["prompt"], pair["id"]),
+        "chosen": chosen,
+        "rejected": rejected,
+        "images": images,
+    }
+
+
+def _places(messages: Iterable[Message]) -> list[Message]:
+    """Messages whose contents are parts, with places for images."""
+    return [
+        {
+            "role": message["role"],
+            "content": [
+                {"type": "image", "text": None} if is_image(part) else {"type": "text", "text": part["text"]}
+                for part in parts_of(message)
+            ],
+        }
+        for message in messages
+    ]
+
+
+def _struct(names: Sequence[str], shown: _ExportedImages) -> list[dict[str, Any]]:
+    return [{"bytes": shown.content(name), "path": Path(name).name} for name in names]
+
+
+def _trl_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    return {
+        "id": line["id"],
+        "messages": _places(line["messages"]),
+        "images": _struct(_images(line["messages"]), shown),
+    }
+
+
+def _trl_pair(pair: Mapping[str, Any], shown: _ExportedImages, tails: Tails) -> dict[str, Any]:
+    row = {"id": pair["id"], **{side: _places(pair[side]) for side in _SIDES}}
+    row["images"] = _struct(_images(pair["prompt"]), shown)
+    if tails == "whole":
+        for side in ("chosen", "rejected"):
+            row[f"{side}_images"] = _struct(_images(pair[side]), shown)
+    return row
+
+
+def _columns(tails: Tails) -> tuple[str, ...]:
+    return ("images", "chosen_images", "rejected_images") if tails == "whole" else ("images",)
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(
+            json.dumps(list(rows), ensure_ascii=False, indent=1, allow_nan=False), "utf-8", "replace"
+        )
+
+
+def _parquet(
+    path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str], images: Sequence[str]
+) -> None:
+    """Write Parquet whose columns of images `datasets` decodes."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow; pip install 'selfverify[data]'") from None
+    text, value = pa.string(), {"dtype": "string", "_type": "Value"}
+    part, message = {"type": value, "text": value}, {"role": value}
+    content = pa.list_(pa.struct([("type", text), ("text", text)]))
+    columns = [("id", text)]
+    columns += [(name, pa.list_(pa.struct([("role", text), ("content", content)]))) for name in talks]
+    columns += [(name, pa.list_(pa.struct([("bytes", pa.binary()), ("path", text)]))) for name in images]
+    features = {"id": value, **{name: [{**message, "content": [part]}] for name in talks}}
+    features |= {name: [{"_type": "Image"}] for name in images}
+    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    schema = pa.schema(columns, metadata=about)
+    left = iter(rows)
+    with written_whole(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
+        while batch := list(islice(left, _BATCH)):
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder in which the data are made.")],
+    output: Annotated[Path, typer.Option(help="The folder that is written.")],
+    to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
+    tails: Annotated[
+        Literal["first", "whole"],
+        typer.Option(help="Whether the sides of a pair end with their first turns, or are whole (trl)."),
+    ] = "first",
+    as_json: Json = False,
+) -> None:
+    """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
+
+    Example:
+
+    - `python -m reproduce.export_llama_factory looks --to llama-factory --output data/looks`
+    """
+    done = export_looks(folder, output, to, tails)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
+
+
+app = script(export)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,79 @@
+"""One run of a study, in a process of its own.
+
+It is started as ``python -m reproduce.one_run FOLDER [BEFORE]``.
+
+``FOLDER`` holds the ``recipe.yaml`` to run. ``BEFORE`` is the ``metrics.json`` of the evaluation that the
+task's runs share; without it, that evaluation is what is made. The standard input is a pipe to the study's
+process: where that is gone, the run ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from selfverify.core.atomic_files import write_json
+from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.folder_lock import only_writer
+from selfverify.core.version import __version__
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.run import build, measure, train
+from selfverify.learner.progress import TrainingProgress
+from selfverify.reports.run_data import read_json
+from selfverify.workers.orphans import end_with_parent
+
+FORCE_S = 60.0
+"""Seconds that a run gets to write its checkpoint when its study is gone."""
+WAIT_S = FORCE_S + 10.0
+"""How long the run of a study that was started again waits for such a one."""
+
+
+class _FirstEvaluation(BaseModel):
+    """What a run reads of the ``metrics.json`` of the shared evaluation."""
+
+    before: dict[str, Any] | None = None
+
+
+def work(folder: Path, before: Path | None = None) -> None:
+    """Train by the folder's recipe, or, without ``before``, evaluate what it starts from.
+
+    Unfinished work continues: training from its newest checkpoint, an evaluation from its stored samples.
+    """
+    recipe = load_recipe(folder)
+    with only_writer(folder, WAIT_S), TrainingProgress() as shown:
+        if before is not None:
+            summary = (read_json(before, _FirstEvaluation) or {}).get("before")
+            if summary is None:
+                raise DataError(f"{before} holds no evaluation; delete it and run the study again")
+            train(recipe, True, shown.on_step, shown.on_phase, before=summary)
+            return
+        policy, task, _ = build(recipe)
+        report = partial(shown.on_phase, "before")
+        summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", report)
+        settings = recipe.model_dump(mode="json")
+        write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
+
+
+def main(arguments: list[str]) -> int:
+    """Do the work and return the exit status; a known fault ends in one line on stderr."""
+    folder, *before = (Path(argument) for argument in arguments)
+    try:
+        work(folder, before[0] if before else None)
+    except SelfVerifyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    # As Ctrl-C does, so that a checkpoint is written.
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), FORCE_S)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,240 @@
+"""LLaMA-Factory's and TRL's files: what is written is what is read again, by us, `datasets` and TRL."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.experiments.looks.looks_files import write_lines, write_looks
+from typer.testing import CliRunner
+
+from reproduce import export_llama_factory
+from reproduce.export_llama_factory import export_looks
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.data import open_rows
+from selfverify.experiments.looks.read_pairs import read_pairs
+
+
+def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages with images as their pixels, texts side by side joined."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        parts: list[Any] = []
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] == "image":
+                image = part["image"] if isinstance(part["image"], Image.Image) else part["image"].open()
+                parts.append(image.convert("L").tobytes())
+            elif parts and isinstance(parts[-1], str):
+                parts[-1] += part["text"]
+            else:
+                parts.append(part["text"])
+        found.append((message["role"], parts))
+    return found
+
+
+def pairs_in(path: Path, **how: Any) -> list[list[Any]]:
+    """Prompt and sides of a file's pairs."""
+    return [[plain(row[name]) for name in ("prompt", "chosen", "rejected")] for row in open_rows(path, **how)]
+
+
+def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
+    """Its registry names both files; marks and images agree in number; we read the same again."""
+    looks = write_looks(tmp_path / "looks")
+    done = export_looks(looks, tmp_path / "out", "llama-factory")
+    assert (done.sft, done.pairs) == (2, 2) and done.images == len(list((tmp_path / "out/images").iterdir()))
+    registry = json.loads((tmp_path / "out/dataset_info.json").read_text())
+    for name, entry in registry.items():
+        columns = entry["columns"]
+        for row in json.loads((tmp_path / "out" / entry["file_name"]).read_text()):
+            told = row[columns["messages"]]
+            places = sum(message["content"].count("<image>") for message in told)
+            assert places == len(row[columns["images"]]) >= 2
+            assert all((tmp_path / "out" / image).is_file() for image in row["images"])
+            # Turns alternate, as its sharegpt form has to have them.
+            said = [entry["tags"]["user_tag"], entry["tags"]["assistant_tag"]] * len(told)
+            assert [message[entry["tags"]["role_tag"]] for message in told] == said[: len(told)]
+            assert (len(told) % 2 == 1) == entry.get("ranking", False), name
+    ours = [plain(row["messages"]) for row in open_rows(looks / "sft.jsonl")]
+    assert [plain(row["messages"]) for row in open_rows(tmp_path / "out/looks_sft.json")] == ours
+    first = [[prompt, a[:1], b[:1]] for prompt, a, b in pairs_in(looks / "pairs.jsonl")]
+    assert pairs_in(tmp_path / "out/looks_pairs.json") == first
+
+
+@pytest.mark.parametrize("tails", ["first", "whole"])
+def test_parquet_is_read_again(tmp_path: Path, tails: Any) -> None:
+    """With whole sides all of their images are there, too."""
+    pytest.importorskip("pyarrow")
+    looks = write_looks(tmp_path / "looks")
+    export_looks(looks, tmp_path / "out", "trl", tails)
+    ours = pairs_in(looks / "pairs.jsonl")
+    if tails == "first":
+        ours = [[prompt, a[:1], b[:1]] for prompt, a, b in ours]
+    assert pairs_in(tmp_path / "out/pairs.parquet") == ours
+    assert [plain(r["messages"]) for r in open_rows(tmp_path / "out/sft.parquet")] == [
+        plain(r["messages"]) for r in open_rows(looks / "sft.jsonl")
+    ]
+
+
+def test_datasets_and_trl_load_it(tmp_path: Path) -> None:
+    """`datasets` decodes the images; TRL puts each into its place, and its template renders the pair."""
+    datasets = pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl.data_utils", exc_type=ImportError)
+    looks = write_looks(tmp_path / "looks")
+    export_looks(looks, tmp_path / "out", "trl")
+    cache = str(tmp_path / "cache")
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "out/pairs.parquet"), split="train", cache_dir=cache
+    )
+    ours = pairs_in(looks / "pairs.jsonl")
+    assert len(loaded) == len(ours) and isinstance(loaded[0]["images"][0], Image.Image)
+    for row, (prompt, chosen, rejected) in zip(loaded, ours, strict=True):
+        assert trl.is_conversational(row)
+        filled = trl.prepare_multimodal_messages(row["prompt"], images=row["images"])
+        assert plain(filled) == prompt
+        for side, told in (("chosen", chosen), ("rejected", rejected)):
+            assert plain(trl.prepare_multimodal_messages(row[side])) == told[:1]
+    taught = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "out/sft.parquet"), split="train", cache_dir=cache
+    )
+    for row, told in zip(taught, open_rows(looks / "sft.jsonl"), strict=True):
+        filled = trl.prepare_multimodal_messages(row["messages"], images=row["images"])
+        assert plain(filled) == plain(told["messages"])
+
+
+def test_other_forms_of_preferences(tmp_path: Path) -> None:
+    """TRL's implicit prompts, and LLaMA-Factory's `conversations`."""
+    user, yes, no = (
+        {"role": "user", "content": "Is it?"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "assistant", "content": "No."},
+    )
+    lines = [
+        {"chosen": [user, yes], "rejected": [user, no]},
+        {
+            "conversations": [{"from": "human", "value": "Is it?"}],
+            "chosen": {"from": "gpt", "value": "Yes."},
+            "rejected": {"from": "gpt", "value": "No."},
+        },
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    one, other = pairs_in(path)
+    assert one == other == [[("user", ["Is it?"])], [("assistant", ["Yes."])], [("assistant", ["No."])]]
+    told = {"conversations": [{"from": "human", "value": "<image>Is it?"}, {"from": "gpt", "value": "Yes."}]}
+    buffer = io.BytesIO()
+    Image.new("L", (4, 4)).save(buffer, "PNG")
+    (tmp_path / "a.png").write_bytes(buffer.getvalue())
+    (tmp_path / "talk.json").write_text(json.dumps([told | {"images": ["a.png"]}]))
+    [row] = open_rows(tmp_path / "talk.json", format="sharegpt")
+    assert plain(row["messages"])[0] == ("user", [bytes(16), "Is it?"])
+
+
+USER = {"role": "user", "content": "Is it?"}
+SAY = {"role": "assistant", "content": "Yes."}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": [USER], "chosen": [USER], "rejected": [SAY]}, "its chosen messages do not begin and end"),
+        ({"prompt": [USER, SAY], "chosen": [SAY], "rejected": [SAY]}, "to end before the assistant speaks"),
+        ({"prompt": "Is it?", "chosen": [SAY], "rejected": [SAY]}, "its prompt is 'Is it\\?', not a list"),
+        ({"chosen": [USER, SAY], "rejected": [USER]}, "nothing is left of one of its sides"),
+        (
+            {"prompt": [USER], "chosen": [SAY], "rejected": [SAY], "images": ["a"]},
+            "1 of its 1 images have no",
+        ),
+        ({"prompt": [USER], "chosen": [SAY], "rejected": [SAY], "chosen_cuts": [[["a", 3]]]}, "chosen_cuts"),
+        ({"prompt": [USER], "chosen": [SAY, SAY], "rejected": [SAY]}, "message 3: before it the assistant"),
+    ],
+)
+def test_damaged_pairs(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    """The file and the line are named."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        json.dumps({"prompt": [USER], "chosen": [SAY], "rejected": [SAY]}) + f"\n{json.dumps(row)}\n"
+    )
+    with pytest.raises(DataError, match=rf"pairs\.jsonl, line 2: .*{reason}"):
+        open_rows(path, on_bad="refuse")
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    looks = write_looks(tmp_path / "looks")
+    with pytest.raises(ConfigError, match="one message in LLaMA-Factory's files"):
+        export_looks(looks, tmp_path / "a", "llama-factory", "whole")
+    with pytest.raises(ConfigError, match=r"there is no file .*sft\.jsonl"):
+        export_looks(tmp_path, tmp_path / "a", "trl")
+    text = (looks / "sft.jsonl").read_text()
+    (looks / "sft.jsonl").write_text(text.replace("What is p0", "What is <image> p0"))
+    with pytest.raises(DataError, match="r0: a text has <image> in it"):
+        export_looks(looks, tmp_path / "a", "llama-factory")
+    (looks / "sft.jsonl").write_text(text.replace('"images/', '"images/../images/', 1))
+    with pytest.raises(DataError, match="is no name of an image"):
+        export_looks(looks, tmp_path / "a", "trl")
+    (looks / "sft.jsonl").write_text(text)
+    next((looks / "images").iterdir()).unlink()
+    with pytest.raises(DataError, match=r"the image .*\.png is missing"):
+        export_looks(looks, tmp_path / "b", "trl")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("sft.jsonl", {"messages": [None]}, "message 0: a role is unknown"),
+        ("sft.jsonl", {"messages": []}, "it has no messages"),
+        ("sft.jsonl", {"messages": [USER | {"content": 5}]}, "message 0: a part is empty"),
+        ("sft.jsonl", {"messages": [USER | {"content": [5]}]}, "message 0: a part is neither"),
+        ("sft.jsonl", {"messages": [{"role": "user", "content": [{"type": "image", "image": 7}]}]}, "empty"),
+        ("sft.jsonl", {"id": 7}, "it is no trace"),
+        ("pairs.jsonl", {"prompt": []}, "prompt: it has no messages"),
+        ("pairs.jsonl", {"chosen": []}, "chosen: it has no messages"),
+        ("pairs.jsonl", {"chosen": [{"role": "assistant"}]}, "chosen: message 0: a part is empty"),
+        ("pairs.jsonl", {"rejected": [SAY | {"content": [{"type": "text", "text": "x"}]}]}, "no text"),
+        ("pairs.jsonl", {"rejected": [USER, SAY]}, "rejected: it begins and ends with a turn"),
+    ],
+)
+def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
+    """Neither an export nor the leak test ends otherwise, and the export writes nothing of the set."""
+    looks = write_looks(tmp_path / "looks")
+    first, second = (json.loads(line) for line in (looks / file).read_text().splitlines())
+    write_lines(looks / file, [first, second | change])
+    for target in ("trl", "llama-factory"):
+        with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
+            export_looks(looks, tmp_path / target, target)  # type: ignore[arg-type]
+        assert not (tmp_path / target).exists()
+    if file == "pairs.jsonl":
+        with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
+            read_pairs(looks)
+
+
+@pytest.mark.parametrize("file", ["sft.jsonl", "pairs.jsonl"])
+def test_what_stands_in_a_set_twice(tmp_path: Path, file: str) -> None:
+    """As after two files were put together: it would be learnt twice."""
+    looks = write_looks(tmp_path / "looks")
+    path = looks / file
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(DataError, match=rf"{file}, line 3: .* stands in line 1, too; take one of them out"):
+        export_looks(looks, tmp_path / "out", "trl")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    looks = write_looks(tmp_path / "looks")
+    words = [str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
+    shown = CliRunner().invoke(export_llama_factory.app, words)
+    assert shown.exit_code == 0 and "2 traces, 2 pairs" in shown.output, shown.output
+
+
+def test_pairs_and_traces_are_checked(tmp_path: Path) -> None:
+    """`selfverify data check` shows what a model is asked; the prompt of a pair has its images."""
+    looks = write_looks(tmp_path / "looks")
+    for name, kind in (("pairs.jsonl", "pair 2"), ("sft.jsonl", "conversation 2")):
+        shown = CliRunner().invoke(app, ["data", "check", str(looks / name)])
+        assert shown.exit_code == 0 and f"asks for: {kind}" in shown.output, shown.output
+        assert "2 usable rows, 0 broken" in shown.output and "What is p0?" in shown.output

@@ -1,0 +1,325 @@
+"""Running a study: what is run, skipped and taken up again, and that failures stay alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reproduce import grid, grid_results
+from reproduce import one_run as worker
+from reproduce.grid import StudyJob, run_study
+from reproduce.grid_file import load_study, plan
+from samples import sample, write_samples
+from selfverify.core.errors import ConfigError, DataError, FileError
+from selfverify.evaluation.store import StoredSample
+from selfverify.experiments import run as run_module
+from selfverify.experiments.recipe import load_recipe, to_yaml
+
+
+def random_answers(recipe: Any, seed: int) -> list[StoredSample]:
+    """Samples of a task's own problems, better the higher the seed."""
+    rng, box = np.random.default_rng(seed), [1, 2, 30, 40]
+    found = []
+    for index in range(recipe.evaluation.problems):
+        for number in range(recipe.evaluation.samples):
+            right = bool(rng.random() < 0.4 + 0.1 * seed)
+            changes: dict[str, Any] = {}
+            if recipe.task.name == "digits-locate":
+                changes = {"answer": box, "key": None, "rewards": {"answer": rng.random(), "format": 1.0}}
+            score = round(float(np.clip(0.4 + 0.2 * right + rng.normal(0, 0.2), 0, 1)), 1)
+            found.append(sample(f"{recipe.task.name}/test/0/{index}", number, right, score, **changes))
+    return found
+
+
+class FakeLaunch:
+    """Stands for the worker: writes what a run leaves, or fails for labels that hold a given text."""
+
+    def __init__(self, fail: str = "\0") -> None:
+        self.fail = fail
+        self.done: list[str] = []
+
+    def __call__(self, job: StudyJob, threads: int) -> int:
+        self.done.append(job.label)
+        if self.fail in job.label:
+            return 1
+        assert load_recipe(job.folder) == job.recipe, "the worker reads its recipe from the folder"
+        samples = random_answers(job.recipe, job.recipe.seed + ("adpo" in job.label))
+        if job.before is None:
+            write_samples(job.folder / "samples.jsonl", {}, samples)
+        else:
+            assert job.before.is_file()
+            write_samples(job.folder / "samples-after.jsonl", {}, samples)
+            steps = [{"step": k, "verification/score_is_1": 0.1 * k} for k in (1, 2, 3)]
+            (job.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        (job.folder / "metrics.json").write_text('{"before": {"pass@1": 0.5}, "after": {"pass@1": 0.5}}')
+        return 0
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing is most of a report's time, and one test looks at it."""
+    monkeypatch.setattr(grid_results, "draw_figures", lambda *given: [])
+
+
+def test_a_study_runs_then_skips_what_is_finished(file: Path, tmp_path: Path) -> None:
+    study, out, launch = load_study(file), tmp_path / "out", FakeLaunch()
+    outcome = run_study(study, out, jobs=2, say=quiet, launch=launch)
+    assert sorted(launch.done[:2]) == ["locate/before", "pick/before"]
+    assert len(launch.done) == 2 + 10 and not outcome.failures
+    assert outcome.results == out / "results.json"
+    results = json.loads(outcome.results.read_text())
+    assert list(results["tasks"]["locate"]["variants"]) == ["grpo", "adpo", "wide"]
+    assert results["missing"] == []
+    assert sorted(path.name for path in (out / "figures").iterdir()) == [
+        f"{task}-{name}.png" for task in ("locate", "pick") for name in ("scores", "training", "verification")
+    ]
+    table = (out / "table.md").read_text()
+    assert "| wide | 2 | 0.25 |" in table and "| grpo | 2 | – |" in table
+    assert "Difference from **adpo**" in table
+
+    again = FakeLaunch()
+    run_study(study, out, say=quiet, launch=again)
+    assert again.done == []
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_unfinished_run_is_taken_up_again_and_others_stay(file: Path, tmp_path: Path) -> None:
+    study, out = load_study(file), tmp_path / "out"
+    run_study(study, out, say=quiet, launch=FakeLaunch())
+    (out / "pick/grpo/seed-1/metrics.json").unlink()
+    launch = FakeLaunch()
+    run_study(study, out, say=quiet, launch=launch, only=["adpo"])
+    assert launch.done == []
+    outcome = run_study(study, out, say=quiet, launch=launch, report_only=True)
+    assert launch.done == [] and outcome.results is not None
+    assert json.loads(outcome.results.read_text())["missing"] == ["pick/grpo/seed-1"]
+    run_study(study, out, say=quiet, launch=launch)
+    assert launch.done == ["pick/grpo/seed-1"]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_failed_run_is_reported_and_the_others_go_on(file: Path, tmp_path: Path) -> None:
+    launch = FakeLaunch(fail="pick/grpo/seed-0")
+    outcome = run_study(load_study(file), tmp_path / "out", say=quiet, launch=launch)
+    assert len(launch.done) == 12
+    (failure,) = outcome.failures
+    assert failure.label == "pick/grpo/seed-0" and failure.reason == "exit status 1"
+    assert failure.log == tmp_path / "out/pick/grpo/seed-0/log.txt"
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["missing"] == ["pick/grpo/seed-0"]
+    found = results["tasks"]["pick"]["variants"]["grpo"]
+    assert found["seeds"] == [1] and list(found["difference"]["pass@1"]["per_seed"]) == ["1"]
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_task_without_its_first_evaluation_is_not_started(file: Path, tmp_path: Path) -> None:
+    launch = FakeLaunch(fail="locate/before")
+    outcome = run_study(load_study(file), tmp_path / "out", say=quiet, launch=launch)
+    assert len(launch.done) == 2 + 4
+    assert {failure.reason for failure in outcome.failures[1:]} == {"not started, locate/before failed"}
+    assert len(outcome.failures) == 1 + 6
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_folder_with_another_recipes_run_is_refused(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_study(load_study(file), out, say=quiet, launch=FakeLaunch())
+    out.rename(tmp_path / "moved")
+    launch = FakeLaunch()
+    run_study(load_study(file), tmp_path / "moved", say=quiet, launch=launch)
+    assert launch.done == [], "where a run lies is no part of its recipe"
+    file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0]\noverrides: [learner.steps=4]"))
+    with pytest.raises(ConfigError, match=r"learner\.steps was 3 and is now 4.*Delete the folder"):
+        run_study(load_study(file), tmp_path / "moved", say=quiet, launch=FakeLaunch())
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_runs_of_another_version_are_named_or_refused(file: Path, tmp_path: Path) -> None:
+    """Their figures are not mixed in without a word; a recipe that is not read says what to do."""
+    study, out = load_study(file), tmp_path / "out"
+    run_study(study, out, say=quiet, launch=FakeLaunch())
+    assert json.loads((out / "results.json").read_text())["notes"] == []
+    for label in ("pick/grpo/seed-1", "pick/before"):
+        path = out / label / "metrics.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
+    run_study(study, out, say=quiet, launch=FakeLaunch())
+    [note] = json.loads((out / "results.json").read_text())["notes"]
+    assert "Made with version 0.0.1" in note and "pick/grpo/seed-1, pick/before. Delete" in note
+    assert (out / "table.md").read_text().endswith(f"{note}\n")
+    recipe = out / "pick/grpo/seed-1/recipe.yaml"
+    recipe.write_text(f"old_key: 3\n{recipe.read_text()}")
+    with pytest.raises(ConfigError, match=r"grpo/seed-1 holds a run.*old_key.*another version.*Delete the"):
+        run_study(study, out, say=quiet, launch=FakeLaunch())
+
+
+def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path: Path) -> None:
+    study, folder = load_study(file, "0"), tmp_path / "out"
+    run_study(study, folder, say=quiet, launch=FakeLaunch())
+    samples = folder / "pick" / "adpo" / "seed-0" / "samples-after.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-1]))
+    with pytest.raises(
+        DataError, match=r"digits-pick, adpo, seed 0: .* 1 differ, such as digits-pick/test/0/3"
+    ):
+        run_study(study, folder, report_only=True, say=quiet)
+    samples.unlink()
+    with pytest.raises(DataError, match=r"adpo/seed-0/samples-after\.jsonl is missing; delete metrics\.json"):
+        run_study(study, folder, report_only=True, say=quiet)
+    (samples.parent / "metrics.json").write_text('{"before": 3}')
+    with pytest.raises(DataError, match=r"metrics\.json: before: Input should be an object, but is 3"):
+        run_study(study, folder, report_only=True, say=quiet)
+
+
+def test_a_study_needs_a_folder_that_can_be_made(file: Path) -> None:
+    launch = FakeLaunch()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        run_study(load_study(file), file, say=quiet, launch=launch)
+    assert launch.done == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"after": {}}', "holds no evaluation; delete it"), ("{", "is not valid JSON")]
+)
+def test_a_worker_needs_the_shared_evaluation(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    before = tmp_path / "metrics.json"
+    before.write_text(text)
+    assert worker.main([str(tmp_path), str(before)]) == 2
+    assert f"error: {before} {said}" in capsys.readouterr().err
+
+
+def test_workers_are_processes_with_a_log(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os, sys; print(os.environ['OMP_NUM_THREADS'], sys.argv[1:], file=sys.stderr);"
+        "sys.exit(3 if 'grpo' in sys.argv[1] else 0)"
+    )
+    monkeypatch.setattr(grid, "WORKER", [sys.executable, "-c", script])
+    out = tmp_path / "out"
+    for task in ("pick", "locate"):
+        (out / task / "before").mkdir(parents=True)
+        (out / task / "before/metrics.json").write_text("{}")
+    outcome = run_study(load_study(file, seeds="0"), out, jobs=64, say=quiet)
+    reasons = {failure.label: failure.reason for failure in outcome.failures}
+    assert reasons["pick/grpo/seed-0"] == "exit status 3"
+    assert reasons["pick/adpo/seed-0"] == "ended without metrics.json"
+    assert outcome.results is None
+    before = str(out / "pick/before/metrics.json")
+    assert (out / "pick/grpo/seed-0/log.txt").read_text() == f"1 {[str(out / 'pick/grpo/seed-0'), before]}\n"
+
+
+def test_a_worker_resumes_with_the_shared_evaluation(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe))
+    calls: list[Any] = []
+    monkeypatch.setattr(worker, "build", lambda recipe: (None, None, None))
+    monkeypatch.setattr(worker, "measure", lambda *given: {"pass@1": 0.25})
+    monkeypatch.setattr(worker, "train", lambda *given, **named: calls.append((given[:2], named)))
+    worker.work(recipe.folder)  # which makes the evaluation
+    shared = recipe.folder.rename(tmp_path / "before") / "metrics.json"
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe))
+    worker.work(recipe.folder, shared)
+    assert calls == [((recipe, True), {"before": {"pass@1": 0.25}})]
+
+
+STUDY = """
+import sys
+from pathlib import Path
+from reproduce import grid
+from reproduce.grid_file import load_study
+grid.WORKER = [sys.executable, "-c", sys.argv[3]]
+grid.run_study(load_study(sys.argv[1]), Path(sys.argv[2]), jobs=2)
+"""
+WAITING = """
+import os, signal, sys, time
+from pathlib import Path
+from selfverify.workers.orphans import end_with_parent
+end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), 60.0)
+try:
+    (Path(sys.argv[1]) / "begun").touch()
+    time.sleep(300)
+except KeyboardInterrupt:
+    (Path(sys.argv[1]) / "ended").touch()
+"""
+
+
+def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) -> None:
+    """And nobody else works on it meanwhile."""
+    out = tmp_path / "out"
+
+    def until(name: str) -> None:
+        deadline = time.monotonic() + 180  # workers import torch, slowly where the machine is busy
+        while len([*out.rglob(name)]) < 2:
+            assert time.monotonic() < deadline, f"there are not two files {name}"
+            time.sleep(0.02)
+
+    study = subprocess.Popen([sys.executable, "-c", STUDY, str(file), str(out), WAITING])
+    until("begun")
+    with pytest.raises(ConfigError, match=f"{out} is in use: process {study.pid} "):
+        run_study(load_study(file), out, say=quiet, launch=FakeLaunch())
+    run_study(load_study(file), out, report_only=True, say=quiet)
+    os.kill(study.pid, signal.SIGKILL)
+    study.wait()
+    until("ended")
+
+
+def test_training_takes_an_evaluation_that_is_there(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, method = (
+        SimpleNamespace(save=quiet, whole=quiet, fingerprint=quiet),
+        SimpleNamespace(objective="surrogate", measured=True),
+    )
+    monkeypatch.setattr(run_module, "build", lambda recipe: (policy, None, method))
+    monkeypatch.setattr(run_module, "learn", lambda *given, **named: policy)
+    monkeypatch.setattr(run_module, "write_gallery", lambda *given: None)
+    monkeypatch.setattr(run_module, "measure", lambda *given: {"when": given[4]})
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    for before, kept in (({"when": "shared"}, "shared"), (None, "before")):
+        run_module.train(recipe, before=before)
+        stored = json.loads((recipe.folder / "metrics.json").read_text())
+        assert (stored["before"], stored["after"]) == ({"when": kept}, {"when": "after"})
+
+
+def test_the_worker_says_what_is_wrong_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert worker.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_study_whose_folder_is_gone_does_no_more(file: Path, tmp_path: Path) -> None:
+    """And does not make it anew."""
+    out, done = tmp_path / "out", list[str]()
+
+    def lose(job: StudyJob, threads: int) -> int:
+        done.append(job.label)
+        out.rename(tmp_path / "moved")
+        return 0
+
+    with pytest.raises(FileError, match=f"^{out}: .*deleted, moved or taken over"):
+        run_study(load_study(file), out, say=quiet, launch=lose)
+    assert len(done) == 1 and not out.exists()

@@ -1,0 +1,191 @@
+"""Study files: what is accepted and refused, and which recipes come out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reproduce.grid_file import GRIDS, built_in, load_study, overrides_of, plan
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import (
+    load_recipe,
+)
+from selfverify.objectives import breakeven_gap
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("baseline: adpo", "baselin: adpo", "small.yaml:4: baselin: there is no such key; did you mean base"),
+        ("overrides: [method.name=grpo]", "override: []", "variants.grpo.override: there is no such key"),
+        ("recipe: base.yaml", "", "recipe: is missing"),
+        ("recipe: base.yaml", "recipe: bose.yaml", "bose.yaml: there is no such recipe file"),
+        ("seeds: [0, 1]", "seeds: [0, x]", "small.yaml:3: seeds.1: should be a whole number"),
+        ("seeds: [0, 1]", "seeds: [1, 1]", "a seed stands twice"),
+        ("seeds: [0, 1]", "seeds: []", "seeds"),
+        ("baseline: adpo", "baseline: adop", "baseline: there is no variant 'adop'"),
+        ("tasks: [locate]", "tasks: [find]", "variants.wide.tasks: there is no task 'find'"),
+        ("  wide:", "  a/b:", "'a/b' cannot name a folder"),
+        ("  wide:", "  before:", "'before' cannot name a folder"),
+        ("method.gamma=0.25", "gamma", "variants.wide.overrides.1: override 'gamma': write section."),
+        ("method.gamma=0.25", "seed=3", "cannot override 'seed': it comes from `seeds`"),
+        ("[method.name=grpo]", "[method=grpo]", "cannot override 'method': write method.name=NAME"),
+        ("[method.name=grpo]", "[method.name=gppo]", "did you mean grpo?"),
+        ("[method.name=grpo]", "[method.name=grpo, method.gamma=0]", "variants.grpo on tasks.pick: "),
+        ("method.gamma=0.1", "method.gama=0.1", "tasks.locate: 'method.gama=0.1' is an option of no variant"),
+        ("method.gamma=0.25", "evaluation.samples=3", "cannot be compared with variants.grpo: evaluation."),
+        ("  pick: []", "  pick: []\n  sum: [task.name=digits-sumo]", "did you mean digits-sum?"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        plan(load_study(file), Path("out"))
+    assert said in str(caught.value)
+
+
+def test_a_variant_replaces_the_method_section(file: Path) -> None:
+    study = load_study(file)
+    runs = {run.label: run.recipe for run in plan(study, Path("out"))}
+    assert list(runs)[:6] == [
+        "pick/grpo/seed-0", "pick/adpo/seed-0", "locate/grpo/seed-0", "locate/adpo/seed-0",
+        "locate/wide/seed-0", "pick/grpo/seed-1",
+    ]  # fmt: skip
+    assert runs["pick/adpo/seed-0"].method.options["kl"] == 0.01, "the recipe's 0.5 belongs to its own method"
+    assert runs["locate/adpo/seed-1"].method.options["gamma"] == 0.1
+    assert runs["locate/wide/seed-1"].method.options["gamma"] == 0.25
+    assert "gamma" not in runs["locate/grpo/seed-1"].method.options
+    recipe = runs["locate/grpo/seed-1"]
+    assert (recipe.name, recipe.seed, recipe.output) == ("small-locate-grpo", 1, "out/locate/grpo/seed-1")
+    assert load_recipe(study.recipe, overrides_of(study, "locate", "wide")).task.name == "digits-locate"
+
+
+def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
+    file.write_text(file.read_text().replace("[method.name=adpo, method.gamma=0.25]", "[learner.steps=9]"))
+    recipe = plan(load_study(file, seeds="7"), Path("out"))[-1].recipe
+    assert (recipe.method.options["kl"], recipe.method.options["gamma"]) == (0.5, 0.1)
+    assert (recipe.learner.steps, recipe.seed) == (9, 7)
+
+
+def test_seeds_of_the_command_line_are_not_blamed_on_the_file(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"override 'seeds=\[0,x\]': seeds\.1: should be a whole number"):
+        load_study(file, seeds="0,x")
+
+
+def test_studies_are_no_recipes(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`python -m reproduce\.grid .*small\.yaml` runs it"):
+        load_recipe(file)
+
+
+def test_every_study_that_ships_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their recipes, overrides and settings are right, and their variants can be compared."""
+    made_by_a_recipe = tmp_path / "runs/cold-start-digits-boxes/model"
+    made_by_a_recipe.mkdir(parents=True)
+    (made_by_a_recipe / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "reproduce").symlink_to(GRIDS.parent)
+    monkeypatch.chdir(tmp_path)
+    for name in built_in():
+        assert plan(load_study(name), Path("out")), name
+
+
+def test_the_built_in_study_is_complete() -> None:
+    study = load_study(GRIDS / "adpo-digits.yaml")
+    runs = [run for run in plan(study, Path("out")) if run.seed == 0]
+    margins = sorted(run.recipe.method.options.get("gamma", -1) for run in runs if run.task == "locate")
+    assert margins == [-1, 0.025, 0.05, 0.1, 0.2, 0.25]
+    assert [run.variant for run in runs if run.task == "sum"] == [
+        "grpo", "adpo", "binary", "entangled", "class_mean", "concordance",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", ["math", "grounding", "mobile"])
+def test_the_papers_ablations_differ_from_their_recipe_in_the_ablation_alone(domain: str) -> None:
+    """Tables 9 and 10, and on grounding Table 6; `adpo` is the recipe itself."""
+    runs = {run.variant: run.recipe for run in plan(load_study(f"adpo-{domain}"), Path("out"))}
+    whole = load_recipe(f"adpo-{domain}")
+    assert runs["adpo"].method == whole.method and runs["adpo"].seed == whole.seed
+    assert runs["grpo"].method == load_recipe(f"grpo-{domain}").method
+    own = {name: recipe.method.options for name, recipe in runs.items()}
+    changed = {
+        name: {key for key in given if given[key] != whole.method.options[key]}
+        for name, given in own.items()
+        if name != "grpo"
+    }
+    margin = {"gamma"} if domain == "grounding" else set()
+    assert changed["binary"] == {"verification"} | margin and changed["entangled"] == {"credit"}
+    margins = sorted(given["gamma"] for name, given in own.items() if name.startswith("gamma"))
+    assert margins == ([0.025, 0.05, 0.2, 0.25] if domain == "grounding" else [])
+
+
+def test_the_sweep_changes_one_setting_at_a_time() -> None:
+    planned = plan(load_study("adapo-digits-sweep"), Path("out"))
+    runs = {run.variant: run.recipe.method.options for run in planned}
+    base = runs.pop("adapo")
+    found = {name: {key for key in own if own[key] != base[key]} for name, own in runs.items()}
+    assert found == {
+        **{key: {"threshold"} for key in ("theta-0.2", "theta-0.4", "theta-0.8")},
+        **{key: {"kl_scale"} for key in ("lambda-0", "lambda-0.01", "lambda-0.2")},
+    }
+
+
+def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None:
+    """At k = .99 and c = .35, those of builtin:digits-check, erring begins to pay at a gap of 3.7."""
+    planned = plan(load_study("adapo-digits-collapse"), Path("out"))
+    runs = {run.variant: run.recipe.method.options for run in planned}
+    gaps = {name: own["fixed_gap"] for name, own in runs.items() if own["reward"] == "fixed-correction"}
+    predicted = breakeven_gap(0.99, 0.35)
+    assert max(gaps.values()) > 2 * predicted and runs["gap-0"]["reward"] == "fixed"
+    assert {name for name, own in runs.items() if own["reward"] == "adaptive"} == {"adapo"}
+    # What is compared differs in nothing else but in how one of them scales its advantages.
+    assert {name for name, own in runs.items() if own["scale_advantage"]} == {"scaled-16"}
+    assert len({run.seed for run in planned}) == 3 and {own["kl"] for own in runs.values()} == {0.03}
+
+
+def test_the_binary_collapse_is_looked_for_at_three_rates_of_right_answers() -> None:
+    runs = plan(load_study("adpo-digits-collapse"), Path("out"))
+    assert {run.task for run in runs} == {"easy", "half", "hard"} and len(runs) == 60
+    options = {run.variant: run.recipe.method.options for run in runs if run.task == "easy"}
+    base = options["adpo"]
+    changed = {name: {k for k in own if own[k] != base[k]} for name, own in options.items() if name != "grpo"}
+    assert changed == {"adpo": set(), "binary": {"verification"}, "entangled": {"credit"}}
+
+
+def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cold start is another recipe's work, and need not be there."""
+    monkeypatch.setattr("selfverify.experiments.recipe_faults._model_path_faults", lambda path: [])
+    runs = plan(load_study("adapo-digits"), Path("out"))
+    assert len({run.seed for run in runs}) == 3
+    methods = {run.variant: run.recipe.method for run in runs}
+    assert {method.name for method in methods.values()} == {
+        "sft", "star", "grpo", "score", "adapo", "adapo-adpo",
+    }  # fmt: skip
+    assert [methods[v].options["reward"] for v in ("fixed-correction", "fixed-preservation", "no-arm")] == [
+        "fixed-correction", "fixed-preservation", "fixed",
+    ]  # fmt: skip
+    assert methods["no-dynamic-kl"].options["kl_scale"] == 0
+    assert {m.options.get("second_turn") for m in methods.values()} == {None, "Check the answer."}
+
+
+def test_smartsnaps_study_measures_all_arms_alike() -> None:
+    """Whoever judges in training, evaluations ask the same judge about the same evidence."""
+    runs = plan(load_study("smartsnap-phone"), Path("out"))
+    assert {run.variant: sum(r.variant == run.variant for r in runs) for run in runs} == {
+        "smartsnap": 5, "true-state": 3, "all-screens": 3, "flipped-one-vote": 3, "flipped-three-votes": 3,
+        "no-conciseness": 3, "no-validity": 3, "self-imitation": 3,
+    }  # fmt: skip
+    judges = {run.variant: run.recipe.task.options["judge"] for run in runs}
+    assert judges["true-state"]["kind"] == "state" and judges["flipped-one-vote"]["flipped"] == 0.1
+    measured = [run.recipe.measured_task.options for run in runs]
+    assert all(options == measured[0] for options in measured)
+    assert measured[0]["judge"]["kind"] == "rules" and measured[0]["agent"]["evidence"]["judged"] == "chosen"
+
+
+def test_a_variant_may_run_with_the_first_seeds_only(file: Path) -> None:
+    study = load_study(file)
+    label, *others = study.variants
+    variants = study.variants | {label: study.variants[label].model_copy(update={"seeds": 1})}
+    runs = plan(study.model_copy(update={"variants": variants}), Path("out"))
+    assert {run.seed for run in runs if run.variant == label} == {0}
+    assert {run.seed for run in runs if run.variant == others[0]} == {0, 1}

@@ -1,0 +1,216 @@
+"""A study's figures, by hand: pooling over seeds, paired differences, what cannot be measured, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reproduce.grid_figures import TURN_CURVES, draw_figures
+from reproduce.grid_results import (
+    difference,
+    measure_samples,
+    pooled,
+    task_results,
+)
+from reproduce.grid_tables import (
+    ERRORS_NOTE,
+    difference_table,
+    error_classes_of,
+    error_table,
+    markdown,
+    task_table,
+)
+from samples import sample
+from selfverify.core.errors import DataError
+from selfverify.evaluation.error_classes import MALFORMED
+from selfverify.evaluation.metrics import paired_difference
+from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.experiments.recipe import load_recipe
+from selfverify.reports.run_data import RunData
+
+
+def answers(*rows: tuple[list[int], list[float]]) -> list[StoredSample]:
+    return [
+        sample(f"p{row}", number, bool(right), score)
+        for row, (correct, scores) in enumerate(rows)
+        for number, (right, score) in enumerate(zip(correct, scores, strict=True))
+    ]
+
+
+ORDER = ["p0", "p1"]
+FIRST = answers(([1, 0], [0.9, 0.1]), ([1, 0], [0.2, 0.8]))
+"""pass@1 .5, best@2 .5, within-problem AUC (1 + 0)/2, AUC 3 of the 4 pairs."""
+SECOND = answers(([1, 1], [0.9, 1.0]), ([1, 0], [0.8, 0.2]))
+"""pass@1 .75, best@2 1, within-problem AUC 1 (one mixed problem), AUC 3 of 3, one score of 4 is 1."""
+
+
+def test_pooling_over_seeds_by_hand() -> None:
+    by_seed = {
+        0: measure_samples(FIRST, ORDER),
+        7: measure_samples(SECOND, ORDER),
+    }
+    found = pooled(by_seed)
+    assert found["pass@1"]["mean"] == pytest.approx(0.625)
+    assert found["pass@1"]["per_seed"] == {"0": 0.5, "7": 0.75}
+    assert found["pass@1"]["seed_std"] == pytest.approx(0.25 / 2**0.5)
+    # A sixteenth of all draws has seed 7 twice and p0 twice, where it is 1; nothing is below .5.
+    assert found["pass@1"]["interval"] == pytest.approx([0.5, 1.0])
+    assert found["best@2"]["mean"] == pytest.approx(0.75)
+    assert found["within_problem_auc"]["mean"] == pytest.approx(0.75)
+    assert found["auc"]["mean"] == pytest.approx((0.75 + 1) / 2)
+    assert found["score_is_1"]["per_seed"] == {"0": 0.0, "7": 0.25}
+    gain = difference({7: by_seed[7]}, {7: by_seed[0]})
+    assert gain["best@2"]["difference"] == pytest.approx(0.5)
+    # Nothing in p0, everything in p1: a standard error of 1/sqrt(8), times 12.7 at one degree of freedom.
+    low, high = gain["best@2"]["interval"]
+    assert (low + high) / 2 == pytest.approx(0.5) and (high - low) / 2 == pytest.approx(
+        12.706 / 8**0.5, rel=0.05
+    )
+    assert gain["best@2"]["p"] == pytest.approx(0.39, abs=0.03)
+
+
+def test_with_one_seed_the_difference_is_the_paired_one() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (
+        answers(*((rng.integers(0, 2, 4).tolist(), rng.random(4).round(1).tolist()) for _ in range(40)))
+        for _ in range(2)
+    )
+    order = list(dict.fromkeys(s.problem for s in a))
+    ours = difference({3: measure_samples(b[::-1], order)}, {3: measure_samples(a, order)})
+    for name, theirs in paired_difference(a, b).items():
+        if "." not in name:
+            assert ours[name]["difference"] == pytest.approx(theirs["difference"])
+            if theirs["interval"] != [0, 0]:
+                assert ours[name]["interval"] == pytest.approx(theirs["interval"], abs=0.03), name
+            else:  # nothing varies
+                assert ours[name]["interval"] is None and ours[name]["p"] is None
+
+
+def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> None:
+    right = answers(([1, 1], [0.9, 0.1]), ([1, 1], [0.2, 0.8]))
+    silent = [sample(s.problem, s.sample, s.correct, None) for s in FIRST]
+    by_seed = {k: measure_samples(s, ORDER) for k, s in enumerate((right, FIRST, silent))}
+    found = pooled(by_seed)
+    assert found["auc"]["per_seed"] == {"0": None, "1": 0.75, "2": None}
+    assert found["auc"]["mean"] == 0.75
+    assert found["best@2"]["per_seed"] == {"0": 1.0, "1": 0.5, "2": None}
+    assert pooled({0: by_seed[2]})["score_mean"]["mean"] is None
+    assert "auc" not in difference({0: by_seed[0]}, {0: by_seed[1]})
+
+
+def test_boxes_have_a_mean_iou_and_that_of_the_selected_answer() -> None:
+    recipe = load_recipe("adpo-digits", ["task.name=digits-locate", "evaluation.problems=2"])
+    ids = [f"digits-locate/test/0/{index}" for index in range(2)]
+    quality = {ids[0]: [0.6, 0.2], ids[1]: [0.9, 0.4]}
+    score = {ids[0]: [0.1, 0.8], ids[1]: [0.5, 0.5]}
+    samples = [
+        sample(p, k, quality[p][k] > 0.5, score[p][k], answer=[1, 2, 9, 9], key=None,
+               rewards={"answer": quality[p][k], "format": 1.0})
+        for p in ids for k in (0, 1)
+    ]  # fmt: skip
+    found = task_results(samples, {"grpo": {0: samples}}, {"grpo": recipe}, None)
+    assert found["kind"] == "continuous" and "difference" not in found["variants"]["grpo"]
+    metrics = found["variants"]["grpo"]["metrics"]
+    assert metrics["mean_iou"]["mean"] == pytest.approx((0.6 + 0.2 + 0.9 + 0.4) / 4)
+    assert metrics["best_iou@2"]["mean"] == pytest.approx((0.2 + (0.9 + 0.4) / 2) / 2)
+    assert metrics["best@2"]["mean"] == pytest.approx((0 + 0.5) / 2)
+
+
+def test_runs_of_a_task_need_the_same_problems() -> None:
+    with pytest.raises(DataError, match="1 differ, such as p1"):
+        measure_samples(FIRST[:2], ORDER)
+
+
+def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
+    samples = {"adpo": {0: FIRST}, "other": {0: SECOND}}
+    found = task_results(FIRST, samples, {"adpo": recipe, "other": recipe}, "adpo")
+    head, _, before, adpo, other = (line.split(" | ") for line in task_table(found).splitlines())
+    place = head.index("pass@1 (%)")
+    assert (before[place], adpo[place]) == ("50.0 [50.0, 50.0]",) * 2
+    assert other[place] == "**75.0 [50.0, 100.0]**"
+    assert [row[0] for row in (before, adpo, other)] == ["| before", "| adpo", "| other"]
+    best = head.index("oracle@2 (%)")
+    assert all(row[best].startswith("**100.0") for row in (before, adpo, other)), "equal ones share the bold"
+    table, tested = difference_table(found)
+    head, _, other = (line.split(" | ") for line in table.splitlines())
+    assert other[head.index("pass@1 (%)")].startswith("+25.0 [−")
+    assert tested == sum(" [" in cell for cell in other)
+    # One of the tested comparisons is sure enough for all of them, and one for itself alone.
+    own = found["variants"]["other"]["difference"]
+    own["auc"] |= {"interval": [0.1, 0.4], "p": 0.04 / tested}
+    own["pass@1"] |= {"p": 0.04}
+    other = difference_table(found)[0].splitlines()[2].split(" | ")
+    assert other[head.index("AUC")] == "**+0.250 [+0.100, +0.400]**"
+    assert not other[head.index("pass@1 (%)")].startswith("**")
+    assert [line[:8] for line in difference_table(found, "gain")[0].splitlines()[2:]] == [
+        "| adpo |",
+        "| other ",
+    ]
+
+
+def test_classes_of_error_have_a_table_of_their_own() -> None:
+    """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
+    right one. Of the three right answers it is level with one, and above two."""
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
+    erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
+    after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
+    found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
+    assert error_classes_of(found) == [
+        "wrong sum",
+        "digit not shown",
+        "wrong sum, digit not shown",
+        MALFORMED,
+    ]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in error_table(found).splitlines())
+    assert head[:4] == ["class of error", "variant", "share of all (%)", "within-problem AUC"]
+    before, adpo, missed = rows[0], rows[1], rows[3]
+    assert adpo == [
+        "wrong sum", "adpo", "25.0 [0.0, 50.0]", "0.500 [0.500, 0.500]", "0.167 [0.167, 0.500]",
+        "1.000 [1.000, 1.000]",
+    ]  # fmt: skip
+    assert before[2:] == ["not stored"] * 4 and missed[3:] == ["no such answer"] * 3
+    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
+    assert ERRORS_NOTE in markdown(results)
+    plain = {"before": {"metrics": {}}, "variants": {}}
+    assert error_classes_of(plain) == []
+
+
+def test_two_turns_have_a_table_of_their_own() -> None:
+    """By hand: 2 of 4 first answers are right; one is spoiled, and with seed 1 one is corrected, too."""
+
+    def turns(*kinds: tuple[int, int]) -> list[StoredSample]:
+        return [
+            sample(f"p{n // 2}", n % 2, bool(j), 0.5, rewards={"answer": j, "format": 1.0, CORRECT_1: i})
+            for n, (i, j) in enumerate(kinds)
+        ]
+
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
+    start = turns((1, 1), (0, 0), (1, 1), (0, 0))
+    other = {0: turns((1, 0), (0, 0), (1, 1), (0, 0)), 1: turns((1, 0), (0, 1), (1, 1), (0, 0))}
+    recipes = {"ours": recipe, "other": recipe}
+    found = task_results(start, {"ours": {0: start, 1: start}, "other": other}, recipes, "ours")
+    figures = found["variants"]["other"]["metrics"]
+    assert figures["turns.acc@t2"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
+    assert figures["turns.1->0"]["mean"] == 0.25 and figures["turns.0->1"]["mean"] == 0.125
+    assert figures["turns.delta"]["per_seed"] == {"0": -0.25, "1": 0.0}
+    assert found["variants"]["other"]["difference"]["turns.delta"]["difference"] == pytest.approx(-0.125)
+    head, _, before, _, row = (line.split(" | ") for line in task_table(found).splitlines())
+    assert [name.removesuffix(" (%)") for name in head[2:8]] == [
+        "acc@t1", "acc@t2", "Δ", "M₀→₁", "M₁→₀", "1→1",
+    ]  # fmt: skip
+    # p0 lost a right answer with one seed of two; p1 changed nothing.
+    assert row[4] == "−12.5 [−50.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
+    assert before[4] == "**+0.0 [+0.0, +0.0]**"
+
+
+def test_two_turn_figures_are_drawn(tmp_path: Path) -> None:
+    steps = [{"step": k, **dict.fromkeys(TURN_CURVES, 0.1 * k)} for k in (1, 2)]
+    runs = {name: {0: RunData(name, tmp_path, tmp_path, steps=steps)} for name in ("ours", "other")}
+    metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("acc@t1", "0->1", "1->0")}
+    results = {"before": {"metrics": metrics}, "variants": {name: {"metrics": metrics} for name in runs}}
+    drawn = draw_figures(tmp_path, "pick", results, runs)
+    assert [path.name for path in drawn] == ["pick-training.png", "pick-turns.png", "pick-bubbles.png"]
+    assert all(path.stat().st_size > 5000 for path in drawn)

@@ -1,0 +1,221 @@
+"""What looking is worth: rows of several seeds worked by hand, what has to be there, and one tiny study."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.evaluation.test_looked import far, teach
+from tests.experiments.looks.looks_recipe import far_recipe
+from tests.looking.test_step_verifier import adapted
+
+from reproduce import looking_gains
+from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_of
+from reproduce.looking_rows import RowOfSeed, gains, of_looks, of_samples, table_of
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.journal import write_journal
+from selfverify.evaluation.looked import LookedProblem, LookedStep, LookedTalk
+from selfverify.evaluation.store import StoredSample
+from selfverify.experiments.looks import capped_looks
+from selfverify.experiments.recipe import to_yaml
+from selfverify.looking.stop_calibration import StopCalibration
+from selfverify.policy.policy import Policy
+
+
+def talk(deltas: Sequence[float], right: Sequence[int], seen: Sequence[float]) -> LookedTalk:
+    """A conversation, with an answer asked for after each step; the first of ``right`` is without a look."""
+    steps = [
+        LookedStep(delta, 0.0, float(answer), None, 5, 4, "crop", "", share)
+        for delta, answer, share in zip(deltas, right[1:], seen, strict=True)
+    ]
+    enough = next((h for h, share in enumerate(seen, start=1) if share == 1), 0)
+    return LookedTalk(steps, float(right[0]), float(right[-1]), enough, False)
+
+
+def looked(*talks: LookedTalk) -> dict[int, LookedProblem]:
+    return {n: LookedProblem(n, f"p/{n}", "0", 4, [one]) for n, one in enumerate(talks)}
+
+
+FIRST = looked(
+    talk([2.0, 0.1, 2.0], [0, 0, 1, 1], [0.5, 1, 1]),
+    talk([0.1, 2.0, 2.0], [0, 1, 0, 1], [1, 1, 1]),
+)
+SECOND = looked(
+    talk([0.1, 0.1, 0.1], [0, 0, 1, 1], [0.5, 1, 1]),
+    talk([2.0, 2.0, 0.1], [0, 0, 0, 1], [0, 0.5, 1]),
+)
+
+
+def answers(*right: bool) -> RowOfSeed:
+    samples = [
+        StoredSample(f"p/{n}", 0, "", None, None, one, {}, {}, 1, None, "stop", 0)
+        for n, one in enumerate(right)
+    ]
+    return of_samples(samples, 16)
+
+
+def test_rows_worked_by_hand() -> None:
+    """Two seeds of two problems: accuracies are means, differences are paired by seed and problem."""
+    measured = [of_looks(rows, {"signed": 0.5}) for rows in (FIRST, SECOND)]
+    rows: dict[str, Any] = {name: [one[name] for one in measured] for name in measured[0]}
+    # The second seed's model without tools was asked one problem more, which counts for nothing.
+    rows["no-tools"] = [answers(False, True), answers(False, False, True)]
+    made = gains(rows, "signed")
+    # The verifier stops after 2 and 1 steps, and after 1 and 3: right, right, wrong, right.
+    own = made["rows"]["signed"]
+    assert own["accuracy"] == 0.75 and own["accuracy_by_seed"] == [1.0, 0.5] and own["problems"] == 2
+    assert own["steps"] == 7 / 4 and own["visual_tokens"] == 4 + 4 * 7 / 4
+    assert own["crop_hit"] == made["crop_hit"] == pytest.approx((1 + 1 + 0.5 + 1) / 4)
+    assert own["too_early"] == 0.25 and own["too_late"] == 0.0
+    assert made["over_no_tools"] == pytest.approx(np.mean([1, 0, 0, 1]))
+    assert made["over_no_tools_low"] == 0.0
+    # Always 3 is right everywhere, and no smaller number of steps is within a point of it.
+    assert (made["best_n"], made["smallest_n"], made["seeds"]) == (3, 3, 2)
+    assert made["gap_to_best_n"] == -0.25 and made["steps_share"] == pytest.approx(7 / 12)
+    assert made["gap_low"] == -1.0
+    # With 2 and 1 steps, or 1 and 3, each conversation is right in one of two orders.
+    assert made["rows"]["signed, random"]["accuracy"] == 0.5 and made["over_random"] == 0.25
+    assert made["rows"]["no-tools"]["visual_tokens"] == 16 and made["rows"]["no-tools"]["steps"] == 0
+    assert "crop_hit" not in made["rows"]["no-tools"]
+    assert made["rows"]["no-tools"]["behind_verifier"]["mean"] == made["over_no_tools"]
+    intervals = made["rows"]["signed"]["intervals"]
+    assert intervals["accuracy"][0] < 0.75 < intervals["accuracy"][1]
+    assert intervals["steps"][0] < 7 / 4 < intervals["steps"][1] and set(intervals) <= set(own)
+    assert set(made["rows"]["no-tools"]["intervals"]) == {"accuracy", "steps", "visual_tokens"}
+    shown = table_of(made)
+    assert shown.count("\n") == len(made["rows"]) + 1 and "| signed | 75.0 |" in shown
+
+
+def test_lost_answers_are_left_out() -> None:
+    """And a row about other problems is refused."""
+    lost = StoredSample("p/0", 0, "", None, None, False, {}, {}, 1, None, "error", 0, lost=True)
+    kept = StoredSample("p/1", 0, "", None, None, True, {"steps": 2.0}, {}, 1, None, "stop", 0)
+    found = of_samples([lost, kept], 4)
+    assert found.problems == ["p/1"] and found.figures["accuracy"].tolist() == [1.0]
+    assert found.figures["steps"].tolist() == [2.0] and "visual_tokens" not in found.figures
+    rows = {name: [one] for name, one in of_looks(FIRST, {"signed": 0.5}).items()}
+    with pytest.raises(DataError, match="no-tools has no problem in common"):
+        gains({**rows, "no-tools": [of_samples([], 4)]}, "signed")
+
+
+class Study:
+    """Runs of one seed: a verifier with its ε, trained from a model that looks, and a model without tools."""
+
+    def __init__(self, folder: Path, tiny: Path, load_policy: Callable[..., Policy]) -> None:
+        self.folder, self.verifier = folder, folder / "stop" / "verifier" / "model"
+        lora, none = {"rank": 2, "alpha": 4}, {"tools": "none", "think": "none"}
+        ways: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("stop", {}, {"policy": {"path": str(folder / "blind" / "model"), "lora": lora}, "stopping": {}}),
+            ("blind", none, {}),
+        ]
+        shutil.copytree(tiny, folder / "blind" / "model")
+        for name, options, more in ways:
+            run = folder / name
+            run.mkdir(exist_ok=True)
+            recipe = far_recipe(
+                task={"name": "digits-far", "max_steps": 3, **options},
+                output=str(run),
+                **{"policy": {"path": str(run / "model")}, **more},
+            )
+            (run / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+        adapted(load_policy).save(self.verifier)
+        StopCalibration("absolute", 0.5, "steps", 3.0, 2.0, 0.0, 4).save(self.verifier)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        named = (("verifier", "stop"), ("no-tools", "blind"))
+        return [(name, str(self.folder / run)) for name, run in named]
+
+
+def stored(folder: Path) -> dict[Path, bytes]:
+    """The files of samples, and what is in them."""
+    found = (path for path in folder.rglob("*.jsonl") if not path.name.startswith("timing-"))
+    return {path: path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def study(
+    tmp_path: Path, tiny_folder: Path, load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> Study:
+    """Its reasoner says what a teacher says."""
+    reasoner = load_policy()
+    teach(reasoner, far(max_steps=3))
+
+    class Taught(Policy):
+        @classmethod
+        def load(cls, config: Any, **settings: Any) -> Policy:
+            return reasoner
+
+    monkeypatch.setattr(capped_looks, "Policy", Taught)
+    return Study(tmp_path, tiny_folder, load_policy)
+
+
+def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is measured once; a second call reads it, and another model under a name is refused."""
+    monkeypatch.setattr(looking_gains, "BEGINNING", str(study.folder / "blind" / "model"))
+    assert BEGINNING == "builtin:digits"
+    kept = study.folder / "gains"
+    calibrated = study.folder / "stop" / "looking" / "looked-validation.jsonl"
+    write_journal(calibrated, LookedProblem, {}, FIRST.values())
+    said: list[str] = []
+    made = compared(kept, study.named, said.append, problems=3, fewer=2)
+    assert made["rows"]["absolute"]["problems"] == 3 and made["rows"]["blanked"]["problems"] == 2
+    expected = {"no-tools", "blanked", "swapped, self-stop", UNTAUGHT, "oracle", "absolute, skip", "always 1"}
+    assert expected <= set(made["rows"]) and made["rule"] == "absolute"
+    # Of the other rule the ε with at most as many steps on the conversations of the calibration.
+    [epsilons] = made["epsilons"]
+    assert epsilons["absolute"] == 0.5 and set(epsilons) == set(made["verifier"]) == {"absolute", "signed"}
+    assert made["steps_share"] > 0
+    assert made["rows"]["oracle"]["accuracy"] > made["rows"]["no-tools"]["accuracy"]
+    assert made["rows"]["blanked"]["crop_hit"] == 0 < made["rows"]["always 3"]["crop_hit"]
+    assert any("| no-tools |" in line for line in said)
+    json.dumps(made, allow_nan=False)
+    files = stored(kept)
+    assert {path.relative_to(kept).as_posix() for path in files} == {
+        "0/shown/looked-test.jsonl", "0/blanked/looked-test.jsonl", "0/swapped/looked-test.jsonl",
+        "0/no-tools.jsonl", "untaught.jsonl",
+    }  # fmt: skip
+    # Conversations that were held before may be named; the rest is read.
+    shutil.move(kept / "0" / "shown", study.folder / "before")
+    named = [*study.named, ("looks", str(study.folder / "before"))]
+    assert compared(kept, named, said.append, problems=3, fewer=2) == made
+    assert {path: line for path, line in files.items() if "shown" not in path.parts} == stored(kept)
+    header, *lines = (kept / "0" / "no-tools.jsonl").read_text().splitlines()
+    settings = json.loads(header)
+    settings["settings"] |= {"weights": "0" * 16, "verifier_weights": "0" * 16}
+    (kept / "0" / "no-tools.jsonl").write_text("\n".join([json.dumps(settings), *lines, ""]))
+    with pytest.raises(ConfigError, match=r"no-tools\.jsonl was heard by another verifier") as caught:
+        compared(kept, study.named, said.append, problems=3, fewer=2)
+    assert "no-tools.jsonl is of another model" in str(caught.value)
+
+
+def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> None:
+    """All faults are named at once, one a line."""
+    with pytest.raises(ConfigError, match="no-tools comes 0 times, and verifier 1 times"):
+        seeds_of(study.folder, study.named[:1])
+    bad = [*study.named[:1], ("no-tools", str(study.folder)), ("looks", str(study.folder / "none"))]
+    with pytest.raises(ConfigError) as caught:
+        seeds_of(study.folder, bad)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2 and "no run with recipe.yaml" in lines[0] + lines[1]
+    assert "looking compare" in lines[0] + lines[1]
+    held = study.folder / "held"
+    looking = {"results": "blanked", "verifier": "/elsewhere"}
+    settings = {"problems": 5, "looking": looking}
+    write_journal(held / "looked-test.jsonl", LookedProblem, settings, FIRST.values())
+    with pytest.raises(ConfigError) as caught:
+        seeds_of(study.folder, [*study.named, ("looks", str(held))])
+    for said in ("2 of 5", "blanked there", "/elsewhere"):
+        assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="no section `stopping`"):
+        seeds_of(study.folder, [("verifier", str(study.folder / "blind")), study.named[1]])
+    (study.verifier / "stopping.json").unlink()
+    with pytest.raises(ConfigError, match="no ε beside it"):
+        seeds_of(study.folder, study.named)
+    with pytest.raises(ConfigError, match="odd: say NAME=FOLDER"):
+        main(study.folder, Path("out.json"), ["odd"])

@@ -1,0 +1,211 @@
+"""`reproduce.matrix` from one end to the other, with tiny policies."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.samples import sample
+from tests.serving_servers import Body, FakeUpstream, Loop, tagged
+from tests.verifiers.test_reward_model import saved
+from typer.testing import CliRunner
+
+import vllm_standin
+from reproduce.matrix import app
+from reproduce.matrix_runs import run_matrix
+from reproduce.pairs import JudgedProblem, judge_samples, matrix
+from selfverify.core.errors import ServerError
+from selfverify.core.journal import read_journal
+from selfverify.evaluation.store import read_samples
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.selection.fusion import Fusion
+from selfverify.verifiers.by_policy import Judge
+
+
+def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
+    """An untrained model writes nothing readable: pass@1 0, no judge's row. Called again, it loads."""
+    small = ["evaluation.problems=4", "evaluation.samples=2", "sampling.max_new_tokens=8"]
+    recipe = load_recipe("adpo-digits", [*small, "policy.device=cpu"])
+    said: list[str] = []
+    cells = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert said == [
+        "a answers", "a judges the answers of a", "a gave no answer of a a score: it has no rows there"
+    ]  # fmt: skip
+    assert [(c.n, c.verifier) for c in cells] == [(1, "none"), (2, "majority")]
+    scores = tmp_path / "a-by-a.jsonl"
+    written = scores.read_bytes()
+    again = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert again == cells and scores.read_bytes() == written
+    fused = run_matrix(
+        {"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), fusion=Fusion(2.0), say=said.append
+    )
+    assert fused == cells and json.loads((tmp_path / "matrix.json").read_text())["fusion"]["weight"] == 2.0
+    assert "| 1 | a | none | 0.0" in (tmp_path / "matrix.md").read_text()
+    assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
+
+
+def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second takes the first one's place; judges that have judged everything are not loaded again."""
+    recipe = load_recipe(
+        "adpo-digits", ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
+    )
+    load, alive, most = Policy.load, weakref.WeakSet[Policy](), [0, 0]
+
+    def counted(config: Any) -> Policy:
+        policy = load(config)
+        alive.add(policy)
+        most[:] = [most[0] + 1, max(most[1], len(alive))]
+        return policy
+
+    monkeypatch.setattr(Policy, "load", counted)
+    models = {"a": str(tiny_folder), "b": str(tiny_folder)}
+    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert most == [4, 1]
+    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert most == [6, 1]
+
+
+def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
+    """A served model answers, a reward model of other makers judges; nothing is made twice."""
+    folder, loop = saved(tmp_path / "rm"), Loop()
+    try:
+        fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
+        models = {"far": f"{loop.upstream(fake)}#m"}
+        small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
+        recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
+        rewarding = {"rm": str(folder)}
+        run = {"sizes": (1, 4), "reward_models": rewarding, "say": lambda _: None}
+        cells = run_matrix(models, recipe, output, **run)  # type: ignore[arg-type]
+        assert {(c.verifier, c.n) for c in cells} >= {("none", 1), ("majority", 4)}
+        record = json.loads((output / "matrix.json").read_text())
+        assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
+        assert "| far | rm |" in (output / "matrix.md").read_text()
+        header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
+        assert header["judge"].startswith("reward model ")
+        assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
+        asked = len(fake.seen)
+        assert run_matrix(models, recipe, output, **run) == cells and len(fake.seen) == asked  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
+    """What it has judged is stored; nothing is scored as if the server had said nothing."""
+    loop, broken, judged = Loop(), [True], []
+
+    def fault(body: Body) -> int | None:
+        if len(body["messages"]) < 3:
+            return None
+        judged.append(body["messages"][0]["content"])
+        return 403 if broken and len(judged) > 9 else None
+
+    def write(body: Body, i: int) -> str:
+        return "<score>0.5</score>" if len(body["messages"]) == 3 else tagged(f"{i}", f"0.{i}")
+
+    try:
+        fake = FakeUpstream(write=write, fault=fault)
+        models = {"far": f"{loop.upstream(fake)}#m"}
+        more = [
+            "task.name=digits-sum",
+            "evaluation.problems=12",
+            "evaluation.samples=1",
+            "policy.server.tries=1",
+        ]
+        recipe = load_recipe("adpo-digits", more)
+        with pytest.raises(
+            ServerError, match=r"the judge failed on answer 0 of problem digits-sum/test/0/\d+"
+        ):
+            run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
+        kept = read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]
+        assert len(kept) == 8 and all(row.scores != [None] for row in kept.values())
+        broken.clear()
+        judged.clear()
+        run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
+        assert (
+            len(judged) <= 4 * 3 and len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
+        )
+    finally:
+        loop.close()
+
+
+def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
+    """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
+    task = make_task("digits-pick")
+    problems = [task.problem("test", 0, i) for i in range(2)]
+    text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
+    rows = [sample(p.id, k, False, 0.5, text=text.format(k)) for p in problems for k in range(3)]
+    rows[4].answer = None
+    judge = Judge(Policy.load(str(tiny_folder), device="cpu"))
+    straight = judge_samples(judge, task, problems, rows)
+    order = [5, 0, 3, 1, 4, 2]
+    shuffled = judge_samples(judge, task, problems, [rows[i] for i in order], batch=1)
+    assert straight[4] is None and None not in [*straight[:4], straight[5]]
+    assert len(set(straight)) > 3
+    for place, i in enumerate(order):
+        assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
+    for row, score in zip(rows, straight, strict=True):
+        row.scores["judge"] = score
+    assert {c.verifier for c in matrix({"g": rows}, ["judge"], task, sizes=(1, 2))} == {
+        "none", "majority", "judge"
+    }  # fmt: skip
+
+
+def run(*words: str) -> tuple[int, str]:
+    shown = CliRunner().invoke(app, list(words))
+    return shown.exit_code, " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["builtin:digits"], "NAME=MODEL"),
+        (["a=x", "a=y"], "each name once"),
+        (["../a=x"], "NAME=MODEL"),
+        (["majority=x"], "rows of the table"),
+        (["a=x", "--sizes", "1,b"], "--sizes"),
+        (["a=x", "--server", "http://h#m"], "--server is NAME=URL#MODEL"),
+        (["a=x", "--server", "a=http://h#m"], "a model has this name"),
+        (["a=x", "--strategy", "bst"], "no strategy"),
+        (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
+        (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
+        (["a=x", "--reward-model", "r"], "--reward-model is NAME=FOLDER"),
+        (
+            ["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"],
+            "--reward-model r: a model has this name",
+        ),
+        (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
+    ],
+)
+def test_bad_requests(words: list[str], complaint: str) -> None:
+    code, text = run(*words)
+    assert code == 2 and complaint in text
+
+
+def test_matrix_with_a_server_as_generator_and_verifier(tmp_path: Path) -> None:
+    loop = Loop()
+    fake = FakeUpstream(write=lambda body, i: tagged(str(i), f"0.{i}"))
+    small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
+    recipe = load_recipe("adpo-digits", small)
+    try:
+        cells = run_matrix(
+            {"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None
+        )
+    finally:
+        loop.close()
+    assert [(c.n, c.generator, c.verifier) for c in cells] == [
+        (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
+    ]  # fmt: skip
+
+
+def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_standin.install(monkeypatch)
+    small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
+    words = [f"policy.path={tiny_folder}", "policy.device=cpu", "sampling.engine=vllm"]
+    recipe = load_recipe("adpo-digits", [*small, *words])
+    run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"

@@ -1,0 +1,147 @@
+"""The generator by verifier matrix, and calibrations of stored samples."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from reproduce.pairs import as_markdown, judgings, matrix
+from samples import sample
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.breakdown import columns_of
+from selfverify.evaluation.calibrate import calibrate, chosen_confidence
+from selfverify.evaluation.statistics import auc_statistic, on_all
+from selfverify.experiments.registry import make_task
+from selfverify.selection.rules import best_weights
+from selfverify.selection.strategies import Options
+
+TASK = make_task("digits-pick")
+
+
+def generator(seed, problems=30, total=4, judge=0.3):
+    """Samples with a judge's scores that are higher for right answers."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for p in range(problems):
+        for k in range(total):
+            right = bool(rng.random() < (0.8 if p % 2 else 0.3))
+            soft = float(rng.random())
+            scores = {"soft": soft, "judge": float(rng.random() + judge * right)}
+            key = "right" if right else f"wrong {rng.integers(3)}"
+            name = f"{'hard' if p % 2 == 0 else 'easy'}/{p}"
+            rows.append(sample(name, k, right, soft, scores=scores, key=key, answer=key))
+    return rows
+
+
+def test_cells_are_the_metrics():
+    first, second = generator(0), generator(1)
+    kinds = columns_of([{"kind": [["hard", "easy"][p % 2]], "always": ["same"]} for p in range(30)])
+    cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], TASK, categories=kinds)
+    rows = {(c.generator, c.verifier, c.n, c.category): c for c in cells}
+    # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
+    assert len(cells) == 2 * (1 + 3) * 3
+    correct = np.array([s.correct for s in first], dtype=float).reshape(-1, 4)
+    judged = np.array([s.scores["judge"] for s in first]).reshape(-1, 4)
+    whole = rows["a", "judge", 4, "all"]
+    assert whole.value == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
+    assert whole.interval[0] <= whole.value <= whole.interval[1]
+    assert rows["a", "none", 1, "kind: hard"].value == pytest.approx(correct[::2].mean())
+    assert rows["a", "judge", 4, "kind: hard"].problems == 15
+    assert rows["b", "none", 1, "all"].value == pytest.approx(np.mean([s.correct for s in second]))
+    page = as_markdown(cells)
+    assert "| N | generator | verifier | all | kind: easy | kind: hard |" in page
+    assert page.count("\n") == 2 + 8
+    assert f"| 4 | a | judge | {100 * whole.value:.1f} (" in page
+
+
+def test_judgings_are_pooled_figures():
+    """AUC and AP of every pair over all samples; a verifier without scores has none."""
+    rows = generator(0)
+    known, unknown = judgings({"a": rows}, ["judge", "nobody"])
+    judged = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
+    correct = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
+    assert known.auc == pytest.approx(on_all(auc_statistic(judged, correct), 30))
+    assert known.auc_interval[0] < known.auc < known.auc_interval[1] and known.scored == 1.0
+    assert known.ap > correct.mean() and (unknown.auc, unknown.ap, unknown.scored) == (None, None, 0.0)
+    page = as_markdown(matrix({"a": rows}, ["judge"], TASK), [known, unknown])
+    assert "| generator | verifier | AUC | AP |" in page and "| a | nobody | – | – | 0.0 |" in page
+
+
+def test_a_tasks_own_figures_take_the_place_of_accuracy():
+    """Steps of phones: SR counts every part, a click's grounding only the samples that have it."""
+    mobile = make_task("mobile")
+    rows = [
+        sample(f"p{p}", k, k == 0, k / 4, rewards={"type": 1.0, "arguments": float(k == p), "format": 1.0})
+        for p in range(2)
+        for k in range(4)
+    ]
+    for row in rows[:4]:
+        row.rewards["grounding"] = float(row.sample == 3)
+    cells = {(c.verifier, c.figure): c for c in matrix({"a": rows}, ["soft"], mobile, sizes=(1, 4))}
+    assert cells["none", "type_accuracy"].value == 1.0
+    assert cells["none", "step_success"].value == 0.25 and cells["soft", "step_success"].value == 0.0
+    # Only the first problem's samples have it, and the one with the highest score is the one that hits.
+    assert cells["none", "grounding_accuracy"].value == 0.25
+    assert cells["soft", "grounding_accuracy"].value == 1.0
+    assert ("soft", "accuracy") not in cells
+    page = as_markdown([*cells.values()])
+    assert "all Type | all Grounding | all SR |" in page
+
+
+def test_a_crowded_column_is_not_printed() -> None:
+    """Its cells are there."""
+    crowded = columns_of([{"pair": [str(p // 2)], "kind": [str(p % 2)]} for p in range(60)])
+    cells = matrix({"a": generator(0, problems=60)}, [], TASK, sizes=(1,), categories=crowded)
+    assert len(cells) == 1 + 30 + 2
+    assert "| all | kind: 0 | kind: 1 |" in as_markdown(cells)
+
+
+def test_generators_must_share_their_problems():
+    with pytest.raises(DataError, match="generator b answered other problems"):
+        matrix({"a": generator(0), "b": generator(0, problems=29)}, ["soft"], TASK)
+
+
+def test_choices_of_stored_samples():
+    """Best by the judge: the confidence is its score, the verdict that of the sample."""
+    rows = generator(2)
+    confidence, correct = chosen_confidence(rows, "judge", "best")
+    judged = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
+    right = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
+    np.testing.assert_allclose(confidence, judged.max(1))
+    np.testing.assert_allclose(correct, right[np.arange(30), judged.argmax(1)])
+    with pytest.raises(ConfigError, match="'mine'; scores: judge, soft"):
+        chosen_confidence(rows, "mine", "best")
+
+
+def test_calibration_improves_and_keeps_the_risk():
+    """On other problems the calibrated error is small, and about the target risk at most remains."""
+    fitted = calibrate(
+        generator(3, problems=1500),
+        "judge",
+        "majority",
+        target_risk=0.2,
+        held_out=generator(4, problems=1500),
+    )
+    assert fitted.after["ece"] < min(0.05, fitted.before["ece"])
+    assert fitted.after["brier"] <= fitted.before["brier"] + 1e-6
+    assert 0 < fitted.coverage < 1
+    assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
+    assert fitted.calibration.fitted_on == {
+        "verifier": "judge", "strategy": "majority", "options": asdict(Options()),
+        "problems": 1500, "samples_per_problem": 4,
+    }  # fmt: skip
+
+
+def test_calibration_without_held_out_problems_splits_them():
+    fitted = calibrate(generator(5, problems=200), "judge", "weighted")
+    assert (fitted.coverage, fitted.risk) == (None, None)
+    assert fitted.calibration.fitted_on["problems"] == 200
+    assert fitted.after["ece"] is not None
+
+
+def test_what_cannot_be_calibrated():
+    with pytest.raises(DataError, match="no threshold keeps the risk"):
+        calibrate(generator(6, judge=0.0), "soft", "best", target_risk=0.0)
+    boxes = [sample("p", k, True, 0.5, key=None, answer=[0, 0, 1, 1]) for k in range(2)]
+    with pytest.raises(DataError, match="boxes of its own"):
+        chosen_confidence(boxes, "soft", "majority")

@@ -1,0 +1,181 @@
+"""SmartSnap's tables of runs and evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reproduce import published
+from reproduce.smartsnap import agent_tables, app, markdown
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import load_recipe
+
+
+def figure(value: float, *interval: float) -> dict[str, Any]:
+    return {"curves": {"pass@1": [value]}, "intervals": {"pass@1": [*interval]} if interval else {}}
+
+
+def summary(success: float, name: str = "SR", **more: float) -> dict[str, Any]:
+    """Ten problems, six of the clock and four of the contacts."""
+    apps = {"clock": (6, success), "contacts": (4, success / 2)}
+    return {
+        "problems": 10,
+        "samples_per_problem": 1,
+        "metrics": {name: figure(success, success - 0.1, success + 0.1)}
+        | {other.replace("_", "-"): figure(value) for other, value in more.items()},
+        "categories": {
+            "app": {app: {"problems": n, name: figure(value)} for app, (n, value) in apps.items()}
+        },
+    }
+
+
+PHONE = ("smartsnap-phone-qwen3", "task.apps=[clock]")
+
+
+def write(folder: Path, recipe_of: tuple[str, ...] = PHONE, **stages: dict[str, Any]) -> Path:
+    """A folder with metrics.json; with one stage it is an evaluation."""
+    folder.mkdir()
+    name, *options = recipe_of
+    recipe = load_recipe(name, ["learner.steps=2", "learner.groups_per_step=3", *options])
+    written = {**stages, "settings": recipe.model_dump(mode="json")}
+    (folder / "metrics.json").write_text(json.dumps(written))
+    if "before" not in stages:
+        (folder / "samples.jsonl").touch()
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    before = summary(0.04, Sub_SR=0.1, ROR_xml=0.5)
+    after = summary(0.3, Sub_SR=0.4, RRR=1.2, ROR=0.9, evidence=1.5, completeness=0.8)
+    return write(tmp_path / "rl", before=before, after=after)
+
+
+def cells(text: str, *first: str) -> list[str]:
+    """The cells of the only line that begins with these."""
+    start = "| " + " | ".join(first) + " |"
+    lines = [line for line in text.splitlines() if line.startswith(start)]
+    assert len(lines) == 1, text
+    return lines[0].strip("| ").split(" | ")[len(first) :]
+
+
+def test_a_run_has_a_row_for_each_stage(run: Path) -> None:
+    text = markdown(agent_tables([str(run)]))
+    table_2, rest = text.split("## Table 2")[1].split("## Table 3")
+    assert cells(table_2, "before", "rl") == ["10", "4.0", "10.0", "–", "50.0ᵗ"]
+    assert cells(table_2, "after", "rl") == ["10", "30.0", "40.0", "120.0", "90.0"]
+    assert cells(rest.split("## Evidence")[0], "after", "rl") == ["30.0", "15.0"]
+    assert cells(rest.split("## Evidence")[1], "after", "rl") == ["1.50", "80.0", "–", "–", "–", "–"]
+    assert "arXiv" not in text
+
+
+def test_rows_have_names_and_gains(run: Path, tmp_path: Path) -> None:
+    vanilla = write(tmp_path / "vanilla", after=summary(0.02))
+    named = [f"PT:small={run}@before", f"FT vanilla:small={vanilla}", f"RL:small={run}"]
+    found = agent_tables(named)
+    assert [(row.type, row.model) for row in found.rows] == [
+        ("PT", "small"), ("FT vanilla", "small"), ("RL", "small"),
+    ]  # fmt: skip
+    text = markdown(found, intervals=True)
+    assert "30.0 (+26.0) [20.0, 40.0]" in text and "2.0 (−2.0)" in text
+    assert found.as_json()["rows"][2]["figures"]["RRR"] == 1.2
+
+
+def test_apps_of_the_problems_are_counted(run: Path) -> None:
+    """Six training problems, all of the clock; the evaluation's counts stand in its summary."""
+    found = agent_tables([str(run)])
+    assert [*found.training.values()] == [{"clock": 6}]
+    text = markdown(found)
+    assert cells(text, "training (phone, rl)") == [
+        "6 (100.0%)",
+        "0 (0.0%)",
+        "6",
+    ]
+    assert cells(text, "evaluation (before rl)") == ["6 (60.0%)", "4 (40.0%)", "10"]
+
+
+def test_lost_environments_are_noted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "lossy", after=summary(0.3, SR_all=0.25))
+    [note] = agent_tables([f"RL:m={folder}"]).notes
+    assert note.startswith("RL m: SR is over the tasks whose environment was not lost") and "25.0" in note
+    assert not agent_tables([str(write(tmp_path / "whole", after=summary(0.3, SR_all=0.3)))]).notes
+
+
+def test_success_that_only_judges_know_is_marked(tmp_path: Path) -> None:
+    """Of all problems: who hands nothing in has not been found to be done."""
+    measured = {**summary(0.8, "judged-SR"), "pass@1": 0.5}
+    for name, share in (("clock", 0.5), ("contacts", 0.25)):
+        measured["categories"]["app"][name]["accuracy"] = figure(share)
+    folder = write(tmp_path / "judged", after=measured)
+    text = markdown(agent_tables([f"PT:model={folder}"]))
+    assert "SR of PT model is what judges say" in text
+    assert cells(text.split("## Table 2")[1].split("##")[0], "PT", "model")[1] == "50.0"
+    assert cells(text.split("## Table 3")[1].split("##")[0], "PT", "model") == ["50.0", "25.0"]
+
+
+def test_the_papers_figures_stand_beside(run: Path) -> None:
+    text = markdown(agent_tables([str(run)]), paper=True)
+    assert cells(text.split("## Table 3")[0], "RL", "Qwen3-8B-Instruct") == [
+        "138",
+        "36.23",
+        "41.96",
+        "88.04",
+        "94.49",
+    ]
+    assert "| PT, cited | LLaMA3.1-8B-Instruct | 138 | 2.17 | 3.62 | – | 52.77 |" in text
+    assert "227 (31.3%)" in text
+
+
+def test_published_figures_are_whole() -> None:
+    paper = published.smartsnap()
+    assert len(paper.rows) == 25 and sum(bool(row.apps) for row in paper.rows) == 16
+    assert all(len(row.apps) in (0, len(paper.apps)) for row in paper.rows)
+    assert (sum(paper.training), sum(paper.validation)) == (726, 138)
+    assert len(paper.training) == len(paper.validation) == len(paper.apps)
+    # No RRR below an SR of 5.
+    assert all((row.figures[2] is None) == (row.figures[0] < 5) for row in paper.rows)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("nowhere", "there is no folder nowhere"),
+        ("RL=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
+        (":x=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
+        ("{words}", "about task 'math', which is none of agents"),
+        ("{words}@before", "no figures before training"),
+    ],
+)
+def test_what_makes_no_row(tmp_path: Path, named: str, message: str) -> None:
+    folder = write(tmp_path / "words", ("grpo-math",), after={"problems": 3, "metrics": {}})
+    with pytest.raises(ConfigError, match=message):
+        agent_tables([named.format(words=folder)])
+
+
+def test_training_problems_that_cannot_be_read_are_noted(run: Path) -> None:
+    written = json.loads((run / "metrics.json").read_text())
+    written["settings"]["task"]["apps"] = ["weather"]
+    (run / "metrics.json").write_text(json.dumps(written))
+    found = agent_tables([str(run)])
+    assert not found.training and "training problems cannot be read" in found.notes[0]
+    assert len(found.rows) == 2
+
+
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tables.md"
+    done = CliRunner().invoke(app, [str(run), "--paper", "--output", str(file)])
+    assert done.exit_code == 0 and done.stdout == file.read_text()
+    done = CliRunner().invoke(app, [f"RL:m={run}", "--json"])
+    assert json.loads(done.stdout)["rows"][0]["figures"]["SR"] == 0.3
+    done = CliRunner().invoke(app, ["gone"])
+    assert done.exit_code == 2 and "there is no folder gone" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["{folder}", "{folder}@after", "RL:tiny={folder}", "RL:tiny={folder}@after"])
+def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path, form: str) -> None:
+    folder = run.rename(tmp_path / "lr=1e-6")
+    assert agent_tables([form.format(folder=folder)]).rows[-1].model in ("tiny", "lr=1e-6")

@@ -1,0 +1,129 @@
+"""`reproduce.vts_v`: with and without looking, by one command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.data.test_vstar import write
+from typer.testing import CliRunner
+
+from reproduce import published
+from reproduce.bench import BenchRow, row_of
+from reproduce.vts_v import app, look_tables
+from selfverify.core.errors import ConfigError, DataError
+
+
+def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None:
+    """Both rows have every task; what the boxes say is in the row with looks only."""
+    for number in range(2):
+        write(tmp_path / "vstar" / "direct_attributes", f"sa_{number}")
+        write(tmp_path / "vstar" / "relative_position", f"sb_{number}")
+    words = [
+        "bench", str(tmp_path / "vstar"), "--model", str(tiny_folder), "--output",
+        str(tmp_path / "out"), "--max-tokens", "6", "--dtype", "float32", "--max-steps", "2",
+        "--tool", "crop",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    without, looking = json.loads(result.stdout)
+    assert without["name"] == "without looking" and looking["name"] == "looking"
+    for row in (without, looking):
+        assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
+    assert without["steps"] is None and without["crop_hit"] is None
+    assert looking["steps"] is not None and looking["crop_hit"] == 0
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["rows"] == [without, looking]
+    result = CliRunner().invoke(app, [*words, "--marks", "--json"])
+    assert result.exit_code == 0, result.output
+    first, marked, last = json.loads(result.stdout)
+    assert (first, last) == (without, looking) and marked["name"] == "set of mark"
+    assert marked["problems"] == 4 and marked["steps"] is None
+    shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
+    assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
+    shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
+    assert "| tiny + VTS-V | 0.00 | – | – |" in shown.output, shown.output
+
+
+def test_questions_without_images(tmp_path: Path) -> None:
+    """Before anything is loaded: they would be answered from their words, and count as looked at."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    rows = [
+        {"id": "seen", "image": "a.png", "question": "Which? A. one B. two", "answer": "A"},
+        {"id": "blind", "question": "Which? A. one B. two", "answer": "A"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "bench",
+        str(tmp_path / "rows.jsonl"),
+        "--model",
+        "nowhere",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code and "1 of its questions have no image, such as math/test/rows/blind" in " ".join(
+        result.output.split()
+    )
+
+
+def test_the_papers_averages_are_those_of_its_cells() -> None:
+    """So nothing was copied wrongly; GPT-4o with SoM has three empty cells, which are left out."""
+    paper = published.vts_v()
+    for row in paper.table_1:
+        values = [value for value in row.values if value is not None]
+        assert len(row.values) == len(paper.blink) == 13
+        assert sum(values) / len(values) == pytest.approx(row.mean, abs=0.0051), row.model
+    assert all(len(row.values) == len(paper.general) for row in paper.table_2)
+
+
+def test_tables(tmp_path: Path) -> None:
+    """Ours above the paper's; BLINK is known by its tasks, the others by their paths."""
+
+    def benched(name: str, data: str, tasks: dict[str, float]) -> Path:
+        rows = [asdict(BenchRow(kind, 0.25, 0.5, tasks, 4)) for kind in ("without looking", "looking")]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bench.json").write_text(json.dumps({"data": data, "model": "m", "rows": rows}))
+        return tmp_path / name
+
+    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1})
+    star = benched("b", "data/MMStar.parquet", {})
+    text = look_tables([("mine", blink), ("mine", star)], paper=True)
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("| model | Depth"))
+    row = next(line for line in lines if line.startswith("| mine |"))
+    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 12
+    assert [cell.strip() for cell in head.split("|")][8] == "Count" and row.endswith("| 50.00 |")
+    assert "| mine + VTS-V | – | 25.00 | – |" in lines
+    assert (
+        text.count("[Bai et al. 2025]") == len(published.vts_v().table_1) + len(published.vts_v().table_2) + 2
+    )
+    other = benched("c", "data/other.jsonl", {})
+    with pytest.raises(ConfigError, match=r"other\.jsonl is none of the paper's benchmarks"):
+        look_tables([("mine", other)])
+    (other / "bench.json").write_text('{"data": 3}')
+    with pytest.raises(DataError, match=r"bench\.json: data: "):
+        look_tables([("mine", other)])
+    with pytest.raises(ConfigError, match=r"has no bench\.json"):
+        look_tables([("mine", tmp_path)])
+    assert CliRunner().invoke(app, ["tables"]).exit_code == 2
+
+
+def test_blinks_mean_leaves_one_task_out() -> None:
+    """Over tasks, not over questions, and without IQ-Test (VTS-V: 13 tasks)."""
+
+    def at(value: float) -> dict[str, Any]:
+        return {"accuracy": {"curves": {"pass@1": [value]}}, "problems": 5}
+
+    summary = {
+        "problems": 15, "samples": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
+        "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
+    }  # fmt: skip
+    row = row_of("looking", summary)
+    assert row.mean == pytest.approx(0.4) and row.accuracy == 0.5 and row.steps == 2.5
+    assert row.tasks == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row.crop_hit is None
