@@ -6,7 +6,7 @@
 
 Every name comes once for each seed, in the seeds' order. ``verifier`` is the run of `looking-digits`, or of
 another recipe with a section `stopping`; the model that looks is the one from which it was trained.
-``looks`` may name the folder in which `selfverify looking compare` has kept that model's conversations about
+``looks`` may name the folder in which `selfverify visual compare` has kept that model's conversations about
 test problems. All other names are arms, runs of models that answer without tools. What is missing is
 measured: the reasoner held to the cap, with results shown, blanked and swapped; the arms; and the model from
 which all began, with tools. Samples stay in the first folder, so that a second call goes on where the first
@@ -129,7 +129,7 @@ def _looks_faults(folder: Path, verifier: Path) -> list[str]:
     """What is wrong with conversations that were held before."""
     path = folder / CAP_FILE.format(split="test")
     if not path.is_file():
-        return [f"{LOOKS}={folder}: no {path.name}; `selfverify looking compare --output` writes it"]
+        return [f"{LOOKS}={folder}: no {path.name}; `selfverify visual compare --output` writes it"]
     try:
         settings, rows = read_journal(path, LookedProblem)
     except DataError as error:

@@ -37,7 +37,7 @@ class MatrixSettings(Settings):
 
     fuse: str | None = None
     """Choose also by every verifier's score + a·log-prob of the generator, in rows of their own: a number a,
-    or a file of `selfverify calibrate --verifier fused`."""
+    or a file of `selfverify eval --calibrate`."""
 
     server: list[str] = []
     """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from reproduce.judges import app
-from selfverify.agents.judges.judge_settings import SMALL_JUDGE
+from selfverify_phone.short_form import SMALL_JUDGE
 
 
 def test_judges_are_compared(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> N
         seeds_of(study.folder, bad)
     lines = str(caught.value).splitlines()
     assert len(lines) == 2 and "no run with recipe.yaml" in lines[0] + lines[1]
-    assert "looking compare" in lines[0] + lines[1]
+    assert "visual compare" in lines[0] + lines[1]
     held = study.folder / "held"
     looking = {"results": "blanked", "verifier": "/elsewhere"}
     settings = {"problems": 5, "looking": looking}

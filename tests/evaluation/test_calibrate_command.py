@@ -1,4 +1,4 @@
-"""`selfverify calibrate` from one end to the other."""
+"""`selfverify eval --calibrate` from one end to the other."""
 
 from __future__ import annotations
 
@@ -38,14 +38,22 @@ def test_calibrate_writes_beside_the_model(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     write_samples(path, {"task": "digits-pick", "weights": "abc"}, rows)
     code, text = run(
-        "calibrate", str(path), "--output", str(tmp_path), "--target-risk", "0.4", "--verifier", "judge"
+        "eval",
+        "--calibrate",
+        str(path),
+        "--output",
+        str(tmp_path),
+        "--target-risk",
+        "0.4",
+        "--verifier",
+        "judge",
     )
     assert code == 0, text
     assert "ece" in text and "answers" in text
     found = Calibration.load(tmp_path / "calibration.json")
     assert found.threshold is not None
     assert found.fitted_on is not None and found.fitted_on["weights"] == "abc"
-    code, text = run("calibrate", str(tmp_path / "no.jsonl"), "--output", str(tmp_path))
+    code, text = run("eval", "--calibrate", str(tmp_path / "no.jsonl"), "--output", str(tmp_path))
     assert code == 2 and "no.jsonl" in text
 
 
@@ -53,8 +61,8 @@ def test_calibrate_takes_a_folder(tmp_path: Path) -> None:
     """That of an evaluation; one without samples is named with what is missing."""
     write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick"}, generator(3, problems=200))
     options = ("--output", str(tmp_path / "c.json"), "--verifier", "judge")
-    code, text = run("calibrate", str(tmp_path), "--test", str(tmp_path), *options)
+    code, text = run("eval", "--calibrate", str(tmp_path), "--test", str(tmp_path), *options)
     assert code == 0 and (tmp_path / "c.json").is_file(), text
     (tmp_path / "empty").mkdir()
-    code, text = run("calibrate", str(tmp_path / "empty"), *options)
+    code, text = run("eval", "--calibrate", str(tmp_path / "empty"), *options)
     assert code == 2 and "empty holds no samples" in text

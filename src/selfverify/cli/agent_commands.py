@@ -83,10 +83,15 @@ def serve(settings: EnvironmentServing) -> None:
 
 
 def _known(asked: Collection[str]) -> dict[str, Factory]:
-    """The environments of those tasks of agents that are asked for by their names."""
+    """The environments of the tasks of agents by name; those that are asked for are made at once."""
+    from selfverify.agents.tasks.agent_task import AgentTask
     from selfverify.experiments.registry import TASKS
 
-    return {name: _task(name, {}).environment for name in TASKS if name in asked}
+    def later(name: str) -> Factory:
+        return lambda: _task(name, {}).environment()
+
+    names = [name for name, task in TASKS.items() if issubclass(task, AgentTask)]
+    return {name: _task(name, {}).environment if name in asked else later(name) for name in names}
 
 
 def _task(name: str, options: Mapping[str, Any]) -> AgentTask:

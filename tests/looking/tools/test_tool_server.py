@@ -117,7 +117,7 @@ def test_calls_of_several_clients_go_in_together(servers: Loop) -> None:
 def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
     """Nothing is offered that cannot be called; who names it is told why."""
     for named in ([], ["segment"]):
-        with pytest.raises(ConfigError, match=r"the server of tools cannot be asked: .*looking serve"):
+        with pytest.raises(ConfigError, match=r"the server of tools cannot be asked: .*visual serve"):
             make_toolbox(LookSettings(tool_server="http://127.0.0.1:9", tools=named))
     url = served(servers, Cutting())
     assert "does not have it" in ToolServer(url).missing("segment")
