@@ -37,10 +37,10 @@ def roll_out(
 ) -> Rollout:
     """Hold the task's conversation G times about each problem: here one answer, cut into answer and score."""
     seeds = [derived_seed(seed, place) for place in range(len(problems))]
-    rollout = converse(policy, task, problems, seeds, sampling)
+    rolled = converse(policy, task, problems, seeds, sampling)
     # How likely every other score would have been: what the expected credit and the soft AUC are made of.
-    read_rollout(policy, rollout, sampling.temperature)
-    return rollout
+    read_rollout(policy, rolled, sampling.temperature)
+    return rolled
 
 
 def loss_of(

@@ -144,10 +144,10 @@ def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy:
 
     sampling = SamplingConfig(group_size=4, max_new_tokens=4, top_p=1.0)
     limits = EpisodeLimits(turns=3, reply_threads=2)
-    rollout = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
-    finishes = [t.finish for t in rollout.groups[0].trajectories]
-    assert finishes[1] == Finish.ERROR and rollout.groups[0].trajectories[1].rewards == {}
-    for trajectory in [t for n, t in enumerate(rollout.groups[0].trajectories) if n != 1]:
+    rolled = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
+    finishes = [t.finish for t in rolled.groups[0].trajectories]
+    assert finishes[1] == Finish.ERROR and rolled.groups[0].trajectories[1].rewards == {}
+    for trajectory in [t for n, t in enumerate(rolled.groups[0].trajectories) if n != 1]:
         assert trajectory.rewards["answer"] in (0.0, -1.0)
 
 
@@ -171,8 +171,8 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
         return Looks(problem, Lamps, TASK, 3, RULES, AgentSettings(), EpisodeLimits().turns, GOAL)
 
     sampling = SamplingConfig(group_size=1, max_new_tokens=2)
-    rollout = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
-    [found] = rollout.groups[0].trajectories
+    rolled = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
+    [found] = rolled.groups[0].trajectories
     assert heard == [*range(30)] and found.finish == Finish.STOP
     assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0
     assert found.segments[-1].parsed["why"] == "nothing was handed in"

@@ -58,8 +58,8 @@ def test_it_acts_on_the_phone(smollm2: Policy) -> None:
     task.limits = task.limits.model_copy(update={"turns": TURNS})
     problems = [task.problem("test", 0, index) for index in range(EPISODES)]
     sampling = SamplingConfig(group_size=1, temperature=1.0, top_p=1.0, max_new_tokens=128)
-    rollout = converse(smollm2, task, problems, [*range(EPISODES)], sampling)
-    told = [group.trajectories[0] for group in rollout.groups]
+    rolled = converse(smollm2, task, problems, [*range(EPISODES)], sampling)
+    told = [group.trajectories[0] for group in rolled.groups]
     turns = [segment.parsed or {} for t in told for segment in t.segments if segment.author == "policy"]
     ends = [t.segments[-1].parsed or {} for t in told]
     outcomes = Counter(end["outcome"] for end in ends)

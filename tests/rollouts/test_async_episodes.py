@@ -89,11 +89,11 @@ def test_many_conversations_wait_at_once(
     count = iter(range(MANY))
     limits = EpisodeLimits(turns=3, reply_threads=MANY, reply_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
-    rollout = converse(
+    rolled = converse(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
         lambda problem, seed: Remote(desk, loop, next(count) == 5), limits,
     )  # fmt: skip
-    made = rollout.groups[0].trajectories
+    made = rolled.groups[0].trajectories
     assert desk.everyone.n_waiting == 0 and desk.open == 0
     lost = [t.finish == Finish.ERROR for t in made]
     assert lost == [number == 5 for number in range(MANY)] and desk.cancelled == 1
@@ -125,11 +125,11 @@ def test_too_few_threads_are_no_deadlock(
         def begin(self) -> Reply | None:
             return Reply(self.loop.run(self.desk.enter(), enter_s))
 
-    rollout = converse(
+    rolled = converse(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
         lambda problem, seed: Impatient(desk, loop, False), limits,
     )  # fmt: skip
-    assert [t.finish for t in rollout.groups[0].trajectories] == [Finish.ERROR] * 3
+    assert [t.finish for t in rolled.groups[0].trajectories] == [Finish.ERROR] * 3
     if enter_s < reply_s:
         assert hung.count() == desk.everyone.n_waiting == 0
     else:

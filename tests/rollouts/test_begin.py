@@ -97,9 +97,9 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
     policy = ending_policy()
     shown = replace(ASKED, messages=user_turn("What is on it?"), images=[picture(3, (84, 56))])
     sampling = SAMPLING.model_copy(update={"group_size": 9})
-    rollout = converse(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
+    rolled = converse(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
     kinds = set()
-    for problem, prompt, group in zip([shown, ASKED], rollout.prompts, rollout.groups, strict=True):
+    for problem, prompt, group in zip([shown, ASKED], rolled.prompts, rolled.groups, strict=True):
         assert len({tuple(t.segments[0].tokens) for t in group.trajectories}) > 2
         for trajectory in group.trajectories:
             first = trajectory.segments[0]
@@ -117,7 +117,7 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
             assert [*prompt.ids.tolist(), *first.tokens] == read
             kinds.add((bool(words), bool(first.images)))
     assert len(kinds) == 3
-    for streams, group in zip(streams_of(rollout, Words()), rollout.groups, strict=True):
+    for streams, group in zip(streams_of(rolled, Words()), rolled.groups, strict=True):
         streams.prepare_images(policy.encoder)
         [values] = policy.logprobs([streams.prompt], [streams.continuations])
         for row, trajectory in zip(values, group.trajectories, strict=True):
@@ -195,13 +195,13 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
     def begin(problem: Problem, seed: int) -> Episode:
         return Given(lambda: Reply(done=True))
 
-    rollout = converse(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
-    [group] = rollout.groups
+    rolled = converse(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
+    [group] = rolled.groups
     for reward, trajectory in enumerate(group.trajectories):
         trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
         trajectory.rewards["answer"] = float(reward)
     credits = make_method("grpo").credit(group, torch.ones(3, dtype=torch.bool))
-    kept, dropped = select(rollout, [credits], drop_zero=False)
+    kept, dropped = select(rolled, [credits], drop_zero=False)
     assert kept == [] and dropped == {"zero_advantage": 1}
 
 

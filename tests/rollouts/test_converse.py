@@ -101,11 +101,11 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
     """What the sampler says of its tokens is what the learner says, over several turns and images."""
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
-    rollout = converse(
+    rolled = converse(
         policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), EpisodeLimits(turns=5)
     )
     lengths = set()
-    for streams, group in zip(streams_of(policy, rollout), rollout.groups, strict=True):
+    for streams, group in zip(streams_of(policy, rolled), rolled.groups, strict=True):
         [values] = policy.logprobs([streams.prompt], [streams.continuations])
         for row, trajectory in zip(values, group.trajectories, strict=True):
             start = 0
@@ -115,7 +115,7 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
                     assert_close(segment.logprobs, found)
                 start += len(segment.tokens)
             lengths.add(len(trajectory.segments))
-    every = [t for group in rollout.groups for t in group.trajectories]
+    every = [t for group in rolled.groups for t in group.trajectories]
     assert max(lengths) == 9 and len(lengths) > 1  # 5 turns; others were cut off before
     assert any(sum(len(s.images) for s in t.segments) == 2 for t in every)
 
@@ -124,11 +124,11 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    rollout = converse(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, seed: Talkative(seed), LONG)
+    rolled = converse(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, seed: Talkative(seed), LONG)
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
-        update(policy, streams_of(policy, rollout), denominator="sequence")
+        update(policy, streams_of(policy, rolled), denominator="sequence")
         found[shared] = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
     assert found[True].keys() == found[False].keys()
     for name, grad in found[True].items():

@@ -241,10 +241,10 @@ class School:
         )  # fmt: skip
         problems = [asked.problem for asked in made.values()]
         seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
-        rollout = converse(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
+        rolled = converse(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
         told = iter(opened)
         found: dict[int, list[Taught]] = {}
-        for index, group in zip(made, rollout.groups, strict=True):
+        for index, group in zip(made, rolled.groups, strict=True):
             noted = [next(told) for _ in group.trajectories]
             found[index] = [
                 as_taught(one, trajectory.segments[-1].finish)

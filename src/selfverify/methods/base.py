@@ -129,10 +129,10 @@ class Method(ABC):
         def begin(problem: Problem, seed: int) -> Episode:
             return self.open(task, problem, seed)
 
-        rollout = converse(policy, task, problems, seeds, sampling, begin, self.limits)
+        rolled = converse(policy, task, problems, seeds, sampling, begin, self.limits)
         if self.config.reads_scores:
-            read_rollout(policy, rollout, sampling.temperature)
-        return rollout
+            read_rollout(policy, rolled, sampling.temperature)
+        return rolled
 
     @property
     def measured(self) -> bool:

@@ -42,9 +42,9 @@ def roll_out(
     """
 
     begin, limits = opening(task, second_turn)
-    rollout = converse(policy, task, problems, seeds, sampling, begin, limits)
-    hold_again(policy, task, rollout, seeds, sampling, retries, begin, limits)
-    return rollout
+    rolled = converse(policy, task, problems, seeds, sampling, begin, limits)
+    hold_again(policy, task, rolled, seeds, sampling, retries, begin, limits)
+    return rolled
 
 
 def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, EpisodeLimits | None]:

@@ -135,8 +135,8 @@ def look_here(
         number, opened = next(numbers), look.look(problem)  # episodes are opened in order
         return ToldLooks(opened, partial(tell, number))
 
-    rollout = converse(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
-    [group] = rollout.groups
+    rolled = converse(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
+    [group] = rolled.groups
     rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
     score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)
-    return rows, len(rollout.prompts[0].ids)
+    return rows, len(rolled.prompts[0].ids)
