@@ -223,8 +223,8 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
         json.dumps(parsed, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"problem {problem}: what its task has parsed cannot be logged ({error}); `Ending.parsed` and "
-            "`Ending.turns` take `Judged` or JSON values"
+            f"problem {problem}: what its task has parsed cannot be logged ({error}); "
+            "`Ending.parsed` and `Ending.turns` take `Judged` or JSON values"
         ) from None
     return RecordedValue(parsed)
 
