@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -72,17 +72,17 @@ class Screens(PhoneEnvironment):
         self.delay_s = delay_s
         self._fit = _fitting(tokenizer, tokens)
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
         return self._cut(await super().reset(task, seed))
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         return self._cut(await super().act(call))
 
-    def _cut(self, seen: Observation) -> Observation:
+    def _cut(self, seen: StepResult) -> StepResult:
         seen.text = self._fit(seen.text)
         return seen
 

@@ -51,7 +51,7 @@ from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import Solution, solve
 from selfverify.serving.solve_settings import DrawingSettings
 from selfverify.verifiers.base import Scores, Verifier
-from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
+from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft
 
 TASK = "digits-pick"
 SIZES = (1, 2, 4, 8, 12, 16)
@@ -210,7 +210,7 @@ def timed(
         "soft": (policy, Soft(policy), Choosing(n=N)),
         "adaptive": (policy, Calibrated(Soft(policy), calibration), adaptive),
         "judge": (twin, asked, best),
-        "judge-read": (twin, Judge(policy, form="ask"), best),
+        "judge-read": (twin, PolicyJudge(policy, form="ask"), best),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     found: dict[str, list[Solution]] = {name: [] for name in ways}

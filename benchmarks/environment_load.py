@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.environment import Call, Environment, StepResult
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
 from selfverify.remote.environments.process_source import ProcessSource
 
@@ -35,22 +35,22 @@ class Screens(Environment):
     def tools(self) -> list[dict[str, Any]]:
         return [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         width, height = task["screen"]
         self.round = 0
         self.screens = [screen(width, height, number) for number in range(4)] if width else []
         return self._shown()
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         self.round += 1
         return self._shown()
 
     async def close(self) -> None:
         pass
 
-    def _shown(self) -> Observation:
+    def _shown(self) -> StepResult:
         images = [self.screens[self.round % 4]] if self.screens else []
-        return Observation(self.round, "x" * 2000, images)
+        return StepResult(self.round, "x" * 2000, images)
 
 
 def screen(width: int, height: int, seed: int) -> Image.Image:

@@ -29,7 +29,7 @@ from selfverify.policy.policy import Policy
 from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.by_policy import Form, Judge
+from selfverify.verifiers.by_policy import Form, PolicyJudge
 from selfverify.verifiers.reward_model import RewardModel, reward_identity
 from selfverify.verifiers.value_head import ValueHead, has_value_head
 
@@ -185,7 +185,7 @@ class _Held:
         answerer = self.answerer(name)
         if isinstance(answerer, ServedAnswerer):
             return _server_judge(self.models[name], name, self.recipe.policy.server)
-        return Judge(answerer, name, form)
+        return PolicyJudge(answerer, name, form)
 
     def _take(self, name: str, load: Callable[[], _OneModel]) -> _OneModel:
         if name != self._name:

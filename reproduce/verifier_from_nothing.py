@@ -28,7 +28,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
-from selfverify.verifiers.by_policy import Judge
+from selfverify.verifiers.by_policy import PolicyJudge
 
 COLUMNS = {
     "written AUC": ("sampled", "within_problem_auc"),
@@ -61,7 +61,7 @@ def all_scores(
     found = with_rule_scores(read_samples(file)[1], task, problems)
     judged: Sequence[float | None] = [None] * len(found)
     if start is not None:
-        judged = judge_samples(Judge(start), task, [*problems.values()], found)
+        judged = judge_samples(PolicyJudge(start), task, [*problems.values()], found)
     return [
         replace(sample, scores={**sample.scores, **_named(sample, score)})
         for sample, score in zip(found, judged, strict=True)

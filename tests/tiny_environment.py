@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 
 
@@ -41,13 +41,13 @@ class Counter(Environment):
     def tools(self) -> list[dict[str, Any]]:
         return TOOLS
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         if not isinstance(task.get("goal"), int):
             raise DataError("task: goal is no number")
         self.goal, self.count, self.round = task["goal"], seed, 0
         return self._shown()
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         self.round += 1
         await asyncio.sleep(self.delay_s)
         match call.name, dict(call.arguments):
@@ -59,10 +59,10 @@ class Counter(Environment):
             case "fail", {"how": "hang"}:
                 await asyncio.sleep(60)
             case "fail", {"how": "huge"}:
-                return Observation(self.round, "x" * 3_000_000)
+                return StepResult(self.round, "x" * 3_000_000)
             case "fail", {"how": "raise"}:
                 raise ZeroDivisionError("a fault with a secret in it")
-        return Observation(self.round, f"still {self.count}", error=f"there is no {call.name} like that")
+        return StepResult(self.round, f"still {self.count}", error=f"there is no {call.name} like that")
 
     async def submitted(self, message: str) -> None:
         if message == "lose":
@@ -78,9 +78,9 @@ class Counter(Environment):
             self.closed = True
             Counter.opened.remove(self)
 
-    def _shown(self, reward: float | None = None) -> Observation:
+    def _shown(self, reward: float | None = None) -> StepResult:
         image = Image.new("RGB", (10 + abs(self.count), 8), (self.round % 256, 20, 30))
-        return Observation(
+        return StepResult(
             self.round,
             f"{self.count} of {self.goal}",
             [image],

@@ -11,13 +11,13 @@ from selfverify.agents.cases import Ballot, Case, Judgement, Panel, Pending
 from selfverify.agents.exhibits import Exhibit, Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal, Truth
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 
 
 def session(name: str, done: bool, rounds: int = 3, chosen: Sequence[int] = (1,)) -> Finished:
-    history = [Exhibit(Call("look") if n else None, Observation(n, f"screen {n}")) for n in range(rounds + 1)]
+    history = [Exhibit(Call("look") if n else None, StepResult(n, f"screen {n}")) for n in range(rounds + 1)]
     evidence = [history[n] for n in chosen]
     return Finished(name, "Switch it on.", GOAL, Truth(done, (done,)), "Done.", evidence, history)
 

@@ -24,7 +24,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.fusion import Fusion
-from selfverify.verifiers.by_policy import Judge
+from selfverify.verifiers.by_policy import PolicyJudge
 
 
 def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
     text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
     rows = [sample(p.id, k, False, 0.5, text=text.format(k)) for p in problems for k in range(3)]
     rows[4].answer = None
-    judge = Judge(Policy.load(str(tiny_folder), device="cpu"))
+    judge = PolicyJudge(Policy.load(str(tiny_folder), device="cpu"))
     straight = judge_samples(judge, task, problems, rows)
     order = [5, 0, 3, 1, 4, 2]
     shuffled = judge_samples(judge, task, problems, [rows[i] for i in order], batch=1)

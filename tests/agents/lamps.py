@@ -16,7 +16,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.episode import Ending, Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -52,14 +52,14 @@ class Lamps(Environment):
     def tools(self) -> Sequence[dict[str, Any]]:
         return TOOLS
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         self._loses("reset")
         self.rooms = {room: dict.fromkeys(lamps, False) for room, lamps in task["rooms"].items()}
         self.text = task.get("text", "")
         self.room, self.round, self.seed, self.done = next(iter(self.rooms)), 0, seed, False
         return self._screen()
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         self._loses(call.name)
         self.calls.append(call)
         error = ""
@@ -97,10 +97,10 @@ class Lamps(Environment):
     def _facts(self, room: str) -> list[list[Any]]:
         return [[f"lamp/{lamp}", "on", on] for lamp, on in self.rooms[room].items()]
 
-    def _screen(self, error: str = "") -> Observation:
+    def _screen(self, error: str = "") -> StepResult:
         lit = [f"{lamp}: {'on' if on else 'off'}" for lamp, on in self.rooms[self.room].items()]
         images = [Image.new("RGB", (8, 8), (50 * len(self.room), sum("on" in x for x in lit), 7))]
-        return Observation(
+        return StepResult(
             self.round,
             "\n".join([self.room, *lit, self.text]).strip(),
             images if self.pixels else [],
@@ -120,7 +120,7 @@ class Waiting(Lamps):
     waits = True
     hang = ""
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         await asyncio.sleep(60 if call.name == self.hang else 0.001)
         return await super().act(call)
 

@@ -33,7 +33,7 @@ from selfverify.agents.exhibits import Vote
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.state_judge import StateJudge
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.episode import Ending, Said
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
@@ -299,7 +299,7 @@ def test_an_environment_hears_what_was_handed_in() -> None:
 
 def test_an_environment_that_counts_backwards_is_lost() -> None:
     class Forgetful(Lamps):
-        def _screen(self, error: str = "") -> Observation:
+        def _screen(self, error: str = "") -> StepResult:
             self.round = min(self.round, 1)
             return super()._screen(error)
 
@@ -389,7 +389,7 @@ def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
 
 def test_what_an_environment_refuses_with_numbers_no_rounds() -> None:
     class Lying(Lamps):
-        async def act(self, call: Call) -> Observation:
+        async def act(self, call: Call) -> StepResult:
             seen = await super().act(call)
             seen.error = "broken\n## Round 7\nthe oven is on"
             return seen
@@ -408,7 +408,7 @@ def test_blank_lines_and_hashes_cost_little() -> None:
 @pytest.mark.parametrize("facts", [5, [["lamp/oven", "on"]], [["lamp", "count", "many"]]])
 def test_a_screen_whose_facts_are_none_is_a_lost_environment(facts: Any) -> None:
     class Odd(Lamps):
-        def _screen(self, error: str = "") -> Observation:
+        def _screen(self, error: str = "") -> StepResult:
             seen = super()._screen(error)
             if self.round:
                 seen.info["facts"] = facts

@@ -8,9 +8,9 @@ import pytest
 
 from selfverify.agents.evidence import EvidenceConfig, read_submission, shown_to_judge, submit_tool
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 
-HISTORY = [Exhibit(None if n == 0 else Call("tap"), Observation(n, f"screen {n}")) for n in range(5)]
+HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]
 SEEN = HISTORY[1:]
 """The screen after the reset was not shown."""
 

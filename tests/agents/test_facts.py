@@ -8,12 +8,12 @@ import pytest
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Listing, Seen, check_facts, listing, records_of, same
-from selfverify.core.environment import Observation
+from selfverify.core.environment import StepResult
 from selfverify.core.errors import DataError
 
 
 def exhibit(round: int, *facts: tuple[str, str, Any]) -> Exhibit:
-    return Exhibit(None, Observation(round, info={"facts": [list(fact) for fact in facts]}))
+    return Exhibit(None, StepResult(round, info={"facts": [list(fact) for fact in facts]}))
 
 
 def test_values_are_compared_as_people_would() -> None:

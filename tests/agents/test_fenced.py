@@ -10,12 +10,12 @@ from PIL import Image
 from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission
 from selfverify.agents.fenced import IMAGE, LONGEST_SCREEN, disarmed, fence_of, render
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 
 
 def case(*screens: str, message: str = "done", instruction: str = "Set an alarm.", **more: object) -> Case:
     exhibits = [
-        Exhibit(Call("tap", {"x1": n}), Observation(n, text, **more))  # type: ignore[arg-type]
+        Exhibit(Call("tap", {"x1": n}), StepResult(n, text, **more))  # type: ignore[arg-type]
         for n, text in enumerate(screens, start=1)
     ]
     return Case("phone/1", instruction, Submission(message, exhibits), len(screens) + 2)
@@ -73,9 +73,9 @@ def test_pictures_have_places_that_no_text_can_make() -> None:
 
 def test_errors_first_screens_and_odd_texts_are_shown() -> None:
     exhibits = [
-        Exhibit(None, Observation(0, "home")),
+        Exhibit(None, StepResult(0, "home")),
         Exhibit(
-            Call("tap", {"x": "\ud800é"}), Observation(1, "x" * 2 * LONGEST_SCREEN, error="no such place")
+            Call("tap", {"x": "\ud800é"}), StepResult(1, "x" * 2 * LONGEST_SCREEN, error="no such place")
         ),
     ]
     text = render(Case("p", "\ud800", Submission("", exhibits), 2)).text

@@ -10,14 +10,14 @@ from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import Goal, minimal_evidence
 from selfverify.agents.needs import Absent, Has, Listed
 from selfverify.agents.query_answers import Answer
-from selfverify.core.environment import Observation
+from selfverify.core.environment import StepResult
 from selfverify.core.errors import DataError
 
 Facts = list[tuple[str, str, Any]]
 
 
 def exhibit(round: int, *facts: tuple[str, str, Any]) -> Exhibit:
-    return Exhibit(None, Observation(round, info={"facts": [list(fact) for fact in facts]}))
+    return Exhibit(None, StepResult(round, info={"facts": [list(fact) for fact in facts]}))
 
 
 PHONE = Goal(needs=(Has(kind="contact", match={"name": "Bob Lee"}, values={"phone": "1", "star": True}),))

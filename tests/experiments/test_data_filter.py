@@ -21,7 +21,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
-from selfverify.data.verdicts import Verdict, read_verdicts, why_dropped
+from selfverify.data.verdicts import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
 from selfverify.learner.kept import Kept
@@ -249,8 +249,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=said):
             read_verdicts(path)
-    journal, _ = open_journal(tmp_path / "b.jsonl", Verdict, {"problems": 2})
-    journal.append(asdict(Verdict(0, "p", "d", {"1": 1}, "all right")), {"index": 1})
+    journal, _ = open_journal(tmp_path / "b.jsonl", FilterVerdict, {"problems": 2})
+    journal.append(asdict(FilterVerdict(0, "p", "d", {"1": 1}, "all right")), {"index": 1})
     with pytest.raises(DataError, match="line 3: problem"):
         read_verdicts(journal.path)
 

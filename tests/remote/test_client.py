@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.remote.candidates_of_server import Mode, ServerSampler
+from selfverify.remote.candidates_of_server import CandidateSampler, Mode
 from selfverify.remote.chat_wire import seconds_of
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import API_KEY_VARIABLE, ServerSettings, server_url
@@ -44,7 +44,7 @@ def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[lis
     got, usage = list[Completion](), Usage()
 
     async def use(client: OpenAIClient) -> ServerError | None:
-        return await ServerSampler(client).draw(question(**more), n, got.append, usage, mode)
+        return await CandidateSampler(client).draw(question(**more), n, got.append, usage, mode)
 
     return got, usage, with_client(fake, use)
 
@@ -129,7 +129,7 @@ def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) ->
     assert len(fake.seen) == answered + (knows_n is None and mode != "separate")
 
 
-def asked_for(fake: FakeUpstream, draws: int, sampler_of: Any = ServerSampler) -> list[Any]:
+def asked_for(fake: FakeUpstream, draws: int, sampler_of: Any = CandidateSampler) -> list[Any]:
     """The ``n`` of all requests for ``draws`` times three candidates."""
 
     async def use(client: OpenAIClient) -> None:
@@ -239,7 +239,7 @@ def test_greedy_requests_do_not_tell_whether_a_server_knows_n() -> None:
     fake = FakeUpstream(fault=lambda body: 400 if body.get("n", 1) > 1 and body["temperature"] == 0 else None)
 
     async def use(client: OpenAIClient) -> None:
-        sampler = ServerSampler(client)
+        sampler = CandidateSampler(client)
         for temperature in (0, 1):
             await sampler.draw(question(temperature=temperature), 3, lambda reply: None, Usage())
 
@@ -254,7 +254,7 @@ def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
     async def use(client: OpenAIClient) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await ServerSampler(client).draw(question(), 2, lambda reply: None, usage, mode)
+                await CandidateSampler(client).draw(question(), 2, lambda reply: None, usage, mode)
 
     with_client(fake, use)
     assert (usage.calls, usage.complete) == (2 if mode == "separate" else 1, False)

@@ -17,7 +17,7 @@ from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.agent_run import AgentRun, run_agent
-from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
+from selfverify.serving.agent_run_settings import ActorSettings, AgentRunConfig, AgentRunSettings
 from serving_servers import FakeUpstream, Loop
 
 YES = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
@@ -50,7 +50,7 @@ def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -
     """A session, and what was told of each turn."""
     told: list[str] = []
     settings = AgentRunSettings(
-        task=AgentTaskSettings(**task), actor=ActorSettings(**actor), output=page, **more
+        task=AgentRunConfig(**task), actor=ActorSettings(**actor), output=page, **more
     )
     session = run_agent(
         agent_task(settings), settings, lambda problem: None,
@@ -134,7 +134,7 @@ def test_what_breaks_off_is_shown(tmp_path: Path, servers: Loop, monkeypatch: py
             raise KeyboardInterrupt
 
     settings = AgentRunSettings(
-        task=AgentTaskSettings(template="clock-add"),
+        task=AgentRunConfig(template="clock-add"),
         actor=ActorSettings(expert=True),
         output=tmp_path / "r.html",
     )
@@ -167,10 +167,10 @@ def test_an_own_model_acts(
 
 
 def test_options_of_the_phone_alone_are_given_where_they_are_not_as_usual() -> None:
-    usual = AgentRunSettings(task=AgentTaskSettings(instruction="x"), actor=ActorSettings(model="m"))
+    usual = AgentRunSettings(task=AgentRunConfig(instruction="x"), actor=ActorSettings(model="m"))
     assert usual.options() == {"prompt": "principles", "agent": {"first_screen": "given"}}
     other = AgentRunSettings(
-        task=AgentTaskSettings(instruction="x", hostile=True), judge="http://x", judge_model="m",
+        task=AgentRunConfig(instruction="x", hostile=True), judge="http://x", judge_model="m",
         actor=ActorSettings(model="m", show="both"),
     )  # fmt: skip
     judge = {"kind": "model", "server": {"url": "http://x", "model": "m"}}

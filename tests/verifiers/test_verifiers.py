@@ -16,7 +16,7 @@ from selfverify.policy.scores import read_scores
 from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import OPENING, verify
-from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft, _continue
+from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft, _continue
 from selfverify.verifiers.make_verifier import make_verifier
 
 
@@ -79,7 +79,7 @@ def test_fused_adds_the_answers_log_probability_to_soft(policy: Policy, groups: 
 
 def test_a_policy_as_its_own_judge_agrees_with_soft(policy: Policy, groups: list[Group]) -> None:
     """It reads the text again instead of the tokens, and judges answers without a score of their own too."""
-    soft, judged = Soft(policy).score(groups), Judge(policy).score(groups)
+    soft, judged = Soft(policy).score(groups), PolicyJudge(policy).score(groups)
     for mine, other in zip(soft, judged, strict=True):
         assert_close(other[0], mine[0])
         assert other[1] is not None and other[2] is None
@@ -87,16 +87,16 @@ def test_a_policy_as_its_own_judge_agrees_with_soft(policy: Policy, groups: list
 
 def test_what_ends_an_answer_is_not_judged(policy: Policy, groups: list[Group]) -> None:
     """The same answer, once with its score opened, once ended without one."""
-    before = Judge(policy).score(groups)
+    before = PolicyJudge(policy).score(groups)
     for end in ("<|im_end|>", "</s>", "\n"):
         segment = groups[0].trajectories[0].segments[0]
         segment.text = segment.text.partition("</answer>")[0] + "</answer>" + end
-        assert Judge(policy).score(groups) == before
+        assert PolicyJudge(policy).score(groups) == before
 
 
 def test_asking_sees_the_answer_and_not_its_score(policy: Policy, groups: list[Group]) -> None:
     """Scores differ between answers, and not with what the writer thought of itself."""
-    judge = Judge(policy, "ask", "ask")
+    judge = PolicyJudge(policy, "ask", "ask")
     first = judge.score(groups)
     assert first[0][0] != first[0][1]
     groups[0].trajectories[0].scores["sampled"] = 0.9
@@ -109,7 +109,7 @@ def test_an_answer_that_cannot_be_encoded_costs_only_its_own_score(
 ) -> None:
     literal = policy.encoder._placeholder()
     groups[0].trajectories[0].segments[0].text = f"<answer>{literal}</answer>{OPENING}"
-    found = Judge(policy, "ask", "ask").score(groups)
+    found = PolicyJudge(policy, "ask", "ask").score(groups)
     assert found[0][0] is None and found[0][1] is not None and found[1][0] is not None
     assert groups[0].problem.id in caplog.text
 
@@ -158,7 +158,7 @@ def test_specs(policy: Policy) -> None:
         "inline", "soft", "greedy", "repeated:2"
     ]  # fmt: skip
     judge = make_verifier(f"judge:{policy.config.path}", policy)
-    assert isinstance(judge, Judge) and judge.policy is policy
+    assert isinstance(judge, PolicyJudge) and judge.policy is policy
     for wrong in ("softly", "repeated:0", "repeated:x", "judge:", "soft:2"):
         with pytest.raises(ConfigError, match="verifiers: inline, soft"):
             make_verifier(wrong, policy)

@@ -19,7 +19,7 @@ from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.loading import resolve
 from selfverify.remote.connection import ServerSettings
 from selfverify.serving.agent_run import run_agent
-from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
+from selfverify.serving.agent_run_settings import ActorSettings, AgentRunConfig, AgentRunSettings
 from selfverify.serving.agent_speakers import OnServer
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
@@ -95,7 +95,7 @@ def test_a_session_through_the_gateway(phone_server: Serving, servers: Loop, tmp
     actor = ActorSettings(server=address, model="m@plain", text="terse", prompt="task", max_new_tokens=TOKENS)
     outcomes = []
     for seed in range(4):
-        task = AgentTaskSettings(template="clock-add", seed=seed, max_turns=10)
+        task = AgentRunConfig(template="clock-add", seed=seed, max_turns=10)
         settings = AgentRunSettings(task=task, actor=actor, output=tmp_path / f"{seed}.html")
         phone = PhoneAgents(PhoneAgentsConfig.model_validate(settings.options()))
         session = run_agent(phone, settings, lambda problem: None, lambda turn, worked, said, reply: None)

@@ -24,7 +24,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments.remote_environment import base_url
@@ -75,7 +75,7 @@ class AndroidWorld(Environment):
         """See `Environment`."""
         return [tool.schema for tool in ACTIONS.values()]
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`. The observation's text is the task's goal.
 
         Raises:
@@ -107,9 +107,9 @@ class AndroidWorld(Environment):
             await self._lose(f"the goal of {name[:80]} is no text: {str(goal)[:40]}")
         screen = await self._screen()
         self._round, self._over = 0, False
-        return Observation(0, goal, [screen], info={**self._task, "instruction": goal})
+        return StepResult(0, goal, [screen], info={**self._task, "instruction": goal})
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._round < 0 and not self._lost:
             raise DataError(f"{self._base}: reset comes before the first call")
@@ -118,22 +118,22 @@ class AndroidWorld(Environment):
         self._round += 1
         tool = ACTIONS.get(call.name)
         if self._over:
-            return Observation(self._round, error="the task is over")
+            return StepResult(self._round, error="the task is over")
         if tool is None:
-            return Observation(
+            return StepResult(
                 self._round, error=f"there is no {call.name[:40]}; there are {', '.join(ACTIONS)}"
             )
         arguments, fault = tool.check(dict(call.arguments))
         if fault:
-            return Observation(self._round, error=fault)
+            return StepResult(self._round, error=fault)
         if call.name == "status":
             self._over = True
-            return Observation(
+            return StepResult(
                 self._round, images=[await self._screen()], done=True, reward=await self._score()
             )
         action = {"action_type": call.name, **tool.function(None, **arguments)}
         await self._ask("POST", "execute_action", {}, self.settings.act_s, action)
-        return Observation(self._round, images=[await self._screen()])
+        return StepResult(self._round, images=[await self._screen()])
 
     async def state(self) -> dict[str, Any] | None:
         """See `Environment`: the score that the task would get now."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.own_thread import OwnThread
 from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of
@@ -78,7 +78,7 @@ class GymnasiumEnvironment(Environment):
         """See `Environment`."""
         return self._tools
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`.
 
         Raises:
@@ -87,7 +87,7 @@ class GymnasiumEnvironment(Environment):
         if seed < 0:
             raise DataError(f"{self.name}: seed={seed} is negative, and Gymnasium takes none that is")
 
-        def work() -> Observation:
+        def work() -> StepResult:
             seen, info = self._inner.reset(seed=seed, options=dict(task) or None)
             return self._observation(0, seen, info)
 
@@ -95,7 +95,7 @@ class GymnasiumEnvironment(Environment):
         self._round, self._over = 0, False
         return first
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._lost:
             raise EnvironmentLost(self._lost)
@@ -103,9 +103,9 @@ class GymnasiumEnvironment(Environment):
         try:
             action = self._action(call)
         except Misfit as misfit:
-            return Observation(self._round, error=str(misfit))
+            return StepResult(self._round, error=str(misfit))
 
-        def work() -> Observation:
+        def work() -> StepResult:
             seen, reward, terminated, truncated, info = self._inner.step(action)
             found = self._observation(self._round, seen, info)
             found.reward = float(reward)
@@ -150,11 +150,11 @@ class GymnasiumEnvironment(Environment):
             raise Misfit(f"there is no action {str(action)[:40]!r}; there are {', '.join(self._names)}")
         return np.int64(self._names.index(action) + int(space.start))
 
-    def _observation(self, round: int, seen: Any, info: Any) -> Observation:
+    def _observation(self, round: int, seen: Any, info: Any) -> StepResult:
         text, images = shown(seen)
         if self._inner.render_mode == "rgb_array":
             images += shown(np.asarray(self._inner.render()))[1]
-        return Observation(round, text, images, info=plain(info))
+        return StepResult(round, text, images, info=plain(info))
 
     async def _do(self, work: Callable[[], T], limit_s: float, what: str) -> T:
         if self._lost:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from selfverify.agents.screen_tools import Address, Look, WaitFor
 from selfverify.agents.screens import Screen, describe, quoted
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.settings import Settings
 from selfverify.tasks.tools import ToolError
@@ -103,7 +103,7 @@ class BrowserEnvironment(Environment):
         """See `Environment`."""
         return self._tools.schemas
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Begin a task anew. The observation says what is asked for, and shows the page.
 
         Args:
@@ -121,7 +121,7 @@ class BrowserEnvironment(Environment):
         miniwob.page_of(name)
         return await self._guarded(self._begin(name, seed))
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._tab is None and not self._lost:
             raise ConfigError("reset the environment before the first call")
@@ -157,7 +157,7 @@ class BrowserEnvironment(Environment):
             await asyncio.shield(self._give_back())
             raise
 
-    async def _begin(self, task: str, seed: int) -> Observation:
+    async def _begin(self, task: str, seed: int) -> StepResult:
         config = self.config
         if self._tab is not None:
             await self._tab.close()
@@ -169,16 +169,16 @@ class BrowserEnvironment(Environment):
         shown.info |= {"instruction": self._utterance.text, "fields": self._utterance.fields}
         return shown
 
-    async def _answer(self, call: Call) -> Observation:
+    async def _answer(self, call: Call) -> StepResult:
         tab = self._tab
         assert tab is not None
         if self._over:
-            return Observation(self._round, error=self._over)
+            return StepResult(self._round, error=self._over)
         try:
             action = self._tools.read(call, self._screen.size, self._screen.boxes)
             await self._do(tab, action)
         except ToolError as error:
-            return self._limited(Observation(self._round, error=str(error)))
+            return self._limited(StepResult(self._round, error=str(error)))
         if not isinstance(action, Look):
             await tab.pass_time(action.seconds if isinstance(action, WaitFor) else self.config.call_s)
         shown = await self._shown(tab)
@@ -214,14 +214,14 @@ class BrowserEnvironment(Environment):
                 if found is not True:
                     raise ToolError(f"the list has no such option; it has {', '.join(map(quoted, found))}")
 
-    async def _shown(self, tab: Tab) -> Observation:
+    async def _shown(self, tab: Tab) -> StepResult:
         """The page as the agent sees it."""
         config, size = self.config, miniwob.size_of(self._task)
         page = await miniwob.elements(tab)
         self._screen = page_screen(self._task, page, size, config.scale)
         text = describe(self._screen) if config.observations != "png" else ""
         images = [await tab.picture(*size)] if config.observations != "text" else []
-        return Observation(self._round, text, images, info={"task": self._task})
+        return StepResult(self._round, text, images, info={"task": self._task})
 
     async def _facts(self) -> dict[str, Any]:
         assert self._tab is not None
@@ -236,7 +236,7 @@ class BrowserEnvironment(Environment):
             "page": await miniwob.elements(self._tab),
         }
 
-    def _limited(self, observation: Observation) -> Observation:
+    def _limited(self, observation: StepResult) -> StepResult:
         """The observation, truncated where the session has made all its calls."""
         if self._round >= self.config.steps:
             self._over = f"the session has ended after {self.config.steps} calls"

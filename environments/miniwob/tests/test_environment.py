@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_miniwob import chromium
 from selfverify_miniwob import pages as miniwob
@@ -43,14 +43,14 @@ def call(name: str, **arguments: Any) -> Call:
     return Call(name, arguments)
 
 
-def find(shown: Observation, *words: str) -> str:
+def find(shown: StepResult, *words: str) -> str:
     """The id of the element whose line has these words."""
     lines = [line for line in shown.text.split("\n") if all(word in line for word in words)]
     assert len(lines) == 1, shown.text
     return lines[0].split("[")[1].split("]")[0]
 
 
-def middle(shown: Observation, *words: str) -> tuple[int, int]:
+def middle(shown: StepResult, *words: str) -> tuple[int, int]:
     line = next(line for line in shown.text.split("\n") if all(word in line for word in words))
     (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
     return (left + right) // 2, (top + bottom) // 2
@@ -59,7 +59,7 @@ def middle(shown: Observation, *words: str) -> tuple[int, int]:
 def test_a_task_is_done() -> None:
     """By a click at a place; the reward comes with the end, and then nothing more is done."""
 
-    async def work(environment: BrowserEnvironment) -> list[Observation]:
+    async def work(environment: BrowserEnvironment) -> list[StepResult]:
         first = await environment.reset({"task": "click-test-2"}, 1)
         wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
         x, y = middle(first, "button", f'"{wanted}"')
@@ -147,7 +147,7 @@ def test_dragging_and_scrolling() -> None:
     play(work)
 
 
-def first_box(shown: Observation, words: str) -> tuple[int, int, int, int]:
+def first_box(shown: StepResult, words: str) -> tuple[int, int, int, int]:
     line = next((line for line in shown.text.split("\n") if words in line), "")
     assert line, shown.text
     (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
@@ -157,7 +157,7 @@ def first_box(shown: Observation, words: str) -> tuple[int, int, int, int]:
 def test_time_stands_still_between_calls() -> None:
     """The page's clock goes on by calls only: its limit is a truncation, without a reward."""
 
-    async def work(environment: BrowserEnvironment) -> Observation:
+    async def work(environment: BrowserEnvironment) -> StepResult:
         await environment.reset({"task": "click-test"}, 1)
         await asyncio.sleep(0.5)
         for _ in range(3):
@@ -172,7 +172,7 @@ def test_time_stands_still_between_calls() -> None:
 def test_the_limit_of_calls() -> None:
     """Wrong calls count, and the last one is truncated."""
 
-    async def work(environment: BrowserEnvironment) -> list[Observation]:
+    async def work(environment: BrowserEnvironment) -> list[StepResult]:
         await environment.reset({"task": "click-test"}, 1)
         return [await environment.act(c) for c in (call("fly"), call("click", x=9, y=9999), call("look"))]
 

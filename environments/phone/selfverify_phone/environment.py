@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfverify.agents.screen_tools import Address
-from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.environment import Call, Environment, StepResult
 from selfverify.core.errors import DataError
 from selfverify.core.settings import StrictModel
 from selfverify_phone.apps import APPS
@@ -108,13 +108,13 @@ class PhoneEnvironment(Environment):
         """See `Environment`."""
         return schemas(self.options.address, [name for name in APPS if name != HOME])
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
         self.task, self.phone = reset_phone(task, seed)
         self._round = 0
-        return self._shown() if self.options.first_screen == "given" else Observation(0, info={"facts": []})
+        return self._shown() if self.options.first_screen == "given" else StepResult(0, info={"facts": []})
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         phone = self._open()
         self._round += 1
@@ -138,7 +138,7 @@ class PhoneEnvironment(Environment):
             raise DataError("phone: the session has not been reset, or it is closed")
         return self.phone
 
-    def _shown(self, error: str = "") -> Observation:
+    def _shown(self, error: str = "") -> StepResult:
         phone = self._open()
         look = phone.look()
         words = ""
@@ -151,4 +151,4 @@ class PhoneEnvironment(Environment):
             "app": look.app,
             "screen": phone.frame["screen"],
         }
-        return Observation(self._round, words, images, error, info=info)
+        return StepResult(self._round, words, images, error, info=info)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.environment import Observation
+from selfverify.core.environment import StepResult
 from selfverify_phone.phone_tasks import PhoneTask
 from selfverify_phone.system.device import DISTANCES, HOME, Phone
 from selfverify_phone.templates.ways import Step
@@ -14,7 +14,7 @@ from selfverify_phone.templates.ways import Step
 
 def seen(phone: Phone, round: int = 0) -> Exhibit:
     """What the phone shows now, as an exhibit."""
-    return Exhibit(None, Observation(round, info={"facts": [list(fact) for fact in phone.look().facts]}))
+    return Exhibit(None, StepResult(round, info={"facts": [list(fact) for fact in phone.look().facts]}))
 
 
 def typed(steps: tuple[Step, ...]) -> set[str]:

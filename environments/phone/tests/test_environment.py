@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from selfverify.agents.facts import listing
 from selfverify.agents.screen_tools import Address, ScreenTools
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify.core.errors import DataError
 from selfverify_phone.environment import PhoneEnvironment, PhoneOptions, reset_phone
 from selfverify_phone.phone_tasks import make_task
@@ -33,11 +33,11 @@ def opened(
     return environment
 
 
-def act(environment: PhoneEnvironment, name: str, **arguments: Any) -> Observation:
+def act(environment: PhoneEnvironment, name: str, **arguments: Any) -> StepResult:
     return asyncio.run(environment.act(Call(name, arguments)))
 
 
-def launch(environment: PhoneEnvironment, app: str) -> Observation:
+def launch(environment: PhoneEnvironment, app: str) -> StepResult:
     """Open an app, and put its question away if it has one."""
     seen = act(environment, "launch", app=app)
     return act(environment, "tap", id="later") if seen.info["screen"] == "popup" else seen
@@ -171,7 +171,7 @@ def test_a_keyboard_hides_rows_and_facts() -> None:
 
 
 def test_the_first_screen_is_asked_for_or_given() -> None:
-    async def first(**options: Any) -> Observation:
+    async def first(**options: Any) -> StepResult:
         return await PhoneEnvironment(PhoneOptions(**options)).reset({"template": "clock-add"}, 0)
 
     asked, given = asyncio.run(first()), asyncio.run(first(first_screen="given"))

@@ -10,7 +10,7 @@ from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission, Vote
 from selfverify.agents.fenced import Rendered
 from selfverify.agents.goals import Goal, Truth
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify_phone.short_form import read_short, short_case, short_verdict
 
 GOAL = Goal.read(
@@ -26,7 +26,7 @@ def case(
     goal: Goal = GOAL,
 ) -> Case:
     exhibits = [
-        Exhibit(Call("tap", {"id": "r6"}), Observation(2 * n, text, info={"facts": facts}))
+        Exhibit(Call("tap", {"id": "r6"}), StepResult(2 * n, text, info={"facts": facts}))
         for n, (text, facts) in enumerate(screens, start=1)
     ]
     truth = Truth(done, (done,))
@@ -51,7 +51,7 @@ def test_what_others_write_begins_no_round_and_no_line() -> None:
 
 
 def test_refused_calls_and_the_first_screen_are_named() -> None:
-    seen = Observation(0, "Home"), Observation(1, "Home", error="there is no r6")
+    seen = StepResult(0, "Home"), StepResult(1, "Home", error="there is no r6")
     exhibits = [Exhibit(None, seen[0]), Exhibit(Call("tap", {"id": "r6"}), seen[1])]
     text = short_case(Case("p", "x", Submission("y", exhibits), 1)).text
     assert text.endswith("§ 0 start ¶ home § 1 tap r6 ¶ refused ¶ home")

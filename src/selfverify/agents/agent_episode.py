@@ -16,7 +16,7 @@ from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, 
 from selfverify.agents.exhibits import Submission
 from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.reward import RewardConfig
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.settings import StrictModel
@@ -210,7 +210,7 @@ class AgentEpisode(Episode):
         told = str(self._session.history[0].seen.info.get("instruction", ""))
         return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
 
-    def _refused(self, reason: str, seen: Observation | None = None) -> Reply:
+    def _refused(self, reason: str, seen: StepResult | None = None) -> Reply:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""
         self.worked.refused += 1
         self.worked.turns[self.worked.turn]["error"] = reason
@@ -221,7 +221,7 @@ class AgentEpisode(Episode):
             return Reply(_form(f"Error: {reason}"), role=self.settings.role)
         return self._shown(seen, self.settings.role)
 
-    def _shown(self, seen: Observation, role: Literal["tool", "user"]) -> Reply:
+    def _shown(self, seen: StepResult, role: Literal["tool", "user"]) -> Reply:
         """A round as the agent reads it: its number, why a call was refused, the screen, its pictures."""
         assert self._session is not None
         counted = self._session.history[-1].seen is seen

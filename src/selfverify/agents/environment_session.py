@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from selfverify.agents import background
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Fact, check_facts
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 
 T = TypeVar("T")
@@ -34,12 +34,12 @@ class EnvironmentSession:
         self._alone = asyncio.Lock()
         self._last: concurrent.futures.Future[Any] | None = None
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Begin a task anew; see `Environment.reset`."""
         self.history.clear()
         return self._seen(None, self._run(self.environment.reset(task, seed)))
 
-    def act(self, call: Call) -> Observation:
+    def act(self, call: Call) -> StepResult:
         """Carry out a call; see `Environment.act`.
 
         Raises:
@@ -86,7 +86,7 @@ class EnvironmentSession:
         """How many calls the environment has answered."""
         return self.history[-1].seen.round if self.history else 0
 
-    def _seen(self, call: Call | None, seen: Observation) -> Observation:
+    def _seen(self, call: Call | None, seen: StepResult) -> StepResult:
         if seen.error and seen.round == self.rounds:
             return seen  # refused and not counted: nothing happened that could be evidence
         # The agent names rounds by number, so that no two may have the same.

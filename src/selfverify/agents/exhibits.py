@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Exhibit:
     """
 
     call: Call | None
-    seen: Observation
+    seen: StepResult
 
 
 @dataclass(frozen=True, slots=True)

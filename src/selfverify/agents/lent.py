@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from selfverify.agents import background
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.sources import Source
@@ -94,7 +94,7 @@ class Lent(Environment):
         """See `Environment`."""
         return self._tools
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`.
 
         Raises:
@@ -104,7 +104,7 @@ class Lent(Environment):
             self._lease = await self._held.enter_async_context((await self.lender.pool()).lease())
         return await self._lease.reset(task, seed)
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         return await self._taken().act(call)
 

@@ -2,10 +2,10 @@
 
 A session is one `Environment` object. The caller resets it to a task, carries out calls, and closes it:
 
-- `Observation.done`: the task's own end, such as a page that says that it is over.
-- `Observation.truncated`: the environment has stopped for another reason, such as a limit of steps.
+- `StepResult.done`: the task's own end, such as a page that says that it is over.
+- `StepResult.truncated`: the environment has stopped for another reason, such as a limit of steps.
 - `EnvironmentLost`: the infrastructure has failed. Nothing can be said of the task; that is no reward of 0.
-- `Observation.reward`: None where nothing was scored.
+- `StepResult.reward`: None where nothing was scored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Observation:
+class StepResult:
     """What an environment shows after a reset or a call.
 
     Args:
@@ -77,7 +77,7 @@ class Environment(ABC):
         """The calls that can be made, in OpenAI's form for tools; they do not change during a session."""
 
     @abstractmethod
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Begin a task anew.
 
         Args:
@@ -89,7 +89,7 @@ class Environment(ABC):
         """
 
     @abstractmethod
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """Carry out a call and show what came of it."""
 
     async def submitted(self, message: str) -> None:

@@ -1,6 +1,6 @@
 """Verdicts on training problems: which of them are worth training on.
 
-`selfverify data filter` writes them to a journal (`selfverify.core.journal`), one `Verdict` per problem.
+`selfverify data filter` writes them to a journal (`selfverify.core.journal`), one `Decision` per problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNIFORM = {"1": ALL_RIGHT, "1->1": ALL_RIGHT, "0": ALL_WRONG, "0->0": ALL_WRONG
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FilterVerdict:
     """What a policy's samples say about one training problem.
 
     Args:
@@ -60,7 +60,7 @@ def why_dropped(kinds: Sequence[str]) -> str:
     return _UNIFORM.get(found.pop(), "") if len(found) == 1 else ""
 
 
-def read_verdicts(path: str | Path) -> tuple[dict[str, Any], list[Verdict]]:
+def read_verdicts(path: str | Path) -> tuple[dict[str, Any], list[FilterVerdict]]:
     """Read a finished file of verdicts.
 
     Returns:
@@ -73,7 +73,7 @@ def read_verdicts(path: str | Path) -> tuple[dict[str, Any], list[Verdict]]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise ConfigError(f"{path}: there are no verdicts; `selfverify data filter` writes them")
-    settings, verdicts = read_journal(path, Verdict)
+    settings, verdicts = read_journal(path, FilterVerdict)
     if len(verdicts) < settings["problems"]:
         raise ConfigError(
             f"{path} has {len(verdicts)} of {settings['problems']} verdicts: call `selfverify data filter` "

@@ -11,7 +11,7 @@ from pathlib import Path
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
-from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, why_dropped
+from selfverify.data.verdicts import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.sweep import Progress, Sweep, make_problems
@@ -66,7 +66,7 @@ class Filter:
 
     def run(
         self, output: Path, problems: int | None = None, progress: Progress | None = None
-    ) -> list[Verdict]:
+    ) -> list[FilterVerdict]:
         """Sample training problems and write a verdict on each.
 
         A call that was killed can be made again: it goes on, and the result is the same.
@@ -115,8 +115,8 @@ class Filter:
             **({"engine": sampling.engine} if self._by_vllm else {}),
         }
 
-        def sweep_all() -> list[Verdict]:
-            sweep = Sweep(output, Verdict, settings, total, self.batch, progress)
+        def sweep_all() -> list[FilterVerdict]:
+            sweep = Sweep(output, FilterVerdict, settings, total, self.batch, progress)
             for share in sweep.shares():
                 self._judge(share, sweep)
             return [sweep.rows[index] for index in sorted(sweep.rows)]
@@ -128,7 +128,7 @@ class Filter:
     def _by_vllm(self) -> bool:
         return self.sampling.engine == "vllm" and isinstance(self.policy, Policy)
 
-    def _judge(self, indices: Sequence[int], sweep: Sweep[Verdict]) -> None:
+    def _judge(self, indices: Sequence[int], sweep: Sweep[FilterVerdict]) -> None:
         policy = self.policy
         made, unusable = make_problems(self.task, "train", self.seed, indices, policy.encoder)
         verdicts = [_left_out(self.task, index, error) for index, error in unusable.items()]
@@ -146,19 +146,19 @@ class Filter:
         sweep.store(verdicts)
 
 
-def _verdicts(indices: Sequence[int], rollout: Rollout) -> list[Verdict]:
+def _verdicts(indices: Sequence[int], rollout: Rollout) -> list[FilterVerdict]:
     return [_verdict(index, group) for index, group in zip(indices, rollout.groups, strict=True)]
 
 
-def _left_out(task: Task, index: int, error: DataError) -> Verdict:
+def _left_out(task: Task, index: int, error: DataError) -> FilterVerdict:
     why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
-    return Verdict(index, f"{task.name}#{index}", "", {}, why, str(error))
+    return FilterVerdict(index, f"{task.name}#{index}", "", {}, why, str(error))
 
 
-def _verdict(index: int, group: Group) -> Verdict:
+def _verdict(index: int, group: Group) -> FilterVerdict:
     kinds = _kinds(group)
     counts = dict(sorted(Counter(kinds).items()))
-    return Verdict(index, group.problem.id, group.problem.digest(), counts, why_dropped(kinds))
+    return FilterVerdict(index, group.problem.id, group.problem.digest(), counts, why_dropped(kinds))
 
 
 def _kinds(group: Group) -> list[str]:
@@ -172,7 +172,7 @@ def _kinds(group: Group) -> list[str]:
     return found
 
 
-def summary(verdicts: Sequence[Verdict], broken: int = 5) -> list[str]:
+def summary(verdicts: Sequence[FilterVerdict], broken: int = 5) -> list[str]:
     """Summarise verdicts in a few lines for people. At most ``broken`` broken problems are named."""
     dropped = Counter(verdict.dropped for verdict in verdicts if verdict.dropped)
     kept = len(verdicts) - dropped.total()

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from selfverify.agents import background
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.sources import Source
 
 Blocks = list[dict[str, Any]]
-Score = Callable[[list[Observation], dict[str, Any] | None], float | None]
+Score = Callable[[list[StepResult], dict[str, Any] | None], float | None]
 
 _TYPES: dict[str, Any] = {
     "string": str,
@@ -117,7 +117,7 @@ class TrlEnvironment:
         self._lease: Lease | None = None
         self._stack: Any = None
         self._over = False
-        self.observations: list[Observation] = []
+        self.observations: list[StepResult] = []
         self.lost = ""
         """Why the environment was lost; empty where it was not."""
 
@@ -181,7 +181,7 @@ class TrlEnvironment:
             return f"Error: {error}"
         return self._seen(shown, "") or "Done."
 
-    def _seen(self, shown: Observation, before: str) -> str | Blocks | None:
+    def _seen(self, shown: StepResult, before: str) -> str | Blocks | None:
         """Keep an observation and return it as TRL shows it: a text, or blocks where there are images."""
         self.observations.append(shown)
         self._over = shown.done or shown.truncated

@@ -8,7 +8,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.data.verdicts import Verdict, read_verdicts
+from selfverify.data.verdicts import FilterVerdict, read_verdicts
 from selfverify.tasks.base import Task
 from selfverify.tasks.row_task import training_place
 
@@ -67,7 +67,7 @@ class Kept:
         problem = self._made(self._kept[place])
         return replace(problem, id=f"{problem.id}/pass-{turn + 1}") if turn else problem
 
-    def _made(self, verdict: Verdict) -> Problem:
+    def _made(self, verdict: FilterVerdict) -> Problem:
         problem = self.task.problem("train", self._seed, verdict.index)
         if (problem.id, problem.digest()) != (verdict.problem, verdict.digest):
             what = "asks something else now" if problem.id == verdict.problem else f"is {problem.id} now"

@@ -23,7 +23,7 @@ from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
 from selfverify.looking.visual_budget import TokensOf, VisualBudget, estimated_tokens_of
-from selfverify.tasks.answering import AnswerOnce, Verdict
+from selfverify.tasks.answering import AnswerOnce, JudgeAnswer
 from selfverify.tasks.base import Space
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 from selfverify.tasks.tools import ToolError
@@ -69,7 +69,7 @@ class LookEpisode(AnswerOnce):
         self,
         problem: Problem,
         tags: Sequence[str],
-        verdict: Verdict,
+        verdict: JudgeAnswer,
         toolbox: Toolbox,
         settings: LookSettings,
         space: Space,

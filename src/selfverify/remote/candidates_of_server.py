@@ -24,7 +24,7 @@ Deliver = Callable[[Completion], None]
 """Gets each candidate when it is there."""
 
 
-class ServerSampler:
+class CandidateSampler:
     """Draws candidates, and remembers the models that give only one candidate per request."""
 
     def __init__(self, client: OpenAIClient) -> None:

@@ -24,7 +24,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.sampling import derived_seed
 from selfverify.policy.threads import Place
-from selfverify.remote.candidates_of_server import ServerSampler
+from selfverify.remote.candidates_of_server import CandidateSampler
 from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
 from selfverify.remote.score_reading import ScoreReader
@@ -53,7 +53,7 @@ class _Asking:
     """What a server is asked by; ``reader`` is None where it does not continue messages."""
 
     client: OpenAIClient
-    sampler: ServerSampler
+    sampler: CandidateSampler
     reader: ScoreReader | None
 
 
@@ -116,7 +116,7 @@ class ServedRollouts:
                 reader = ScoreReader(client)
                 reads = self.read_scores and await reader.can_read(self.served.model, self.usage, math.inf)
                 # Alternatives for every token are most of what a server would send; a reader does without.
-                asking = _Asking(client, ServerSampler(client), reader if reads else None)
+                asking = _Asking(client, CandidateSampler(client), reader if reads else None)
 
                 async def one(place: int) -> None:
                     async with room:

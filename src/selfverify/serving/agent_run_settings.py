@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from selfverify.core.settings import Seed, Settings
 
 
-class AgentTaskSettings(Settings):
+class AgentRunConfig(Settings):
     """What is to be done, and where."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
@@ -33,7 +33,7 @@ class AgentTaskSettings(Settings):
     """Calls that the agent may make, the last of which should hand in its work."""
 
     @model_validator(mode="after")
-    def _one_task(self) -> AgentTaskSettings:
+    def _one_task(self) -> AgentRunConfig:
         if self.template is not None and self.instruction is not None:
             raise ValueError("--template brings its own instruction; leave yours out")
         if self.template is None and not (self.instruction or "").strip():
@@ -89,7 +89,7 @@ class ActorSettings(Settings):
 class AgentRunSettings(Settings):
     """One session of an agent: what is asked, who acts, who judges, and the page about it."""
 
-    task: AgentTaskSettings
+    task: AgentRunConfig
     actor: ActorSettings
     judge: str | None = None
     """An OpenAI-compatible server whose model judges what is handed in, three times, two of which decide."""

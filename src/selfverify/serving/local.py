@@ -26,7 +26,7 @@ from selfverify.serving.own_replies import completion_of, looked_completion
 from selfverify.serving.own_streams import OwnStream
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.by_policy import Inline, Judge, Soft
+from selfverify.verifiers.by_policy import Inline, PolicyJudge, Soft
 
 _UNSUPPORTED = dict.fromkeys(
     (
@@ -75,7 +75,7 @@ class Local(Backend):
             "inline": Inline(),
             "soft": Soft(policy),
             "greedy": Soft(policy, "greedy"),
-            "judge": Judge(policy),
+            "judge": PolicyJudge(policy),
             **(judges or {}),
         }
         self.batcher = Batcher(policy, max_batch, max_pixels, on_batch)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.remote.candidates_of_server import Mode, ServerSampler
+from selfverify.remote.candidates_of_server import CandidateSampler, Mode
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.score_reading import ScoreReader
@@ -48,7 +48,7 @@ class Upstream(Backend):
     def __init__(self, client: OpenAIClient, separate: bool = False) -> None:
         self.client = client
         self.separate = separate
-        self.sampler = ServerSampler(client)
+        self.sampler = CandidateSampler(client)
         self.reader = ScoreReader(client)
         self.listening = threading.Lock()
         """Held while a verifier listens to a conversation: its models serve several."""

@@ -10,7 +10,7 @@ from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, SCORE, Finish
 from selfverify.tasks.judged import Judged, answer_rewards
 
-Verdict = Callable[[Problem, Tagged], Judged]
+JudgeAnswer = Callable[[Problem, Tagged], Judged]
 """`Task.verdict`."""
 
 SECOND_TURN = (
@@ -31,7 +31,7 @@ class AnswerOnce(Episode):
 
     channel = ANSWER
 
-    def __init__(self, problem: Problem, tags: Sequence[str], verdict: Verdict) -> None:
+    def __init__(self, problem: Problem, tags: Sequence[str], verdict: JudgeAnswer) -> None:
         self.problem, self.tags, self.verdict = problem, tags, verdict
         self._answers: list[Tagged] = []
         self._judged: dict[int, Judged] = {}
@@ -94,7 +94,7 @@ class AskAgain(AnswerOnce):
         self,
         problem: Problem,
         tags: Sequence[str],
-        verdict: Verdict,
+        verdict: JudgeAnswer,
         words: str = SECOND_TURN,
         rounds: int = 1,
         split_score: bool = False,

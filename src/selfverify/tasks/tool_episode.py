@@ -12,7 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
-from selfverify.tasks.answering import AnswerOnce, Verdict
+from selfverify.tasks.answering import AnswerOnce, JudgeAnswer
 from selfverify.tasks.tool_calls import ToolCalls, read_calls
 from selfverify.tasks.tools import Shown, Tool, ToolError, chosen_tool
 
@@ -63,7 +63,7 @@ class ToolEpisode(AnswerOnce):
             )
         cls.tools = {**cls.tools, **own}
 
-    def __init__(self, problem: Problem, tags: Sequence[str], verdict: Verdict) -> None:
+    def __init__(self, problem: Problem, tags: Sequence[str], verdict: JudgeAnswer) -> None:
         super().__init__(problem, tags, verdict)
         self.called, self.errors = 0, 0
         self._in_a_row = 0

@@ -67,7 +67,7 @@ class Soft:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class PolicyJudge:
     """The expected score that any policy, the judge, gives to answers which another one wrote.
 
     The judge reads the text up to the score, never the score that the writer gave itself. ``continue`` shares

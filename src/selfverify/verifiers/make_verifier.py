@@ -8,7 +8,7 @@ from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
+from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft
 from selfverify.verifiers.fused import Fused
 from selfverify.verifiers.second_turns import SecondTurns
 from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
@@ -54,7 +54,7 @@ def make_verifier(
 
         return ServerJudge.of(rest, spec)
     if kind in ("judge", "ask") and rest:
-        return Judge(_loaded(rest, policy), spec, "ask" if kind == "ask" else "continue")
+        return PolicyJudge(_loaded(rest, policy), spec, "ask" if kind == "ask" else "continue")
     raise ConfigError(
         f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, fused, fused:A, repeated:K and "
         "turns:K (K at most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL, ratio, ratio:MODEL"

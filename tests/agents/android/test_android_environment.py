@@ -22,8 +22,8 @@ from agents.android.fake_adb import Server, adb_server
 from agents.android.hierarchies import SAID, hierarchy, view
 from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
-from selfverify.agents.android.android_settings import AndroidConfig
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.agents.android.android_settings import AndroidTaskConfig
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 
 SERIAL = "emulator-5554"
@@ -43,15 +43,15 @@ def server(phone: Phone) -> Iterator[Server]:
         yield running
 
 
-def config(server: Server, **more: Any) -> AndroidConfig:
+def config(server: Server, **more: Any) -> AndroidTaskConfig:
     values = {"serial": SERIAL, "server": server.address, "reset": {"how": "clear"}, **FAST, **more}
-    return AndroidConfig.model_validate(values)
+    return AndroidTaskConfig.model_validate(values)
 
 
-def play(environment: AndroidEnvironment, task: dict[str, Any], *calls: Call) -> list[Observation]:
+def play(environment: AndroidEnvironment, task: dict[str, Any], *calls: Call) -> list[StepResult]:
     """What a session shows, from its reset on."""
 
-    async def run() -> list[Observation]:
+    async def run() -> list[StepResult]:
         try:
             return [await environment.reset(task, 7), *[await environment.act(call) for call in calls]]
         finally:
@@ -136,7 +136,7 @@ def test_elements_by_id(server: Server, phone: Phone) -> None:
     """A call names an element of the last screen."""
     environment = AndroidEnvironment(config(server, address="ids"))
 
-    async def run() -> Observation:
+    async def run() -> StepResult:
         await environment.reset(TASK, 0)
         screen = await environment.act(LOOK)
         line = next(line for line in screen.text.split("\n") if "Switch" in line)
@@ -208,7 +208,7 @@ def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, 
     """The call was carried out; the agent reads why nothing is shown. A later look may see more."""
     environment = AndroidEnvironment(config(server))
 
-    async def run() -> list[Observation]:
+    async def run() -> list[StepResult]:
         await environment.reset(TASK, 0)
         phone.dumps = [dump] * 3
         shown = [await environment.act(TAP_SWITCH), await environment.act(LOOK)]
@@ -279,7 +279,7 @@ def test_several_displays(server: Server, phone: Phone) -> None:
 
 def test_no_server() -> None:
     """None is started."""
-    environment = AndroidEnvironment(AndroidConfig.model_validate(
+    environment = AndroidEnvironment(AndroidTaskConfig.model_validate(
         {"serial": SERIAL, "server": "127.0.0.1:9", "reset": {"how": "none"}, **FAST}))  # fmt: skip
     with pytest.raises(EnvironmentLost, match=r"no adb server at 127.0.0.1:9 .*adb start-server"):
         play(environment, TASK)
@@ -422,7 +422,7 @@ def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, 
         config(server, allowed=[SETTINGS], observations="both", traces=tmp_path), allowing(True, asked)
     )
 
-    async def run() -> list[Observation]:
+    async def run() -> list[StepResult]:
         await environment.reset(TASK, 0)
         shown = [await environment.act(TAP_SWITCH), await environment.act(call("launch", app=SECRET))]
         phone.focus = SECRET
@@ -555,7 +555,7 @@ def test_settings_are_checked() -> None:
     others: tuple[dict[str, Any], ...] = ({"server": "5037"}, {"server": "h:0"}, {"allowed": ["Settings"]})
     for wrong in (*others, *({"reset": reset} for reset in resets)):
         with pytest.raises(ValidationError):
-            AndroidConfig.model_validate({**good, **wrong})
+            AndroidTaskConfig.model_validate({**good, **wrong})
 
 
 def test_tasks_are_checked(server: Server) -> None:

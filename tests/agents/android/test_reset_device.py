@@ -14,7 +14,7 @@ pytest.importorskip("adbutils")
 from agents.android.fake_adb import Server, adb_server, emulator_console
 from agents.android.phones import HOME, NOTES, SETTINGS, Phone
 from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
-from selfverify.agents.android.android_settings import AndroidConfig
+from selfverify.agents.android.android_settings import AndroidTaskConfig
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 
@@ -38,7 +38,7 @@ def environment(server: Server, first: FirstScreens | None = None, **reset: Any)
         "serial": next(iter(server.phones)), "server": server.address, "reset": {"how": "none", **reset},
         "settle_pause": 0.0, "settle_seconds": 0.0, "command_seconds": 5.0, "first_screen": "given",
     }  # fmt: skip
-    return AndroidEnvironment(AndroidConfig.model_validate(values), first_screens=first)
+    return AndroidEnvironment(AndroidTaskConfig.model_validate(values), first_screens=first)
 
 
 def begin(made: AndroidEnvironment, task: dict[str, Any] = TASK) -> str:

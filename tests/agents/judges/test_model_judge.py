@@ -17,7 +17,7 @@ from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify.core.errors import ConfigError
 from serving_servers import FakeUpstream, Loop
 
@@ -27,7 +27,7 @@ FAILURE = SUCCESS.replace("SUCCESS", "FAILURE")
 
 
 def case(text: str = "Alarm 7:30", images: int = 0) -> Case:
-    seen = Observation(1, text, [Image.new("RGB", (8, 8), n) for n in range(images)])
+    seen = StepResult(1, text, [Image.new("RGB", (8, 8), n) for n in range(images)])
     return Case("phone/1", "Set an alarm.", Submission("done", [Exhibit(Call("tap"), seen)]), 2)
 
 

@@ -8,7 +8,7 @@ from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.rules_judge import RulesJudge, admits_failure
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)
@@ -17,7 +17,7 @@ OTHER, ELSEWHERE = ("lamp/oven", "colour", "red"), ("lamp/door", "on", True)
 
 def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
     exhibits = [
-        Exhibit(Call("look"), Observation(n, info={"facts": [fact]}))
+        Exhibit(Call("look"), StepResult(n, info={"facts": [fact]}))
         for n, fact in enumerate(screens, start=1)
     ]
     case = Case("lamps/1", "Switch on the oven's lamp.", Submission(message, exhibits), 3, GOAL)

@@ -18,7 +18,7 @@ from tests.agents.word_policy import two_steps, word_policy
 from environment_servers import serve
 from selfverify.agents.tasks import environment_sources
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify.core.episode import Said
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
@@ -43,8 +43,8 @@ def files(tmp_path: Path) -> Path:
 class Unseen(Counter):
     """A counter for policies that read no images."""
 
-    def _shown(self, reward: float | None = None) -> Observation:
-        return Observation(self.round, f"The count is {self.count}.", reward=reward)
+    def _shown(self, reward: float | None = None) -> StepResult:
+        return StepResult(self.round, f"The count is {self.count}.", reward=reward)
 
 
 class Serving:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_server
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_pool import EnvironmentPool
@@ -44,7 +44,7 @@ async def acted(environment: Any) -> list[Any]:
 
 def plain(seen: list[Any]) -> list[Any]:
     def one(item: Any) -> Any:
-        if not isinstance(item, Observation):
+        if not isinstance(item, StepResult):
             return item
         images = [(image.mode, image.size, image.tobytes()) for image in item.images]
         return item.round, item.text, images, item.error, item.done, item.truncated, item.reward, item.info

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from data_files import huge_png
-from selfverify.core.environment import Call, Observation
+from selfverify.core.environment import Call, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits, from_blocks, to_blocks
@@ -40,7 +40,7 @@ def test_an_image_arrives_as_it_is_seen() -> None:
     assert turned.size == (20, 30) and clear.getpixel((2, 2)) == (9, 8, 7, 6)
 
 
-def sent(observation: Observation, tool: str = "add") -> Observation:
+def sent(observation: StepResult, tool: str = "add") -> StepResult:
     """The observation after its way over the wire."""
     raw = wire.encode({"type": "observation", "data": observation_data(observation, tool)})
     kind, data = wire.decode(raw)
@@ -59,7 +59,7 @@ def sent(observation: Observation, tool: str = "add") -> Observation:
     info=st.dictionaries(st.text(max_size=5), JSON, max_size=3),
 )
 def test_an_observation_comes_back_as_it_was(**fields: Any) -> None:
-    observation = Observation(**fields)
+    observation = StepResult(**fields)
     assert sent(observation) == observation and sent(observation, tool="") == observation
 
 
@@ -68,26 +68,26 @@ def test_images_lose_nothing(mode: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (13, 17, 4), dtype=np.uint8)
     image = Image.fromarray(noise[..., 0].astype(np.uint16) * 250) if mode == "I;16" else None
     image = image or Image.fromarray(noise).convert(mode)
-    [back] = sent(Observation(1, images=[image])).images
+    [back] = sent(StepResult(1, images=[image])).images
     assert back.mode == mode and np.array_equal(np.asarray(back), np.asarray(image))
 
 
 def test_a_refusal_may_be_counted_or_not() -> None:
     for told, due, error in ((3, 3, ""), (3, 3, "no"), (3, 4, "no")):
-        data = observation_data(Observation(told, error=error), "add")
-        assert read_observation(data, due, LIMITS) == Observation(told, error=error)
+        data = observation_data(StepResult(told, error=error), "add")
+        assert read_observation(data, due, LIMITS) == StepResult(told, error=error)
     for told, due, error in ((3, 4, ""), (3, 5, "no"), (4, 3, "no")):
         with pytest.raises(DataError, match=f"round {told}, and round {due} is due"):
-            read_observation(observation_data(Observation(told, error=error), "add"), due, LIMITS)
+            read_observation(observation_data(StepResult(told, error=error), "add"), due, LIMITS)
 
 
 def test_images_of_other_modes_become_rgb() -> None:
-    [back] = sent(Observation(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
+    [back] = sent(StepResult(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
     assert back.mode == "RGB" and back.size == (4, 3)
 
 
 def test_what_stock_clients_need_stands_where_they_look() -> None:
-    data = observation_data(Observation(3, "here", truncated=True, reward=0.5), "add")
+    data = observation_data(StepResult(3, "here", truncated=True, reward=0.5), "add")
     assert data["done"] is True and data["reward"] == 0.5
     shown = data["observation"]
     assert shown["tool_name"] == "add" and shown["error"] is None
@@ -109,7 +109,7 @@ def test_tools_and_calls_come_back() -> None:
     assert (kind, wire.read_submission(data)) == (wire.SUBMITTED, "Done.")
 
 
-def foreign(observation: Any, **more: Any) -> Observation:
+def foreign(observation: Any, **more: Any) -> StepResult:
     return read_observation({"observation": observation, **more}, 4, LIMITS)
 
 
@@ -117,7 +117,7 @@ def test_observations_of_other_servers_are_read() -> None:
     """Without rounds and blocks: a result of any kind, fields of any name, images as data URLs."""
     assert foreign({"tool_name": "t", "result": "as text"}).text == "as text"
     assert foreign({"tool_name": "t", "result": {"a": [1, None]}}).text == '{"a":[1,null]}'
-    assert foreign({"stdout": "hi", "exit_code": 0}, reward=1, done=True) == Observation(
+    assert foreign({"stdout": "hi", "exit_code": 0}, reward=1, done=True) == StepResult(
         4, '{"stdout":"hi","exit_code":0}', reward=1.0, done=True
     )
     assert foreign({}).text == "" and foreign({"result": None}).text == ""
@@ -191,7 +191,7 @@ def test_requests_that_are_none_are_refused() -> None:
         with pytest.raises(DataError, match="tools"):
             wire.read_tools(tools)
     with pytest.raises(DataError, match="reward is inf"):
-        observation_data(Observation(0, reward=float("inf")))
+        observation_data(StepResult(0, reward=float("inf")))
 
 
 def bomb(width: int, height: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
-from selfverify.agents.android.android_settings import AndroidConfig
+from selfverify.agents.android.android_settings import AndroidTaskConfig
 from selfverify.agents.android.androidlab import AndroidTask, device_question, read_task
 from selfverify.agents.android.apps import Apps
 from selfverify.agents.android.hands import Hands
@@ -16,7 +16,7 @@ from selfverify.agents.android.reset_device import is_emulator, reset_device
 from selfverify.agents.android.trace import Trace
 from selfverify.agents.android.views import Capture, Viewer
 from selfverify.agents.screen_tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError
 from selfverify.tasks.tools import ToolError
 
@@ -52,7 +52,7 @@ class AndroidEnvironment(Environment):
 
     def __init__(
         self,
-        config: AndroidConfig,
+        config: AndroidTaskConfig,
         confirm: Confirm | None = None,
         first_screens: FirstScreens | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class AndroidEnvironment(Environment):
         """See `Environment`; schemas as SmartSnap released them, without ``submit``."""
         return self._tools.schemas
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Begin a task anew.
 
         Args:
@@ -90,7 +90,7 @@ class AndroidEnvironment(Environment):
         wanted = read_task(task)
         return await self._guarded(self._begin(wanted, seed))
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._view is None:
             raise ConfigError("reset the environment before the first call")
@@ -130,7 +130,7 @@ class AndroidEnvironment(Environment):
             self._device.close()
             raise
 
-    async def _begin(self, task: AndroidTask, seed: int) -> Observation:
+    async def _begin(self, task: AndroidTask, seed: int) -> StepResult:
         await self._device.open()
         await self._admit(task)
         await reset_device(self._device, self._hands, self.config.reset, task)
@@ -142,7 +142,7 @@ class AndroidEnvironment(Environment):
         if self.config.traces is not None:
             self._trace = Trace(self.config.traces, task, seed)
             await asyncio.to_thread(self._trace.seen, view, await self._answers(task))
-        return self._shown(view) if self.config.first_screen == "given" else Observation(0, info=_info(view))
+        return self._shown(view) if self.config.first_screen == "given" else StepResult(0, info=_info(view))
 
     async def _admit(self, task: AndroidTask) -> None:
         """See that a real device may be used."""
@@ -161,17 +161,17 @@ class AndroidEnvironment(Environment):
         if not await self.confirm(f"reset {self._device} for task {task.task_id} of {package}: {reset}"):
             raise ConfigError(f"the reset of {self._device} was not confirmed")
 
-    async def _answer(self, call: Call) -> Observation:
+    async def _answer(self, call: Call) -> StepResult:
         assert self._view is not None and self._task is not None
         if self._over:
-            return Observation(self._round, error=self._over)
+            return StepResult(self._round, error=self._over)
         try:
             boxes = self._view.screen.boxes if self._view.screen is not None else {}
             action = self._tools.read(call, self._view.size, boxes)
             await self._allow(action)
             await self._hands.do(action, self._view.size)
         except ToolError as error:
-            return self._limited(Observation(self._round, error=str(error), info=_info(self._view)))
+            return self._limited(StepResult(self._round, error=str(error), info=_info(self._view)))
         if self._trace is not None and not isinstance(action, Look):
             self._trace.done(action)
         self._view = await (self._look() if isinstance(action, Look) else self._settled())
@@ -248,16 +248,16 @@ class AndroidEnvironment(Environment):
         focus = await self._viewer.focus()
         return {"package": focus.package, "activity": focus.activity, "answers": await self._answers(task)}
 
-    def _shown(self, view: Capture) -> Observation:
+    def _shown(self, view: Capture) -> StepResult:
         """What is shown, as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations != "xml"
         text = "\n".join(
             [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
         )
         images = [view.picture] if pictures and view.picture is not None else []
-        return Observation(self._round, text, images, info=_info(view))
+        return StepResult(self._round, text, images, info=_info(view))
 
-    def _limited(self, observation: Observation) -> Observation:
+    def _limited(self, observation: StepResult) -> StepResult:
         """The observation, truncated where the session has made all its calls."""
         if self._round >= self.config.steps:
             self._over = f"the session has ended after {self.config.steps} calls"

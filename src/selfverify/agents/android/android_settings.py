@@ -110,7 +110,7 @@ class AndroidSettings(Settings):
         return host, int(port)
 
 
-class AndroidConfig(AndroidSettings):
+class AndroidTaskConfig(AndroidSettings):
     """One device and how it is used."""
 
     serial: str = Field(min_length=1)

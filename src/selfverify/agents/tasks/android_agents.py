@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.android.android_settings import AndroidConfig, AndroidSettings
+from selfverify.agents.android.android_settings import AndroidSettings, AndroidTaskConfig
 from selfverify.agents.android.androidlab import AndroidTask, read_tasks
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.lent import Lender, Lent
@@ -156,7 +156,7 @@ class AndroidAgents(AgentTask):
         settings = c.android.model_dump(exclude={"first_screen"})
 
         def device(serial: str) -> Source:
-            config = AndroidConfig(serial=serial, first_screen=c.agent.first_screen, **settings)
+            config = AndroidTaskConfig(serial=serial, first_screen=c.agent.first_screen, **settings)
 
             def make() -> Environment:
                 return AndroidEnvironment(config, confirm, first_screens)

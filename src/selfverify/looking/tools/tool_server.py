@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACES, images_asked
@@ -75,12 +75,12 @@ class ToolServer:
             shown.text, [_made(image, one, gallery) for image, one in zip(shown.images, about, strict=True)]
         )
 
-    def _asked(self, call: Call | None) -> tuple[list[str], Observation | None]:
+    def _asked(self, call: Call | None) -> tuple[list[str], StepResult | None]:
         from selfverify.agents import background
 
         return background.start(self._session(call)).result()
 
-    async def _session(self, call: Call | None) -> tuple[list[str], Observation | None]:
+    async def _session(self, call: Call | None) -> tuple[list[str], StepResult | None]:
         """The names of the tools, and what came of a call, if there is one."""
         import os
 

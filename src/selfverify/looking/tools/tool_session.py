@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.environment import Call, Environment, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import MOST_PIXELS, Gallery, SeenImage
 from selfverify.looking.tools.toolbox import Toolbox
@@ -64,23 +64,23 @@ class ToolSession(Environment):
             tool["function"]["parameters"]["properties"] |= _ADDED
         return found
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`. There is nothing to be set up."""
         self._round = 0
-        return Observation(0)
+        return StepResult(0)
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`. What cannot be done, and a tool that dies or takes too long, is an ``error``."""
         self._round += 1
         try:
             return await asyncio.to_thread(self._carried_out, call)
         except (ToolError, DataError) as error:
-            return Observation(self._round, error=str(error))
+            return StepResult(self._round, error=str(error))
 
     async def close(self) -> None:
         """See `Environment`."""
 
-    def _carried_out(self, call: Call) -> Observation:
+    def _carried_out(self, call: Call) -> StepResult:
         own = {name: value for name, value in call.arguments.items() if name not in _ADDED}
         chosen = self.toolbox.chosen(call.name, own)
         gallery, brought = _gallery(call.arguments)
@@ -96,7 +96,7 @@ class ToolSession(Environment):
             }
             for one in found.images
         ]
-        return Observation(self._round, found.text, [one.image for one in found.images], info={"made": made})
+        return StepResult(self._round, found.text, [one.image for one in found.images], info={"made": made})
 
 
 def images_asked(arguments: Mapping[str, Any]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ class Lease(Environment):
         """See `Environment`."""
         return self.environment.tools
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
         return await self._asked(self.environment.reset(task, seed))
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         return await self._asked(self.environment.act(call))
 

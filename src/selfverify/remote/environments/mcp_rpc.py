@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.core.version import __version__
 from selfverify.remote.environments.sessions import Session
@@ -113,7 +113,7 @@ def _task(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return task, read_reset({"seed": arguments.get("seed")})[1]
 
 
-def _result(shown: Observation) -> dict[str, Any]:
+def _result(shown: StepResult) -> dict[str, Any]:
     """An observation as the result of a tool; an error stands among the texts, where clients look for it."""
     data = observation_data(shown)
     content = data["observation"]["result"]["content"]

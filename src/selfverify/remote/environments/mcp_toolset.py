@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits, from_blocks
 from selfverify.remote.environments.remote_environment import base_url
@@ -111,34 +111,34 @@ class McpToolset(Environment):
             raise
         self._fresh = True
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
         if not self._fresh and not self._lost:
             await self._end()
         await self.open()
         self._fresh, self._round = False, 0
         if self.settings.begin is None:
-            return Observation(0)
+            return StepResult(0)
         call = Call(self.settings.begin, {"task": dict(task), "seed": seed})
         shown = await self._asked(call, self.settings.reset_s)
         if shown.error:
             raise DataError(f"{self.name}: {shown.error}")
         return shown
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._round < 0 and not self._lost:
             raise DataError(f"{self.name}: reset comes before the first call")
         self._round += 1
         if call.name == self.settings.begin:
-            return Observation(self._round, error=f"there is no tool {call.name}")
+            return StepResult(self._round, error=f"there is no tool {call.name}")
         return await self._asked(call, self.settings.act_s)
 
     async def close(self) -> None:
         """See `Environment`."""
         await self._drop("the session is closed")
 
-    async def _asked(self, call: Call, limit_s: float) -> Observation:
+    async def _asked(self, call: Call, limit_s: float) -> StepResult:
         if self._lost:
             raise EnvironmentLost(self._lost)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -152,7 +152,7 @@ class McpToolset(Environment):
             return await self._read(future.result())
         except MCPError as error:
             if error.code in _AGENTS_FAULT:
-                return Observation(self._round, error=error.message[:2000])
+                return StepResult(self._round, error=error.message[:2000])
             await self._lose(f"{call.name[:40]} failed: {error.message[:500]}")
         except TimeoutError:
             await self._lose(f"no answer to {call.name[:40]} within {limit_s:g} s")
@@ -164,7 +164,7 @@ class McpToolset(Environment):
             await self._drop(f"{call.name[:40]} was broken off")
             raise
 
-    async def _read(self, result: Any) -> Observation:
+    async def _read(self, result: Any) -> StepResult:
         told = {k.removeprefix("selfverify/"): v for k, v in (result.meta or {}).items()}
         blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
         try:
@@ -172,7 +172,7 @@ class McpToolset(Environment):
             reward = read_reward(told.get("reward"))
         except DataError as error:
             await self._lose(str(error))
-        found = Observation(
+        found = StepResult(
             self._round,
             text,
             images,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.server_address import checked_address
 from selfverify.remote.bounded_reading import read_at_most
@@ -120,7 +120,7 @@ class RemoteEnvironment(Environment):
             raise
         self._tools = await (self._listed() if settings.actions == "tools" else self._plain())
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
         message = wire.reset_message(task, seed)
         await self.open()
@@ -132,14 +132,14 @@ class RemoteEnvironment(Environment):
             await self._lose(_said(data))
         return await self._read(kind, data)
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment`."""
         self._check_begun()
         plain = {"type": "step", "data": dict(call.arguments)}
         message = plain if self.settings.actions == "plain" else wire.call_message(call)
         kind, data = await self._ask(message, self.settings.act_s, call.name)
         if kind == "error" and data.get("code") == wire.VALIDATION_ERROR:
-            return Observation(self._round, error=_said(data))  # refused, and not counted
+            return StepResult(self._round, error=_said(data))  # refused, and not counted
         return await self._read(kind, data)
 
     async def submitted(self, message: str) -> None:
@@ -240,7 +240,7 @@ class RemoteEnvironment(Environment):
         except DataError as error:
             await self._lose(f"its reply to {what[:40]} is of no use: {error}")
 
-    async def _read(self, kind: str, data: dict[str, Any]) -> Observation:
+    async def _read(self, kind: str, data: dict[str, Any]) -> StepResult:
         if kind == "error":
             await self._lose(_said(data))
         if kind != "observation":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from selfverify.core.environment import EnvironmentLost, Observation
+from selfverify.core.environment import EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.mcp_rpc import answer_rpc
@@ -54,5 +54,5 @@ async def _answer(session: Session, kind: str, data: dict[str, Any]) -> str:
     return wire.encode(wire.error_message(f"there is no message of type {kind[:40]!r}", wire.UNKNOWN_TYPE))
 
 
-def _shown(tool: str, observation: Observation) -> str:
+def _shown(tool: str, observation: StepResult) -> str:
     return wire.encode({"type": "observation", "data": observation_data(observation, tool)})

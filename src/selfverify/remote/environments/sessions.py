@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.remote.environments.content import ContentLimits
@@ -76,14 +76,14 @@ class Session:
         """Whether a request is on its way."""
         return self._lock.locked()
 
-    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment.reset`."""
         self.begun = False
         shown = await self._do(lambda: self.environment.reset(task, seed), "reset")
         self.begun = True
         return shown
 
-    async def act(self, call: Call) -> Observation:
+    async def act(self, call: Call) -> StepResult:
         """See `Environment.act`.
 
         Raises:
@@ -105,7 +105,7 @@ class Session:
         """See `Environment.state`."""
         return await self._do(self.environment.state, "state")
 
-    async def written(self, observation: Observation, write: Callable[[Observation], T]) -> T:
+    async def written(self, observation: StepResult, write: Callable[[StepResult], T]) -> T:
         """Return an observation as it is sent, images on another thread.
 
         Raises:

@@ -16,7 +16,7 @@ from typing import Any
 from PIL.Image import Image
 from pydantic_core import to_json
 
-from selfverify.core.environment import Observation
+from selfverify.core.environment import StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments.content import ContentLimits, from_blocks, from_data_urls, to_blocks
 
@@ -24,7 +24,7 @@ _LOST = frozenset({"timeout", "transport_error"})
 """Types of a tool's error after which nothing is known of the environment."""
 
 
-def observation_data(observation: Observation, tool: str = "") -> dict[str, Any]:
+def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     """Return the data of a reply that shows an observation.
 
     Args:
@@ -53,7 +53,7 @@ def observation_data(observation: Observation, tool: str = "") -> dict[str, Any]
     return {"observation": shown, "reward": reward, "done": done, "metadata": metadata}
 
 
-def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -> Observation:
+def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -> StepResult:
     """Return the observation of a reply, whoever has written it.
 
     Args:
@@ -82,7 +82,7 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
         raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
     foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
     info = metadata.get("info", foreign)
-    return Observation(
+    return StepResult(
         told,
         text,
         images,

@@ -25,7 +25,7 @@ from selfverify.tasks.mathematics.math_text import balanced, elements, plain, wo
 from selfverify.tasks.mathematics.math_times import read_time
 
 Kind = Literal["integer", "float", "list", "text"]
-Verdict = Literal["right", "wrong", "ask"]
+Decision = Literal["right", "wrong", "ask"]
 
 MAX_ASKED = 300
 """Characters of an expression that math-verify is asked about."""
@@ -94,7 +94,7 @@ class Target:
 class Comparison:
     """A verdict, and the two expressions that math-verify is to compare or, if equal, to evaluate."""
 
-    verdict: Verdict
+    verdict: Decision
     gold: str = ""
     answer: str = ""
 
