@@ -76,11 +76,11 @@ class Screens(PhoneEnvironment):
         """See `Environment`."""
         return self._cut(await super().reset(task, seed))
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        return self._cut(await super().act(call))
+        return self._cut(await super().step(call))
 
     def _cut(self, seen: StepResult) -> StepResult:
         seen.text = self._fit(seen.text)

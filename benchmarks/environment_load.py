@@ -41,7 +41,7 @@ class Screens(Environment):
         self.screens = [screen(width, height, number) for number in range(4)] if width else []
         return self._shown()
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         self.round += 1
         return self._shown()
 
@@ -79,7 +79,7 @@ async def measure(servers: int, sessions: int, size: tuple[int, int], seconds: f
                 await ready.wait()
                 end = time.perf_counter() + seconds
                 while (begun := time.perf_counter()) < end:
-                    await lease.act(Call("look"))
+                    await lease.step(Call("look"))
                     times.append(time.perf_counter() - begun)
 
         await asyncio.gather(*(one() for _ in range(servers * sessions)))

@@ -42,7 +42,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -159,14 +159,14 @@ class Heard:
         self.base.cache = self.base.forward.cache = cache
         return cache
 
-    def said(self, turn: int) -> Said:
+    def said(self, turn: int) -> PolicyTurn:
         """What each conversation says in a turn."""
-        return Said(STEP, list(self.tokens), Finish.STOP, turn)
+        return PolicyTurn(STEP, list(self.tokens), Finish.STOP, turn)
 
-    def shown(self, place: Place, turn: int) -> Reply:
+    def shown(self, place: Place, turn: int) -> Observation:
         """What a conversation is shown after a turn."""
         words = [{"type": "text", "text": f"Image {turn + 2}:"}, {"type": "image"}]
-        return Reply(words, [self.script.picture(place, turn)])
+        return Observation(words, [self.script.picture(place, turn)])
 
     def incremental(self) -> list[dict[Place, float]]:
         """Δr of each turn, as soon as it has been said."""

@@ -55,7 +55,7 @@ async def measure(form: str, seconds: float, seed: int) -> float:
         await environment.reset({"template": rng.choice(names)}, rng.randrange(1000))
         start = time.process_time()
         for _ in range(EPISODE):
-            await environment.act(ways(environment, rng, form == "png"))
+            await environment.step(ways(environment, rng, form == "png"))
         spent += time.process_time() - start
         steps += EPISODE
     return steps / spent

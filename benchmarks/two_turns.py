@@ -45,7 +45,7 @@ from our_step import checksum
 from torch import Tensor
 
 import selfverify.policy.policy as policy_module
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 else make_problems(policy, PROBLEMS, prompt)
             )
             length = statistics.mean(len(policy.encoder.prompt(problem).ids) for problem in problems)
-            request = ReplyEncoder(policy.encoder).encode(problems[0], Reply(options.words), 1)
+            request = ReplyEncoder(policy.encoder).encode(problems[0], Observation(options.words), 1)
             between = len(request.tokens) - 1  # the first one ends the turn, which the policy writes itself
             for group in options.groups:
                 seconds, ratio = compare(folder, problems, group, options)

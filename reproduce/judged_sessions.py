@@ -112,7 +112,7 @@ def _again(store: Path, task: PhoneAgents, problem: Problem, sample: StoredSampl
     first = background.finish_inline(phone.reset(problem.target["reset"], problem.target["seed"]))
     history = [Exhibit(None, first)]
     for call in calls_of(turns_of(sample)):
-        history.append(Exhibit(call, background.finish_inline(phone.act(call))))
+        history.append(Exhibit(call, background.finish_inline(phone.step(call))))
     goal = Goal.read(problem.target["goal"], problem.id)
     state = background.finish_inline(phone.state())
     assert state is not None

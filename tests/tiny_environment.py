@@ -47,7 +47,7 @@ class Counter(Environment):
         self.goal, self.count, self.round = task["goal"], seed, 0
         return self._shown()
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         self.round += 1
         await asyncio.sleep(self.delay_s)
         match call.name, dict(call.arguments):

@@ -17,7 +17,7 @@ from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.base import user_turn
@@ -59,7 +59,7 @@ class Lamps(Environment):
         self.room, self.round, self.seed, self.done = next(iter(self.rooms)), 0, seed, False
         return self._screen()
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         self._loses(call.name)
         self.calls.append(call)
         error = ""
@@ -120,9 +120,9 @@ class Waiting(Lamps):
     waits = True
     hang = ""
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         await asyncio.sleep(60 if call.name == self.hang else 0.001)
-        return await super().act(call)
+        return await super().step(call)
 
 
 TASK: dict[str, Any] = {"rooms": {"hall": ["door"], "kitchen": ["oven", "sink"]}}
@@ -167,7 +167,9 @@ def episode(
     return AgentEpisode(problem, make, task, 3, panel, settings, turns, goal, looking)
 
 
-def hold(*turns: str, cut: bool = False, **settings: Any) -> tuple[AgentEpisode, list[Reply], Ending]:
+def hold(
+    *turns: str, cut: bool = False, **settings: Any
+) -> tuple[AgentEpisode, list[Observation], EpisodeResult]:
     """A conversation without a policy: what is said is given; the last turn may be cut off.
 
     Returns:
@@ -175,18 +177,18 @@ def hold(*turns: str, cut: bool = False, **settings: Any) -> tuple[AgentEpisode,
     """
     held = episode(**settings)
     try:
-        replies = [held.begin() or Reply()]
+        replies = [held.reset() or Observation()]
         for number, text in enumerate(turns[: held.turns]):
             finish = Finish.LENGTH if cut and number + 1 == len(turns) else Finish.STOP
-            replies.append(held.reply(Said(text, [], finish, number)))
+            replies.append(held.step(PolicyTurn(text, [], finish, number)))
             if replies[-1].done:
                 assert number + 1 == len(turns), "it was over before"
                 break
-        return held, replies, held.ending()
+        return held, replies, held.result()
     finally:
-        held.close()
+        held.release()
 
 
-def words(reply: Reply) -> str:
+def words(reply: Observation) -> str:
     """What a reply says."""
     return "".join(part.get("text", "") for part in reply.content)  # type: ignore[union-attr]

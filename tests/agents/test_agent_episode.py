@@ -34,7 +34,7 @@ from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.core.environment import Call, EnvironmentLost, StepResult
-from selfverify.core.episode import Ending, Said
+from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.judged import Judged
@@ -53,7 +53,7 @@ class Asked(Juror):
         return lambda: [Ballot(n, self.vote, "" if self.vote else "outage: gone") for n in numbers]
 
 
-def rewards(ending: Ending) -> tuple[float, ...]:
+def rewards(ending: EpisodeResult) -> tuple[float, ...]:
     assert not ending.lost
     return tuple(round(ending.rewards[name], 6) for name in EQ3)
 
@@ -343,19 +343,19 @@ def test_a_call_that_hangs_is_cancelled_before_the_environment_is_closed() -> No
         hang = "look"
 
     held = episode(make=Hanging)
-    held.begin()
+    held.reset()
     ended = list[BaseException]()
 
     def reply() -> None:
         try:
-            held.reply(Said(LOOK, [], Finish.STOP, 0))
+            held.step(PolicyTurn(LOOK, [], Finish.STOP, 0))
         except BaseException as error:
             ended.append(error)
 
     thread = threading.Thread(target=reply, daemon=True)
     thread.start()
     time.sleep(0.05)
-    held.close()
+    held.release()
     thread.join(5)
     environment = held._session.environment  # type: ignore[union-attr]
     assert isinstance(environment, Hanging) and environment.closed == 1 and len(ended) == 1
@@ -363,8 +363,8 @@ def test_a_call_that_hangs_is_cancelled_before_the_environment_is_closed() -> No
 
 def test_an_episode_that_never_began_can_end_and_be_closed() -> None:
     held = episode()
-    assert held.ending().lost
-    held.close()
+    assert held.result().lost
+    held.release()
 
 
 def test_a_task_without_a_goal_is_judged_by_its_judges() -> None:
@@ -389,8 +389,8 @@ def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
 
 def test_what_an_environment_refuses_with_numbers_no_rounds() -> None:
     class Lying(Lamps):
-        async def act(self, call: Call) -> StepResult:
-            seen = await super().act(call)
+        async def step(self, call: Call) -> StepResult:
+            seen = await super().step(call)
             seen.error = "broken\n## Round 7\nthe oven is on"
             return seen
 

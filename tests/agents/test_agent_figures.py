@@ -10,14 +10,14 @@ from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiti
 
 from selfverify.agents.agent_figures import Record, measure, reasonable_share, same_pixels, summarise_parts
 from selfverify.agents.goals import Goal
-from selfverify.core.episode import Ending
+from selfverify.core.episode import EpisodeResult
 
 SINK = calls("switch", lamp="sink")
 HALL = calls("go", room="hall")
 
 
 def parts(*turns: str, **settings: Any) -> dict[str, float]:
-    ending: Ending = hold(*turns, **settings)[2]
+    ending: EpisodeResult = hold(*turns, **settings)[2]
     return ending.rewards
 
 

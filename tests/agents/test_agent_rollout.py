@@ -16,7 +16,7 @@ from tests.policy.test_tool_templates import HERMES, QWEN3
 from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory
@@ -162,10 +162,10 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
     heard: list[int] = []
 
     class Looks(AgentEpisode):
-        def reply(self, said: Said) -> Reply:
+        def step(self, said: PolicyTurn) -> Observation:
             heard.append(said.turn)
             text = LOOK if said.turn < 30 else submit(1)
-            return super().reply(replace(said, text=text, finish=Finish.STOP))
+            return super().step(replace(said, text=text, finish=Finish.STOP))
 
     def begin(problem: Any, seed: int) -> AgentEpisode:
         return Looks(problem, Lamps, TASK, 3, RULES, AgentSettings(), EpisodeLimits().turns, GOAL)

@@ -23,7 +23,7 @@ from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core.environment import Call
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.reports.report import write_agent_page
@@ -58,10 +58,10 @@ class Worked:
         calls = [*self.looked, *carry_out(phone, [*made.solve, *made.prove])]
         self.episode: AgentEpisode = task.open(self.problem, 0)
         self.watched = Watched(self.episode, images, lambda *about: None)
-        self.replies = [self.watched.begin()]
+        self.replies = [self.watched.reset()]
         for turn, step in enumerate(calls):
-            said = Said(call(step.name, **step.arguments), [], Finish.STOP, turn)
-            self.replies.append(self.watched.reply(said))
+            said = PolicyTurn(call(step.name, **step.arguments), [], Finish.STOP, turn)
+            self.replies.append(self.watched.step(said))
         self.calls = calls
 
     @property
@@ -82,7 +82,7 @@ class Worked:
         return found
 
 
-def worded(reply: Reply | None) -> str:
+def worded(reply: Observation | None) -> str:
     assert reply is not None and not isinstance(reply.content, str)
     return str(reply.content[0]["text"])
 
@@ -138,7 +138,7 @@ class Skeleton(HTMLParser):
 def skeleton(worked: Worked, folder: Path) -> list[tuple[str, ...]]:
     """Of the page about a session; pictures differ, as do their number where screens look the same."""
     worked.episode.give_up("it is over")
-    worked.watched.ending()
+    worked.watched.result()
     about = {"id": "injected", "question": worked.problem.meta["question"], "target": worked.problem.target}
     sample = worked.watched.sample("injected")
     page = write_agent_page(sample, about, PhoneAgents, "A test.", folder, folder / "p.html")

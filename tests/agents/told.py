@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.rollouts.episode_around import EpisodeAround
 
@@ -16,6 +16,6 @@ class Told(EpisodeAround):
         super().__init__(inner)
         self.turns = turns
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         told = self.turns[said.turn] if said.turn < len(self.turns) else ""
-        return super().reply(Said(told, said.tokens, Finish.STOP, said.turn))
+        return super().step(PolicyTurn(told, said.tokens, Finish.STOP, said.turn))

@@ -42,7 +42,7 @@ def test_the_phone_is_served() -> None:
             await phone.close()
             counter = RemoteEnvironment(RemoteSettings(url + "/counter"))
             await counter.reset({"goal": 3}, seed=1)
-            assert (await counter.act(Call("add", {"number": 2}))).done
+            assert (await counter.step(Call("add", {"number": 2}))).done
             await counter.close()
 
         asyncio.run(use())

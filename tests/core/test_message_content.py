@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.message_content import content_parts, content_text
 
 PARTS = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "text": "b"}]
@@ -10,4 +10,4 @@ PARTS = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "te
 
 def test_texts_and_parts_say_the_same() -> None:
     assert content_text(content_parts("a b")) == content_text("a b") == content_text(PARTS) == "a b"
-    assert Reply(PARTS).text == Reply("a b").text == "a b" and Reply().text == ""
+    assert Observation(PARTS).text == Observation("a b").text == "a b" and Observation().text == ""

@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
@@ -38,16 +38,18 @@ class Walk(Episode):
     def __init__(self) -> None:
         self.turns: list[Judged] = []
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         said.values["doubt"] = said.turn / 4
         self.turns.append(Judged(0.0, said.turn == 1, said.text, said.text))
         screen = RIGHT if said.turn % 2 else LEFT
         parts = [{"type": "text", "text": f"Screen {said.turn}:"}, {"type": "image"}]
-        return Reply(parts, [screen], done=said.turn == 2)
+        return Observation(parts, [screen], done=said.turn == 2)
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         judged = Judged(1.0, True, "there", "there")
-        return Ending(answer_rewards(Tagged(answer_ok=True), judged), parsed=judged, turns=[*self.turns])
+        return EpisodeResult(
+            answer_rewards(Tagged(answer_ok=True), judged), parsed=judged, turns=[*self.turns]
+        )
 
 
 class Walks(Task):
@@ -130,9 +132,9 @@ class Arrive(Walk):
         super().__init__()
         self.number = number
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         parts = [{"type": "text", "text": f"Start {self.number}:"}, {"type": "image"}]
-        return Reply(parts, [LEFT if self.number % 2 else RIGHT], done=self.number % 3 == 0)
+        return Observation(parts, [LEFT if self.number % 2 else RIGHT], done=self.number % 3 == 0)
 
 
 class Arrivals(Walks):

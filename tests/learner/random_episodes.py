@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
 from selfverify.core.learner_settings import LearnerConfig
@@ -39,14 +39,14 @@ class Moody(AnswerOnce):
     It may show something first, and may be over at once.
     """
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         if not self.problem.environment_begins or CHANCE.random() < 0.2:
             return None
         image = Image.frombytes("L", (32, 32), CHANCE.randbytes(1024))
         parts = [{"type": "text", "text": str(CHANCE.randrange(1000))}, {"type": "image"}]
-        return Reply(parts, [image], done=CHANCE.random() < 0.2)
+        return Observation(parts, [image], done=CHANCE.random() < 0.2)
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         time.sleep(CHANCE.uniform(0.0, 0.02))
         # Generators that others share are moved on, too.
         torch.rand(CHANCE.randrange(3))
@@ -58,11 +58,13 @@ class Moody(AnswerOnce):
         words = " ".join(str(CHANCE.randrange(10)) for _ in range(CHANCE.randrange(1, 6)))
         if CHANCE.random() < 0.5:
             image = Image.frombytes("L", (32, 32), CHANCE.randbytes(1024))
-            return Reply([{"type": "text", "text": words}, {"type": "image"}], [image], done=done, cuts=cuts)
-        return Reply(words, done=done, cuts=cuts)
+            return Observation(
+                [{"type": "text", "text": words}, {"type": "image"}], [image], done=done, channels=cuts
+            )
+        return Observation(words, done=done, channels=cuts)
 
-    def ending(self) -> Ending:
-        ending = super().ending()
+    def result(self) -> EpisodeResult:
+        ending = super().result()
         ending.rewards["answer"] = CHANCE.random()
         if self._answers:
             ending.turns = [ending.parsed, *[{"turn": n} for n in range(1, len(self._answers))]]

@@ -29,7 +29,7 @@ from PIL import Image
 
 from rounding import float64
 from selfverify.core import ranks
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
@@ -113,23 +113,23 @@ class Wandering(AnswerOnce):
         self.hangs = problem.id == HANGS and not task.hung
         task.hung |= self.hangs
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         if not self.problem.environment_begins or self.hangs:
             return None
         return replace(self._shown(), done=self.rng.random() < 0.3)
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         if self.hangs:
             time.sleep(600)
         done = said.turn >= self.rounds
-        return replace(self._shown(), done=done, cuts=self._read(said, ANSWER, split=done))
+        return replace(self._shown(), done=done, channels=self._read(said, ANSWER, split=done))
 
-    def _shown(self) -> Reply:
+    def _shown(self) -> Observation:
         words = "look " * self.rng.randrange(1, 5)
         if self.rng.random() < 0.5:
-            return Reply(words)
+            return Observation(words)
         image = Image.frombytes("RGB", (40, 24), self.rng.randbytes(3 * 40 * 24))
-        return Reply([{"type": "image"}, {"type": "text", "text": words}], [image])
+        return Observation([{"type": "image"}, {"type": "text", "text": words}], [image])
 
 
 class Talking(Uneven):

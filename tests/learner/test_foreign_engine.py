@@ -17,7 +17,7 @@ import vllm_standin
 from rounding import assert_close
 from selfverify.core import ranks
 from selfverify.core.credit import Credit
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
@@ -199,8 +199,8 @@ def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
 class ShownAgain(AskAgain):
     """Asks again and shows the problem's image a second time."""
 
-    def reply(self, said: Said) -> Reply:
-        reply = super().reply(said)
+    def step(self, said: PolicyTurn) -> Observation:
+        reply = super().step(said)
         reply.content = [{"type": "text", "text": "Look again."}, {"type": "image"}]
         reply.images = [self.problem.images[0].rotate(180)]
         return reply
@@ -228,10 +228,10 @@ class Began(AnswerOnce):
         super().__init__(problem, task.tags, task.verdict)
         self.seed = seed
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         words = {"type": "text", "text": f"Look {self.seed % 7}."}
         shown = Image.frombytes("RGB", (40, 24), random.Random(self.seed).randbytes(3 * 40 * 24))
-        return Reply([words, {"type": "image"}], [shown], done=self.seed % 5 == 0)
+        return Observation([words, {"type": "image"}], [shown], done=self.seed % 5 == 0)
 
 
 def test_vllm_sees_what_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
@@ -25,13 +25,13 @@ def task() -> DigitsFar:
     return made
 
 
-def taught(task: DigitsFar, index: int) -> tuple[LookEpisode, list[Reply], list[str]]:
+def taught(task: DigitsFar, index: int) -> tuple[LookEpisode, list[Observation], list[str]]:
     """What the teacher says, and what it is shown."""
     problem = task.problem("train", 3, index)
     episode = task.look(problem)
-    episode.begin()
+    episode.reset()
     texts = [turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(index))]
-    replies = [episode.reply(Said(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
+    replies = [episode.step(PolicyTurn(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
     return episode, replies, texts
 
 
@@ -48,12 +48,12 @@ def test_the_teacher_gets_there(task: DigitsFar, index: int) -> None:
     """Each of its looks shows something, it needs as many as the problem says, and its answer is right."""
     episode, replies, texts = taught(task, index)
     assert replies[-1].done and not any(reply.done for reply in replies[:-1])
-    ending, problem = episode.ending(), episode.problem
+    ending, problem = episode.result(), episode.problem
     assert ending.rewards["correct"] == 1 and ending.rewards["tool_errors"] == 0
     assert ending.rewards["steps"] == problem.meta["looks"] == len(texts) - 1
     looks = ending.turns[:-1]
     assert task.enough(problem, looks) == len(looks) and task.enough(problem, looks[:-1]) == 0
-    assert all(reply.cuts[0][0] == "plan" and reply.cuts[1][0] == "action" for reply in replies[:-1])
+    assert all(reply.channels[0][0] == "plan" and reply.channels[1][0] == "action" for reply in replies[:-1])
     assert replies[0].content == [{"type": "text", "text": "2:"}, {"type": "image"}]
     assert all(len(reply.images) == 1 and max(reply.images[0].size) <= 32 for reply in replies[:-1])
 
@@ -111,7 +111,7 @@ def test_a_demonstration_may_look_on_after_the_0() -> None:
     assert isinstance(task, DigitsFar)
     for index in range(20):
         episode, _, texts = taught(task, index)
-        ending, problem = episode.ending(), episode.problem
+        ending, problem = episode.result(), episode.problem
         wasted = len(texts) - 1 - problem.meta["looks"]
         more.add(wasted)
         assert ending.rewards["correct"] == 1 and ending.rewards["tool_errors"] == 0
@@ -129,7 +129,7 @@ def test_a_model_is_told_when_to_answer() -> None:
     assert isinstance(task, DigitsFar)
     for index in range(60):
         episode, replies, texts = taught(task, index)
-        ending, looks = episode.ending(), episode.problem.meta["looks"]
+        ending, looks = episode.result(), episode.problem.meta["looks"]
         steps = len(texts) - 1
         more.add(steps - looks)
         refusals.add(ending.rewards["tool_errors"])
@@ -145,7 +145,7 @@ def test_a_model_is_told_when_to_answer() -> None:
     assert episode.settings == task.settings and episode.rule == task.stopping.rule
     some = make_task("digits-far", told=0.3)
     assert isinstance(some, DigitsFar)
-    stopped = [bool(taught(some, index)[0].ending().turns[-2]["stopped"]) for index in range(60)]
+    stopped = [bool(taught(some, index)[0].result().turns[-2]["stopped"]) for index in range(60)]
     assert 8 <= sum(stopped) <= 32
 
 
@@ -178,8 +178,8 @@ def test_without_tools(task: DigitsFar, think: str, tags: tuple[str, ...]) -> No
         assert turn.text == f"{thought}<answer>{problem.target}</answer>"
         for text, right in ((turn.text, 1.0), ("<think>5</think>crop 1 3 3 6 6", 0.0)):
             episode = blind.open(problem, 0)
-            assert episode.begin() is None and episode.reply(Said(text, [], Finish.STOP, 0)).done
-            assert episode.ending().rewards["correct"] == right
+            assert episode.reset() is None and episode.step(PolicyTurn(text, [], Finish.STOP, 0)).done
+            assert episode.result().rewards["correct"] == right
     with pytest.raises(ConfigError, match=r"tools=none"):
         blind.looking_by({"stop": "after:1"})
 
@@ -200,9 +200,9 @@ def test_what_looks_show_can_be_taken_away() -> None:
         assert isinstance(task, DigitsFar)
         problem = task.problem("train", 3, index)
         episode = task.look(problem)
-        episode.begin()
+        episode.reset()
         texts = ["<think>1</think>crop 1 0 0 3 3", "<think>?</think>zoom_in 2 0 0 4 4"]
-        replies = [episode.reply(Said(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
+        replies = [episode.step(PolicyTurn(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
         seen = task.seen(problem, [asdict(step) for step in episode.steps])
         assert len(seen) == 2 and (results == "shown" or seen == [0.0, 0.0])
         return [np.asarray(reply.images[0]) for reply in replies]

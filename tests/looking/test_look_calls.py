@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_calls import LookCall, read_look_call
 from selfverify.tasks.tool_calls import ToolCall
@@ -14,7 +14,7 @@ from selfverify.tasks.tool_calls import ToolCall
 
 def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> LookCall:
     """What a text asks for."""
-    return read_look_call(Said(text, [], finish, 0), (), questions)
+    return read_look_call(PolicyTurn(text, [], finish, 0), (), questions)
 
 
 CROP = ToolCall("crop", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
@@ -48,7 +48,7 @@ def test_forms(text: str, plan: str) -> None:
 def test_a_server_s_calls() -> None:
     """OpenAI's tool calls come as a message that is read already."""
     message = {"tool_calls": [{"function": {"name": CROP.name, "arguments": CROP.arguments}}]}
-    said = Said(f"I look.\n<tool_call>\n{BODY}\n</tool_call>", [], Finish.STOP, 0, message=message)
+    said = PolicyTurn(f"I look.\n<tool_call>\n{BODY}\n</tool_call>", [], Finish.STOP, 0, message=message)
     found = read_look_call(said)
     assert found.call == CROP and said.text[: found.action_start] == "I look.\n"
 

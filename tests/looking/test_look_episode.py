@@ -14,7 +14,7 @@ from PIL import Image
 from tests.policy.test_tool_templates import QWEN3
 
 from sampled_threads import drawn
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -80,20 +80,20 @@ def crop(x: float = 8, **more: Any) -> str:
 
 def held(
     task: LookingTask, *texts: str, tool: VisualTool[Any] | None = None
-) -> tuple[LookEpisode, list[Reply]]:
+) -> tuple[LookEpisode, list[Observation]]:
     """A conversation in which the model says these things."""
     episode = task.look(task.problem("test", 0, 0))
     if tool is not None:
         episode.toolbox = Toolbox([*task.toolbox.tools.values(), tool], seconds=0.05)
-    episode.begin()
-    replies: list[Reply] = []
+    episode.reset()
+    replies: list[Observation] = []
     for turn, text in enumerate(texts):
         assert not (replies and replies[-1].done), replies[-1]
-        replies.append(episode.reply(Said(text, [], Finish.STOP, turn)))
+        replies.append(episode.step(PolicyTurn(text, [], Finish.STOP, turn)))
     return episode, replies
 
 
-def words(reply: Reply) -> str:
+def words(reply: Observation) -> str:
     """A reply's text."""
     assert not isinstance(reply.content, str)
     return "".join(part.get("text", "") for part in reply.content)
@@ -106,12 +106,12 @@ def test_looking_and_answering() -> None:
     """Plan, action and answer are channels; the crop is shown with its number; the answer is judged."""
     episode, replies = held(looking(), crop(), ANSWER)
     first, last = replies
-    assert first.cuts == [("plan", 0), ("action", len('{"thought": "Closer."'))] and first.role == "user"
+    assert first.channels == [("plan", 0), ("action", len('{"thought": "Closer."'))] and first.role == "user"
     assert words(first) == "\nImage 2 (part of image 1, 16 x 16 pixels):"
     [shown] = first.images
     assert np.asarray(shown).min() == 255 and shown.size == (16, 16)
-    assert last.done and last.cuts == [("answer", 0), ("score", ANSWER.index("0.9"))]
-    ending = episode.ending()
+    assert last.done and last.channels == [("answer", 0), ("score", ANSWER.index("0.9"))]
+    ending = episode.result()
     assert ending.rewards["correct"] == 1 and ending.parsed.correct and ending.scores == {"sampled": 0.9}
     assert {k: ending.rewards[k] for k in ("steps", "tool_calls", "tool_errors", "images_shown")} == {
         "steps": 1, "tool_calls": 1, "tool_errors": 0, "images_shown": 1,
@@ -133,28 +133,28 @@ def test_the_step_that_ends_looking_still_runs(stop: str) -> None:
     episode, replies = held(task, crop(), crop(9), crop(10))
     assert "answer the question now" not in words(replies[0])
     assert len(replies[1].images) == 1 and words(replies[1]).endswith(task.settings.answer_now)
-    assert replies[2].done and replies[2].cuts == [("answer", 0)] and len(episode.gallery) == 3
+    assert replies[2].done and replies[2].channels == [("answer", 0)] and len(episode.gallery) == 3
     assert [step.stopped for step in episode.steps] == ["", "cap" if stop == "never" else "rule"]
-    assert task.limits.turns == 3 and episode.ending().rewards["correct"] == 0
+    assert task.limits.turns == 3 and episode.result().rewards["correct"] == 0
 
 
 def test_skip_takes_the_step_back() -> None:
     """The tool does not run; what was shown before is shown again, with the request to answer."""
     task = looking(stop="after:2", on_stop="skip", calls="template")
     episode, replies = held(task, crop(), crop(9), ANSWER)
-    assert episode.may_take_back and not replies[0].takes_back and not held(looking())[0].may_take_back
-    assert replies[1].takes_back and not replies[1].done and len(episode.gallery) == 2
+    assert episode.may_take_back and not replies[0].undo and not held(looking())[0].may_take_back
+    assert replies[1].undo and not replies[1].done and len(episode.gallery) == 2
     assert replies[1].images == replies[0].images and replies[1].role == "tool"
     assert words(replies[1]) == f"{words(replies[0])}\n{task.settings.answer_now}"
-    assert replies[2].done and replies[2].cuts[0] == ("answer", 0)
-    ending = episode.ending()
+    assert replies[2].done and replies[2].channels[0] == ("answer", 0)
+    ending = episode.result()
     assert ending.rewards["correct"] == 1 and ending.rewards["steps"] == 1 and len(ending.turns) == 2
     assert ending.turns[0]["stopped"] == "rule"
     # Where it is the first step, nothing was shown before.
     first, [taken, last] = held(looking(stop="after:1", on_stop="skip"), crop(), ANSWER)
-    assert taken.takes_back and taken.content == task.settings.answer_now and taken.role == "user"
-    assert last.done and not first.steps and len(first.ending().turns) == 1
-    assert [reply.role for reply in episode.foreseen()] == ["tool", "user"]
+    assert taken.undo and taken.content == task.settings.answer_now and taken.role == "user"
+    assert last.done and not first.steps and len(first.result().turns) == 1
+    assert [reply.role for reply in episode.expected_observations()] == ["tool", "user"]
 
 
 ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER))]
@@ -164,14 +164,14 @@ ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWE
 def test_ending_by_itself(text: str) -> None:
     """An answer or `terminate` ends looking where that is accepted; else only the rule ends it."""
     accepted, replies = held(looking(), text)
-    assert replies[0].done and accepted.ending().rewards["correct"] == 1
+    assert replies[0].done and accepted.result().rewards["correct"] == 1
     refusing = looking(terminate="refuse")
     assert all(tool["function"]["name"] != "terminate" for tool in refusing.toolbox.schemas())
     refused, replies = held(refusing, text, crop(), ANSWER.replace("<score>0.9</score>", ""))
     assert not replies[0].done and "too early to answer" in words(replies[0])
     assert [step.stopped for step in refused.steps] == ["", "", ""]
     stopped, replies = held(looking(terminate="refuse", stop="after:1"), text)
-    assert replies[0].done and stopped.ending().rewards["correct"] == 1
+    assert replies[0].done and stopped.result().rewards["correct"] == 1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_ending_by_itself(text: str) -> None:
 )
 def test_steps_have_a_price(answer: str, price: float, reward: float) -> None:
     """A right answer's reward loses it for each of two steps, and never falls below a wrong one's."""
-    ending = held(looking(step_price=price), crop(), crop(20), answer)[0].ending()
+    ending = held(looking(step_price=price), crop(), crop(20), answer)[0].result()
     assert ending.rewards["answer"] == pytest.approx(reward)
     assert ending.rewards["correct"] == float(answer == ANSWER)
 
@@ -187,7 +187,7 @@ def test_steps_have_a_price(answer: str, price: float, reward: float) -> None:
 def test_terminate_without_an_answer_is_wrong() -> None:
     """Arguments that do not fit are no answer."""
     episode, replies = held(looking(), call("terminate", answer=5))
-    assert replies[0].done and episode.ending().rewards["correct"] == 0
+    assert replies[0].done and episode.result().rewards["correct"] == 0
 
 
 def test_an_answer_after_every_step() -> None:
@@ -197,27 +197,27 @@ def test_an_answer_after_every_step() -> None:
     """
     task = looking(answer_each_step=True, terminate="refuse", max_steps=3)
     episode, replies = held(task, crop())
-    aside = replies[0].aside
+    aside = replies[0].probe
     assert aside is not None and words(aside) == words(replies[0]) + "\n" + task.settings.answer_now
     assert [np.asarray(image).tolist() for image in aside.images] == [
         np.asarray(image).tolist() for image in replies[0].images
     ]
-    episode.aside(Said("<answer>4</answer>", [1, 2, 3], Finish.STOP, 1))
-    refused = episode.reply(Said(ANSWER, [1] * 7, Finish.STOP, 1))
-    assert refused.aside is not None and "too early" in words(refused.aside)
-    episode.aside(Said(call("terminate", final_response="5"), [1, 2], Finish.STOP, 2))
-    last = episode.reply(Said(crop(9), [1], Finish.STOP, 2))
-    assert last.aside is None and words(last).endswith(task.settings.answer_now)
+    episode.probed(PolicyTurn("<answer>4</answer>", [1, 2, 3], Finish.STOP, 1))
+    refused = episode.step(PolicyTurn(ANSWER, [1] * 7, Finish.STOP, 1))
+    assert refused.probe is not None and "too early" in words(refused.probe)
+    episode.probed(PolicyTurn(call("terminate", final_response="5"), [1, 2], Finish.STOP, 2))
+    last = episode.step(PolicyTurn(crop(9), [1], Finish.STOP, 2))
+    assert last.probe is None and words(last).endswith(task.settings.answer_now)
     assert len(episode.answers()) == 3
-    assert episode.reply(Said(ANSWER, [1], Finish.STOP, 3)).done
-    ending = episode.ending()
+    assert episode.step(PolicyTurn(ANSWER, [1], Finish.STOP, 3)).done
+    ending = episode.result()
     first, second, third = ending.turns[:3]
     assert first["asked"] == {"answer": 4, "correct": False, "tokens": 3} and first["own"] is None
     assert second["asked"] == {"answer": 5, "correct": True, "tokens": 2}
     assert second["own"] == {"answer": 5, "correct": True, "tokens": 7}
     assert third["asked"] is None and ending.rewards["correct"] == 1
     plain, replies = held(looking(), crop(), ANSWER)
-    assert replies[0].aside is None and plain.ending().turns[0]["asked"] is None
+    assert replies[0].probe is None and plain.result().turns[0]["asked"] is None
 
 
 def test_a_limit_of_visual_tokens() -> None:
@@ -228,7 +228,7 @@ def test_a_limit_of_visual_tokens() -> None:
     assert len(replies[0].images) == 1 and "answer the question now" not in words(replies[0])
     assert not replies[1].images and "Image 3 is not shown" in words(replies[1])
     assert words(replies[1]).endswith(task.settings.answer_now) and episode.steps[1].stopped == "visual"
-    ending = episode.ending()
+    ending = episode.result()
     assert (
         ending.rewards["images_shown"] == 1 and ending.turns[1]["images"] == ending.turns[1]["sources"] == []
     )
@@ -248,14 +248,14 @@ def test_what_cannot_be_done_is_an_observation(text: str, said: str) -> None:
     """It says why, is a step, and looking goes on."""
     episode, replies = held(looking(), text, crop(), ANSWER)
     assert words(replies[0]).startswith("Error: ") and said in words(replies[0]) and not replies[0].images
-    assert episode.ending().rewards["correct"] == 1 and episode.ending().rewards["tool_errors"] == 1
+    assert episode.result().rewards["correct"] == 1 and episode.result().rewards["tool_errors"] == 1
 
 
 def test_too_many_faults_end_looking() -> None:
     """The model is told to answer; its answer counts."""
     episode, replies = held(looking(), *[text for text, _ in HOSTILE[:3]], ANSWER)
     assert words(replies[2]).endswith("answer the question now.") and episode.steps[-1].stopped == "errors"
-    assert episode.ending().rewards["correct"] == 1
+    assert episode.result().rewards["correct"] == 1
 
 
 def test_fifty_identical_calls() -> None:
@@ -267,7 +267,7 @@ def test_fifty_identical_calls() -> None:
     episode, replies = held(looking(max_steps=50), text, again, text, text, tool=odd)
     assert ran == [1] and words(replies[0]) == "seen"
     assert words(replies[1]) == "The same call was made in step 1. It is not made again."
-    assert episode.steps[-1].stopped == "errors" and episode.ending().rewards["duplicate_calls"] == 3
+    assert episode.steps[-1].stopped == "errors" and episode.result().rewards["duplicate_calls"] == 3
     task = looking(max_steps=50, errors_in_a_row=100)
     episode, replies = held(task, *[crop()] * 50, ANSWER)
     assert len(episode.gallery) == 2 and "see image 2" in words(replies[49]) and replies[50].done
@@ -281,7 +281,7 @@ def test_a_tool_that_hangs_or_dies() -> None:
 
     episode, replies = held(looking(), call("odd", image_index=1), ANSWER, tool=Odd(die))
     assert words(replies[0]) == "Error: odd has failed: OSError: the camera is gone"
-    assert episode.ending().rewards["tool_faults"] == 1 and episode.ending().rewards["correct"] == 1
+    assert episode.result().rewards["tool_faults"] == 1 and episode.result().rewards["correct"] == 1
     release = threading.Event()
     hung = Odd(lambda: (release.wait(10), Found())[1])
     _, replies = held(looking(), call("odd", image_index=1), ANSWER, tool=hung)
@@ -403,4 +403,4 @@ def test_a_fault_of_the_model_is_no_fault_of_a_tool() -> None:
         raise ToolError("nothing to see")
 
     episode, replies = held(looking(), call("odd", image_index=1), ANSWER, tool=Odd(refuse))
-    assert words(replies[0]) == "Error: nothing to see" and episode.ending().rewards["tool_faults"] == 0
+    assert words(replies[0]) == "Error: nothing to see" and episode.result().rewards["tool_faults"] == 0

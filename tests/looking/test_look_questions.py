@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.data.test_vstar import write
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.looking.crop_hits import crop_hit
@@ -49,13 +49,13 @@ def test_a_question_of_vstar_is_looked_at(tmp_path: Path) -> None:
     problem = task.problem("test", 0, 0)
     assert "Of what is it?" in json.dumps(problem.messages) and "crop" in json.dumps(problem.messages)
     episode = task.look(problem)
-    episode.begin()
+    episode.reset()
     box = {"image_index": 1, "bounding_box": [2, 4, 20, 20]}
     call = json.dumps({"thought": "Closer.", "action_name": "crop", "action": box})
-    episode.reply(Said(call, [], Finish.STOP, 0))
+    episode.step(PolicyTurn(call, [], Finish.STOP, 0))
     answer = f"<think>Seen.</think><answer>{problem.target}</answer>"
-    assert episode.reply(Said(answer, [], Finish.STOP, 1)).done
-    rewards = episode.ending().rewards
+    assert episode.step(PolicyTurn(answer, [], Finish.STOP, 1)).done
+    rewards = episode.result().rewards
     assert (rewards["correct"], rewards["crop_hit"], rewards["steps"]) == (1, 0.5, 1)
     assert {metric.name for metric in task.metrics} == {"steps", "crop_hit"}
     assert task.count("test") == 1

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from tests.looking.test_step_verifier import question, shown
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_settings import LookSettings
@@ -70,8 +70,8 @@ def verifier(servers: Loop, fake: Characters) -> ServedVerifier:
     return found
 
 
-def said(text: str, turn: int = 0) -> Said:
-    return Said(text, [], Finish.STOP, turn)
+def said(text: str, turn: int = 0) -> PolicyTurn:
+    return PolicyTurn(text, [], Finish.STOP, turn)
 
 
 def test_a_step_by_hand(servers: Loop) -> None:
@@ -106,7 +106,7 @@ def test_a_turn_that_is_taken_back(servers: Loop, turn: int) -> None:
         listener.shown({(0, 0): shown(before)})
     listener.said({(0, 0): said("crop 9", turn)})
     taken = shown(turn)
-    taken.takes_back = True
+    taken.undo = True
     listener.shown({(0, 0): taken})
     listener.said({(0, 0): said("<answer>5</answer>", turn)})
     messages = [body for body in fake.seen if "prompt_logprobs" in body][-1]["messages"]

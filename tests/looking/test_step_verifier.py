@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from rounding import assert_close
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
@@ -37,16 +37,16 @@ def question(number: int) -> Problem:
     return Problem(f"look/{number}", user_turn(f"Which digit is {number}?"), [picture(number)])
 
 
-def shown(number: int) -> Reply:
+def shown(number: int) -> Observation:
     """An observation with an image."""
     parts = [{"type": "text", "text": f"Image {number}:"}, {"type": "image"}]
-    return Reply(parts, [picture(100 + number, 16 + 8 * (number % 3))])
+    return Observation(parts, [picture(100 + number, 16 + 8 * (number % 3))])
 
 
-def said_by(policy: Policy, text: str, turn: int) -> Said:
+def said_by(policy: Policy, text: str, turn: int) -> PolicyTurn:
     """A turn with its tokens, the end token among them."""
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return Said(text, [*ids, policy.tokenizer.eos_token_id], Finish.STOP, turn)
+    return PolicyTurn(text, [*ids, policy.tokenizer.eos_token_id], Finish.STOP, turn)
 
 
 @torch.no_grad()
@@ -60,10 +60,12 @@ def adapted(load_policy: Callable[..., Policy]) -> Policy:
     return policy
 
 
-def heard(verifier: StepVerifier, policy: Policy, problems: Mapping[Any, Problem]) -> dict[Any, list[Said]]:
+def heard(
+    verifier: StepVerifier, policy: Policy, problems: Mapping[Any, Problem]
+) -> dict[Any, list[PolicyTurn]]:
     """All conversations of `STEPS`; the second problem's ends after its first step."""
     verifier.begin(problems)
-    turns: dict[Any, list[Said]] = {place: [] for place in problems}
+    turns: dict[Any, list[PolicyTurn]] = {place: [] for place in problems}
     for number, text in enumerate(STEPS):
         going = [place for place in problems if number == 0 or place[0] == 0]
         told = {p: said_by(policy, f"{text} "[: len(text) + p[1]], number) for p in going}
@@ -74,7 +76,7 @@ def heard(verifier: StepVerifier, policy: Policy, problems: Mapping[Any, Problem
     return turns
 
 
-def anew(policy: Policy, problem: Problem, turns: list[Said], sample: int) -> list[float]:
+def anew(policy: Policy, problem: Problem, turns: list[PolicyTurn], sample: int) -> list[float]:
     """Each turn's sum of log-probabilities, from one pass over the whole conversation."""
     writer, tokens, images, ranges = ReplyEncoder(policy.encoder), [], [], []
     for number, words in enumerate(turns):
@@ -142,7 +144,7 @@ def test_a_reasoner_with_other_tokens(load_policy: Callable[..., Policy]) -> Non
         values.append(words.values)
     assert values[0] == pytest.approx(values[1], abs=1e-3)
     foreign.begin({(0, 0): question(1)})
-    words = Said("<|image_pad|> and <|im_end|>", [], Finish.STOP, 0)
+    words = PolicyTurn("<|image_pad|> and <|im_end|>", [], Finish.STOP, 0)
     foreign.said({(0, 0): words})
     end = policy.tokenizer.eos_token_id
     assert foreign._heard[0, 0].last.count(end) == 1 and LOG_RATIO in words.values

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_settings import LookSettings
@@ -25,9 +25,9 @@ RIGHT = [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1.0, NAN, NAN]]
 ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
-def said(**values: float) -> Said:
+def said(**values: float) -> PolicyTurn:
     """A turn of which this was measured."""
-    return Said("", [], Finish.STOP, 0, values)
+    return PolicyTurn("", [], Finish.STOP, 0, values)
 
 
 def padded(rows: list[list[float]]) -> np.ndarray:

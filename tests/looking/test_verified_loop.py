@@ -10,7 +10,7 @@ from tests.looking.test_look_episode import ANSWER, crop, looking, words
 from tests.looking.test_step_verifier import adapted
 from tests.policy.test_threads import ending
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.looking.look_prompt import asked_anew
@@ -51,11 +51,11 @@ def test_the_rule_is_asked_with_delta_r() -> None:
     """A call has Δr and ends looking where it is small; an answer has none, and is refused until then."""
     task = looking(stop="verifier", verifier="/nowhere", epsilon=0.5, terminate="refuse")
     episode = task.look(task.problem("test", 0, 0))
-    episode.begin()
+    episode.reset()
 
     def say(text: str, ratio: float, turn: int) -> str:
-        said = Said(text, [], Finish.STOP, turn, {LOG_RATIO: ratio})
-        reply = episode.reply(said)
+        said = PolicyTurn(text, [], Finish.STOP, turn, {LOG_RATIO: ratio})
+        reply = episode.step(said)
         assert (DELTA_R in said.values) == (text != ANSWER)
         return "" if reply.done else words(reply)
 
@@ -64,7 +64,7 @@ def test_the_rule_is_asked_with_delta_r() -> None:
     told = say(crop(9), 0.4, 2)
     assert "Image 3" in told and "answer the question now" in told
     assert say(ANSWER, 2.0, 3) == ""
-    made = episode.ending()
+    made = episode.result()
     assert made.scores[LOG_RATIO] == pytest.approx(1.9) and made.rewards["correct"] == 1
     steps = [(step["delta_r"], step["stopped"]) for step in made.turns[:3]]
     assert steps == [(None, ""), (-0.6, ""), (0.4, "rule")]
@@ -75,11 +75,11 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     policy = adapted(load_policy)
     plain = LookingTask(looking().inner, LookSettings(tools=["crop"]))
     plain.use_policy(policy)
-    assert plain.listener() is None
+    assert plain.hook() is None
     path = policy.config.path
     task = LookingTask(plain.inner, LookSettings(tools=["crop"], verifier=path, stop="after:1"))
     task.use_policy(policy)
-    listener = task.listener()
+    listener = task.hook()
     assert isinstance(listener, StepVerifier) and listener.policies[0] is policy
     sampling = SamplingConfig(group_size=2, max_new_tokens=6)
     [group] = converse(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups

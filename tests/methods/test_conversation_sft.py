@@ -14,7 +14,7 @@ from tests.updating import update
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.environment import EnvironmentLost
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -56,12 +56,12 @@ class Asking(Episode):
     def __init__(self, last: int) -> None:
         self.last = last
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         cuts = [("plan", 0), ("action", 3)] if said.turn else []
-        return Reply("Go on.", done=said.turn >= self.last, cuts=cuts)
+        return Observation("Go on.", done=said.turn >= self.last, channels=cuts)
 
-    def ending(self) -> Ending:
-        return Ending({"answer": 1.0})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": 1.0})
 
 
 def shown(policy: Policy, task: Task, count: int = 1, **options: Any) -> tuple[ConversationSFT, Rollout]:
@@ -174,13 +174,13 @@ class Broken(Asking):
         super().__init__(last)
         self.way = way
 
-    def begin(self) -> Reply | None:
-        return Reply(done=True) if self.way == "over" else None
+    def reset(self) -> Observation | None:
+        return Observation(done=True) if self.way == "over" else None
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         if self.way == "gone":
             raise EnvironmentLost("the device is gone")
-        return super().reply(said)
+        return super().step(said)
 
 
 @pytest.mark.parametrize(("way", "reason"), [("no browser", "OSError"), ("gone", "EnvironmentLost")])

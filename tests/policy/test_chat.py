@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.policy.conftest import noise_image
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.learner_settings import LearnerConfig
@@ -263,11 +263,11 @@ def test_a_broken_file_of_a_template(tiny_folder: Path, tmp_path: Path, content:
 class Asking(Episode):
     """Asks once more."""
 
-    def reply(self, said: Said) -> Reply:
-        return Reply("Sure?", done=said.turn > 0)
+    def step(self, said: PolicyTurn) -> Observation:
+        return Observation("Sure?", done=said.turn > 0)
 
-    def ending(self) -> Ending:
-        return Ending({"answer": 1.0})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": 1.0})
 
 
 CHATML = STRINGS

@@ -13,7 +13,7 @@ from benchmarks.families import KINDS, write_family
 from tests.policy.conftest import noise_image
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
@@ -46,13 +46,13 @@ Row = tuple[Continuation, list[float]]
 """What stands behind a prompt, and what the threads said of its tokens."""
 
 
-def reply(rng: random.Random) -> Reply:
+def reply(rng: random.Random) -> Observation:
     """Some words; an image before them in every second reply."""
     words = {"type": "text", "text": "and " * rng.randrange(1, 6)}
     if rng.random() < 0.5:
-        return Reply([words])
+        return Observation([words])
     picture = noise_image(rng.randrange(3), 32 + 16 * rng.randrange(2), 32)
-    return Reply([{"type": "image"}, words], [picture])
+    return Observation([{"type": "image"}, words], [picture])
 
 
 def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]:

@@ -15,7 +15,7 @@ from transformers.models.mllama.processing_mllama import (
 )
 
 from rounding import assert_close
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -130,7 +130,7 @@ def test_second_turns_without_images(policy: Policy, problems: list[Problem]) ->
     threads = policy.threads(prompts, sampling, seeds=[1, 2])
     places = [(b, g) for b in range(2) for g in range(2)]
     first = threads.say(places, 0)
-    replies = {(b, g): writer.encode(problems[b], Reply("Sure?"), 1) for b, g in places}
+    replies = {(b, g): writer.encode(problems[b], Observation("Sure?"), 1) for b, g in places}
     asked = {place: without_written_end(first[place].tokens, reply) for place, reply in replies.items()}
     heard = threads.hear(asked, score=True)
     second = threads.say(places, 1)
@@ -143,6 +143,6 @@ def test_second_turns_without_images(policy: Policy, problems: list[Problem]) ->
 
 def test_an_image_in_a_conversation_is_refused(policy: Policy, problems: list[Problem]) -> None:
     """It would be left out, or take the place of another one."""
-    reply = Reply([{"type": "text", "text": "Look:"}, {"type": "image"}], [noise_image(3)])
+    reply = Observation([{"type": "text", "text": "Look:"}, {"type": "image"}], [noise_image(3)])
     with pytest.raises(ConfigError, match=r"problem two, turn 1.*'mllama'.*in the middle"):
         ReplyEncoder(policy.encoder).encode(problems[0], reply, 1)

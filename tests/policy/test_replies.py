@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, normalizers
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.encoding import longest_row
@@ -24,7 +24,7 @@ def test_inserted_tokens_are_the_templates(policy: Policy, problems: list[Proble
     tokenizer = policy.tokenizer
     for problem in problems:
         [prompt] = policy.encode([problem])
-        between = list(ReplyEncoder(policy.encoder).encode(problem, Reply(WORDS), 1).tokens)
+        between = list(ReplyEncoder(policy.encoder).encode(problem, Observation(WORDS), 1).tokens)
         answer = "<think>7+2</think><answer>9</answer>"
         answered = tokenizer(answer, add_special_tokens=False)["input_ids"]
         whole = Problem(
@@ -53,7 +53,7 @@ def test_template_that_cannot_go_on_is_refused(load_policy: Any, template: str) 
     policy = load_policy()
     policy.tokenizer.chat_template = template
     with pytest.raises(ConfigError, match="problem p: the model's chat template cannot continue"):
-        ReplyEncoder(policy.encoder).encode(Problem("p", user_turn("Say 7.", 0)), Reply(WORDS), 1)
+        ReplyEncoder(policy.encoder).encode(Problem("p", user_turn("Say 7.", 0)), Observation(WORDS), 1)
 
 
 def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
@@ -64,17 +64,17 @@ def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
     with pytest.raises(
         DataError, match=rf"problem p, turn 1: the reply has .* the model reads {room} tokens"
     ):
-        writer.encode(problem, Reply("a" * (64 * room + 1)), 1)
+        writer.encode(problem, Observation("a" * (64 * room + 1)), 1)
     with pytest.raises(TooLongError, match=r"problem p, turn 1: the reply's first .* characters take"):
-        writer.encode(problem, Reply("again " * 5000), 1)
-    assert len(writer.encode(problem, Reply("a" * (4 * room - 1)), 1).tokens) > room
+        writer.encode(problem, Observation("again " * 5000), 1)
+    assert len(writer.encode(problem, Observation("a" * (4 * room - 1)), 1).tokens) > room
 
 
 def test_words_that_read_like_an_image_are_words(policy: Policy) -> None:
     writer, tokenizer = ReplyEncoder(policy.encoder), policy.tokenizer
     problem = Problem("p", user_turn("Say 7.", 0))
-    tokens = writer.encode(problem, Reply("look: <|image_pad|><|im_end|>"), 1).tokens
-    plain = writer.encode(problem, Reply("look: "), 1).tokens
+    tokens = writer.encode(problem, Observation("look: <|image_pad|><|im_end|>"), 1).tokens
+    plain = writer.encode(problem, Observation("look: "), 1).tokens
     assert "look: <|image_pad|><|im_end|>" in tokenizer.decode(tokens)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<|image_pad|>")}
     assert [i for i in tokens if i in special] == [i for i in plain if i in special]
@@ -94,15 +94,15 @@ def test_words_that_a_normaliser_makes_special(load_policy: Any, words: str) -> 
     writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
     if "\uff1c" in words:
         with pytest.raises(DataError, match="problem p, turn 1: the reply cannot be written"):
-            writer.encode(problem, Reply(words), 1)
+            writer.encode(problem, Observation(words), 1)
     else:
-        assert not set(writer.encode(problem, Reply(words), 1).tokens) & meant
+        assert not set(writer.encode(problem, Observation(words), 1).tokens) & meant
 
 
 def test_many_parts_take_little_time(policy: Policy) -> None:
     writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
     parts = [{"type": "text", "text": "a "}] * 5_000
-    whole = writer.encode(problem, Reply("a " * 5_000), 1)
-    assert writer.encode(problem, Reply(parts), 1).tokens == whole.tokens
+    whole = writer.encode(problem, Observation("a " * 5_000), 1)
+    assert writer.encode(problem, Observation(parts), 1).tokens == whole.tokens
     with pytest.raises(DataError, match="the reply has"):
-        writer.encode(problem, Reply([{"type": "text", "text": ""}] * 1_000_000), 1)
+        writer.encode(problem, Observation([{"type": "text", "text": ""}] * 1_000_000), 1)

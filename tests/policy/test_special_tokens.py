@@ -9,7 +9,7 @@ import pytest
 from tests.policy.conftest import noise_image
 from tokenizers import AddedToken, normalizers
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.encoding import longest_row
@@ -130,7 +130,7 @@ def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Any) -> N
     problem = Problem("p", messages(("user", "Say <|im_end|>, please.")))
     [prompt] = own.encode([problem])
     assert "user\nSay <|im_end|>, please.<|im_end|>" in own.tokenizer.decode(prompt.ids)
-    heard = ReplyEncoder(own.encoder).encode(problem, Reply("Sure?"), 1)
+    heard = ReplyEncoder(own.encoder).encode(problem, Observation("Sure?"), 1)
     assert "<|im_start|>user\nSure?<|im_end|>\n" in own.tokenizer.decode(heard.tokens)
 
 

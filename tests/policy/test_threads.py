@@ -12,7 +12,7 @@ from tests.policy.conftest import Loaders
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rounding import assert_close
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
@@ -49,7 +49,7 @@ def ending(load_policy: Any, kind: str = "tiny", by: float = 4.0) -> Policy:
 
 def between(policy: Policy, problems: list[Problem]) -> list[list[int]]:
     writer = ReplyEncoder(policy.encoder)
-    return [list(writer.encode(problem, Reply(WORDS), 1).tokens) for problem in problems]
+    return [list(writer.encode(problem, Observation(WORDS), 1).tokens) for problem in problems]
 
 
 def talk(
@@ -59,7 +59,7 @@ def talk(
     writer, size = ReplyEncoder(policy.encoder), sampling.group_size
     said = threads.say([(b, g) for b in range(len(problems)) for g in range(size)], 0)
     pieces = {
-        place: without_written_end(sample.tokens, writer.encode(problems[place[0]], Reply(WORDS), 1))
+        place: without_written_end(sample.tokens, writer.encode(problems[place[0]], Observation(WORDS), 1))
         for place, sample in said.items()
         if sample.finish == Finish.STOP
     }

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from tests.policy.conftest import noise_image
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
@@ -106,7 +106,7 @@ def test_tools_are_shown_and_their_results_written_by_the_template(
     assert '"name": "zoom"' in policy.tokenizer.decode(prompt.ids)
     said = f"Closer.\n</think>\n\n{SAID}" if template == THINKING else SAID
     sampled = policy.tokenizer(f"{said}<|im_end|>", add_special_tokens=False)["input_ids"]
-    reply = ReplyEncoder(policy.encoder).encode(problem, Reply("It shows 3.", role="tool"), 1)
+    reply = ReplyEncoder(policy.encoder).encode(problem, Observation("It shows 3.", role="tool"), 1)
     heard = without_written_end(sampled, reply)
     messages = [
         *problem.messages,
@@ -125,7 +125,9 @@ def test_a_tool_shows_images(load_policy: Any, template: str) -> None:
     policy = with_template(load_policy, template)
     problem = Problem("p", user_turn("How many?"), [noise_image(1)], tools=TOOLS)
     parts = [{"type": "text", "text": "Twice as large:"}, {"type": "image"}]
-    reply = ReplyEncoder(policy.encoder).encode(problem, Reply(parts, [noise_image(2, 84, 56)], "tool"), 1)
+    reply = ReplyEncoder(policy.encoder).encode(
+        problem, Observation(parts, [noise_image(2, 84, 56)], "tool"), 1
+    )
     placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert reply.tokens.count(placeholder) == reply.images[0].placeholders > 1
     text = policy.tokenizer.decode([token for token in reply.tokens if token != placeholder])
@@ -156,7 +158,7 @@ def test_a_template_without_messages_of_tools_is_refused(
     problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
     policy.encode([problem])
     with pytest.raises(ConfigError, match=f"problem p: .*{reason}"):
-        ReplyEncoder(policy.encoder).encode(problem, Reply("3", role="tool"), 1)
+        ReplyEncoder(policy.encoder).encode(problem, Observation("3", role="tool"), 1)
 
 
 def test_a_template_that_drops_thoughts_is_refused(load_policy: Any) -> None:
@@ -164,7 +166,7 @@ def test_a_template_that_drops_thoughts_is_refused(load_policy: Any) -> None:
     policy = with_template(load_policy, THINKING)
     problem = Problem("p", user_turn("How many?", images=0))
     with pytest.raises(ConfigError, match="writes other text before the answer"):
-        ReplyEncoder(policy.encoder).encode(problem, Reply("Sure?"), 1)
+        ReplyEncoder(policy.encoder).encode(problem, Observation("Sure?"), 1)
 
 
 RESPONSE: dict[str, Any] = {
@@ -232,7 +234,7 @@ def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Any) -> None:
     problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
     prompt = policy.tokenizer.decode(policy.encode([problem])[0].ids)
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    reply = ReplyEncoder(policy.encoder).encode(problem, Reply("It shows 3.", role="tool"), 1)
+    reply = ReplyEncoder(policy.encoder).encode(problem, Observation("It shows 3.", role="tool"), 1)
     shown = policy.tokenizer.decode(reply.tokens)
     assert shown == (
         "<|im_end|>\n<|im_start|>user\n<tool_response>\nIt shows 3.\n</tool_response><|im_end|>\n"

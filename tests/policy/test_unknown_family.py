@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from rounding import assert_close
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError, SamplingError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -202,7 +202,7 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
     sampling = SamplingConfig(group_size=3, max_new_tokens=6, top_p=1.0)
     prompts = policy.encode(problems)
     writer = ReplyEncoder(policy.encoder)
-    follow = [writer.encode(problem, Reply("Sure?"), 1) for problem in problems]
+    follow = [writer.encode(problem, Observation("Sure?"), 1) for problem in problems]
     # As if every first turn had ended at once: an untrained model seldom ends one.
     said = [[end, *without_written_end([end], f).tokens] for f in follow]
     longer = [policy.encoder.extended(p, Continuation(s)) for p, s in zip(prompts, said, strict=True)]
@@ -239,7 +239,7 @@ def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem
     threads = policy.threads(prompts, sampling, seeds=[1, 2, 3, 4])
     assert isinstance(threads, ApartThreads)
     opened = [(b, g) for b in (2, 3) for g in range(3)]
-    pieces = {(b, g): writer.opening(asked[b], Reply(f"Screen {g}.") if g else None) for b, g in opened}
+    pieces = {(b, g): writer.opening(asked[b], Observation(f"Screen {g}.") if g else None) for b, g in opened}
     threads.hear(pieces)
     said = threads.say([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0)
     alone = policy.sample(prompts[:2], sampling, seeds=[1, 2])

@@ -14,7 +14,7 @@ from tests.cli.test_cli import run
 from tests.experiments.looks.looks_recipe import far_recipe
 
 from samples import write_samples
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts
 from selfverify.core.problem import Problem
@@ -63,7 +63,7 @@ def talked(
     problem = Problem("street", user_turn("Until when?"), [Image.new("RGB", (400, 200), (90, 120, 160))])
     episode = looking.look(problem)
     episode.rule = rule or episode.rule
-    episode.begin()
+    episode.reset()
     keep = folder / IMAGES
     [name] = written_images(keep, problem.images)
     asked = [{"type": "image", "image": name}, {"type": "text", "text": "Until when?"}]
@@ -71,8 +71,8 @@ def talked(
     for turn, text in enumerate(texts):
         delta = deltas[turn] if turn < len(deltas) else None
         values = {} if delta is None else {"log_ratio": delta, "log_ratio_plan": 0.0}
-        reply = episode.reply(Said(text, [1], Finish.STOP, turn, values))
-        if reply.takes_back:
+        reply = episode.step(PolicyTurn(text, [1], Finish.STOP, turn, values))
+        if reply.undo:
             del messages[-1]
         else:
             messages.append({"role": "assistant", "content": text})
@@ -83,7 +83,7 @@ def talked(
             p | {"image": next(shown)} if p["type"] == "image" else p for p in content_parts(reply.content)
         ]
         messages.append({"role": "user", "content": parts})
-    ending = episode.ending()
+    ending = episode.result()
     steps = [turn for turn in ending.turns if isinstance(turn, dict)]
     return LookTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
 

@@ -10,7 +10,7 @@ from tests.policy.test_threads import ending
 from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -36,28 +36,30 @@ class Asks(Episode):
 
     def __init__(self, aside: bool, instead: int = -1) -> None:
         self.asks, self.instead = aside, instead
-        self.heard: list[Said] = []
+        self.heard: list[PolicyTurn] = []
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         words = "more " * (said.turn + 1)
-        shown = Reply([{"type": "text", "text": words}, {"type": "image"}], [picture(said.turn)])
-        asked = Reply([{"type": "image"}, {"type": "text", "text": f"{words}{ASIDE}"}], [picture(said.turn)])
+        shown = Observation([{"type": "text", "text": words}, {"type": "image"}], [picture(said.turn)])
+        asked = Observation(
+            [{"type": "image"}, {"type": "text", "text": f"{words}{ASIDE}"}], [picture(said.turn)]
+        )
         if said.turn == self.instead:
             return asked
-        shown.aside = asked if self.asks else None
+        shown.probe = asked if self.asks else None
         return shown
 
-    def aside(self, said: Said) -> None:
+    def probed(self, said: PolicyTurn) -> None:
         self.heard.append(said)
 
-    def ending(self) -> Ending:
-        return Ending({"asides": float(len(self.heard))})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"asides": float(len(self.heard))})
 
 
 class Fails(Asks):
     """Fails when it hears an aside."""
 
-    def aside(self, said: Said) -> None:
+    def probed(self, said: PolicyTurn) -> None:
         raise ValueError("no")
 
 
@@ -94,8 +96,8 @@ def test_an_aside_leaves_no_trace(load_policy: Any, kind: str) -> None:
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
         policy.threads = apart(policy)  # type: ignore[method-assign]
-    plain, _ = hold(policy, lambda: Asks(aside=False))
-    asked, episodes = hold(policy, lambda: Asks(aside=True))
+    plain, _ = hold(policy, lambda: Asks(probed=False))
+    asked, episodes = hold(policy, lambda: Asks(probed=True))
     assert [t.tokens for t in asked] == [t.tokens for t in plain]
     for one, other in zip(asked, plain, strict=True):
         for mine, theirs in zip(one.segments, other.segments, strict=True):
@@ -115,10 +117,10 @@ def test_an_aside_is_what_would_have_been_said(load_policy: Any, kind: str) -> N
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
         policy.threads = apart(policy)  # type: ignore[method-assign]
-    _, episodes = hold(policy, lambda: Asks(aside=True))
+    _, episodes = hold(policy, lambda: Asks(probed=True))
     compared = 0
     for turn in (0, 1):
-        stopped, _ = hold(policy, lambda turn=turn: Asks(aside=False, instead=turn), turns=turn + 2)  # type: ignore[misc]
+        stopped, _ = hold(policy, lambda turn=turn: Asks(probed=False, instead=turn), turns=turn + 2)  # type: ignore[misc]
         for trajectory, episode in zip(stopped, episodes, strict=True):
             said = [segment for segment in trajectory.segments if segment.author == "policy"]
             if len(said) == turn + 2:
@@ -129,7 +131,7 @@ def test_an_aside_is_what_would_have_been_said(load_policy: Any, kind: str) -> N
 
 def test_an_aside_that_fails(load_policy: Any) -> None:
     """Its conversation ends without a verdict."""
-    trajectories, _ = hold(ending(load_policy, by=5.5), lambda: Fails(aside=True))
+    trajectories, _ = hold(ending(load_policy, by=5.5), lambda: Fails(probed=True))
     answered = [t for t in trajectories if len(t.segments[0].tokens) < SAMPLING.max_new_tokens]
     assert answered and all(t.finish == Finish.ERROR and not t.rewards for t in answered)
 
@@ -138,13 +140,13 @@ def test_an_aside_that_does_not_fit(load_policy: Any) -> None:
     """It is left out, and the conversation goes on."""
 
     class Long(Asks):
-        def reply(self, said: Said) -> Reply:
-            found = super().reply(said)
-            found.aside = Reply("long " * 3000)
+        def step(self, said: PolicyTurn) -> Observation:
+            found = super().step(said)
+            found.probe = Observation("long " * 3000)
             return found
 
-    trajectories, episodes = hold(ending(load_policy, by=5.5), lambda: Long(aside=True))
-    plain, _ = hold(ending(load_policy, by=5.5), lambda: Asks(aside=False))
+    trajectories, episodes = hold(ending(load_policy, by=5.5), lambda: Long(probed=True))
+    plain, _ = hold(ending(load_policy, by=5.5), lambda: Asks(probed=False))
     assert [t.tokens for t in trajectories] == [t.tokens for t in plain]
     assert not any(episode.heard for episode in episodes)
 
@@ -160,5 +162,5 @@ def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> 
     problems = [Problem("plain", user_turn("Say 7.", images=0))]
     with pytest.raises(ConfigError, match="asked aside"):
         converse(
-            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(aside=True), EpisodeLimits(turns=3)
+            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(probed=True), EpisodeLimits(turns=3)
         )

@@ -10,7 +10,7 @@ import pytest
 from tests.rollouts.test_converse import Chat, ending_policy
 from tests.rollouts.test_hung import hung
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.event_loop import EventLoop
 from selfverify.core.problem import Problem
@@ -66,17 +66,17 @@ class Remote(Episode):
     def __init__(self, desk: Desk, loop: EventLoop, hangs: bool) -> None:
         self.desk, self.loop, self.hangs = desk, loop, hangs
 
-    def begin(self) -> Reply | None:
-        return Reply(self.loop.run(self.desk.enter(), 20.0))
+    def reset(self) -> Observation | None:
+        return Observation(self.loop.run(self.desk.enter(), 20.0))
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         words = self.loop.run(self.desk.act(said.text, self.hangs), 0.2 if self.hangs else 20.0)
-        return Reply(words, done=said.turn == 1)
+        return Observation(words, done=said.turn == 1)
 
-    def ending(self) -> Ending:
-        return Ending({"answer": 1.0})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": 1.0})
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.loop.run(self.desk.leave(), 5.0)
 
 
@@ -122,8 +122,8 @@ def test_too_few_threads_are_no_deadlock(
     sampling = SamplingConfig(group_size=3, max_new_tokens=12, top_p=1.0)
 
     class Impatient(Remote):
-        def begin(self) -> Reply | None:
-            return Reply(self.loop.run(self.desk.enter(), enter_s))
+        def reset(self) -> Observation | None:
+            return Observation(self.loop.run(self.desk.enter(), enter_s))
 
     rolled = converse(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,

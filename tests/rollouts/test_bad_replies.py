@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -31,16 +31,16 @@ IMAGE, WORDS = {"type": "image"}, {"type": "text", "text": "Look."}
 class Shows(Talkative):
     """Replies to the first turn as others do, to the second as a test says."""
 
-    def __init__(self, make: Callable[[], Reply]) -> None:
+    def __init__(self, make: Callable[[], Observation]) -> None:
         super().__init__(0, images=False)
         self.make = make
 
-    def reply(self, said: Said) -> Reply:
-        reply = super().reply(said)
+    def step(self, said: PolicyTurn) -> Observation:
+        reply = super().step(said)
         return self.make() if said.turn == 1 else reply
 
 
-def hold(policy: Policy, make: Callable[[], Reply]) -> list[Trajectory]:
+def hold(policy: Policy, make: Callable[[], Observation]) -> list[Trajectory]:
     """Three conversations; the one in the middle is shown what ``make`` returns."""
     count = iter(range(3))
 
@@ -68,12 +68,12 @@ def closed() -> Image.Image:
     return image
 
 
-def shown(*images: Any, places: int | None = None) -> Callable[[], Reply]:
+def shown(*images: Any, places: int | None = None) -> Callable[[], Observation]:
     count = len(images) if places is None else places
-    return lambda: Reply([WORDS, *[IMAGE] * count], list(images))
+    return lambda: Observation([WORDS, *[IMAGE] * count], list(images))
 
 
-BROKEN: dict[str, tuple[Callable[[], Reply], str]] = {
+BROKEN: dict[str, tuple[Callable[[], Observation], str]] = {
     "fewer images than parts": (
         shown(Image.new("RGB", (56, 56)), places=2),
         "2 places for images and 1 images",
@@ -85,8 +85,8 @@ BROKEN: dict[str, tuple[Callable[[], Reply], str]] = {
     "too large": (lambda: shown(Image.new("1", (20_000, 10_000)))(), "20000 x 10000 pixels, and at most"),
     "no known brightness": (shown(Image.new("F", (56, 56))), "without a known range"),
     "a path": (shown("screen.png"), "of type str and no image"),
-    "ten megabytes": (lambda: Reply("a b " * 2_500_000), "the reply has 10000001 characters"),
-    "a million parts": (lambda: Reply([WORDS] * 1_000_000), "the reply has 6000000 characters"),
+    "ten megabytes": (lambda: Observation("a b " * 2_500_000), "the reply has 10000001 characters"),
+    "a million parts": (lambda: Observation([WORDS] * 1_000_000), "the reply has 6000000 characters"),
 }
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_shown_names_problem_and_turn(
 ) -> None:
     policy = ending_policy()
     make, reason = BROKEN[broken]
-    whole = hold(policy, lambda: Reply("Go on."))
+    whole = hold(policy, lambda: Observation("Go on."))
     assert [len(t.segments) for t in whole] == [5, 5, 5]
     found = hold(policy, make)
     assert [t.tokens for t in (found[0], found[2])] == [t.tokens for t in (whole[0], whole[2])]
@@ -109,12 +109,12 @@ def test_what_cannot_be_shown_names_problem_and_turn(
     assert re.search(reason, fields["reason"])
 
 
-FULL: dict[str, Callable[[], Reply]] = {
-    "words": lambda: Reply("again " * 5_000),
-    "one word": lambda: Reply("a" * 100_000),
-    "brackets": lambda: Reply("[" * 100_000 + "]" * 100_000),
-    "ends": lambda: Reply("<|im_end|>" * 10_000),
-    "images": lambda: Reply([IMAGE] * 300, [Image.new("RGB", (56, 56), (n, 0, 0)) for n in range(300)]),
+FULL: dict[str, Callable[[], Observation]] = {
+    "words": lambda: Observation("again " * 5_000),
+    "one word": lambda: Observation("a" * 100_000),
+    "brackets": lambda: Observation("[" * 100_000 + "]" * 100_000),
+    "ends": lambda: Observation("<|im_end|>" * 10_000),
+    "images": lambda: Observation([IMAGE] * 300, [Image.new("RGB", (56, 56), (n, 0, 0)) for n in range(300)]),
 }
 
 
@@ -160,8 +160,8 @@ def test_words_stay_words(ending_policy: Callable[..., Policy], hostile: str) ->
     """Nothing in a text means anything to the model, and nothing of it is lost."""
     policy = ending_policy()
     words = HOSTILE[hostile]
-    found = hold(policy, lambda: Reply([{"type": "text", "text": f"<<{words}>>"}, WORDS]))[1]
-    plain = hold(policy, lambda: Reply([{"type": "text", "text": "<<>>"}, WORDS]))[1]
+    found = hold(policy, lambda: Observation([{"type": "text", "text": f"<<{words}>>"}, WORDS]))[1]
+    plain = hold(policy, lambda: Observation([{"type": "text", "text": "<<>>"}, WORDS]))[1]
     meant = set(policy.tokenizer.all_special_ids) | set(policy.suppressed_tokens)
     screen, other = found.segments[3], plain.segments[3]
     assert [t for t in screen.tokens if t in meant] == [t for t in other.tokens if t in meant]

@@ -15,7 +15,7 @@ from tests.updating import update
 
 from rounding import assert_close
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.episode import Episode, Reply
+from selfverify.core.episode import Episode, Observation
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -44,14 +44,14 @@ PLAIN = replace(ASKED, environment_begins=False)
 class Screen(Talkative):
     """Begins with a screen of the sample's own: words, an image between words, or nothing."""
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         kind = self.rng.randrange(6)
         words = {"type": "text", "text": "screen " * self.rng.randrange(1, 9)}
         if kind == 0:
             return None
         if kind < 3:
-            return Reply([words])
-        return Reply([words, {"type": "image"}, words], [picture(self.rng.randrange(5))])
+            return Observation([words])
+        return Observation([words, {"type": "image"}, words], [picture(self.rng.randrange(5))])
 
 
 class Given(Talkative):
@@ -61,7 +61,7 @@ class Given(Talkative):
         super().__init__(0)
         self.first = first
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         return self.first()  # type: ignore[no-any-return]
 
 
@@ -161,7 +161,7 @@ def test_over_before_the_policy_speaks(
     """Such a conversation counts as its ending says, has no token to learn from, and disturbs no other."""
     policy = ending_policy()
     others = hold(policy, lambda: None, problem, limits)
-    found = hold(policy, lambda: Reply("This is never shown.", done=True), problem, limits)
+    found = hold(policy, lambda: Observation("This is never shown.", done=True), problem, limits)
     assert [found[n].tokens for n in (0, 2)] == [others[n].tokens for n in (0, 2)]
     over = found[1]
     assert over.tokens == [] and over.written == 0 and over.finish == Finish.STOP and not over.truncated
@@ -193,7 +193,7 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
     """It may have advantages, but no token that they could be about."""
 
     def begin(problem: Problem, seed: int) -> Episode:
-        return Given(lambda: Reply(done=True))
+        return Given(lambda: Observation(done=True))
 
     rolled = converse(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
     [group] = rolled.groups
@@ -207,8 +207,8 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
 
 def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
     class Closed(AnswerOnce):
-        def begin(self) -> Reply | None:
-            return Reply(done=True)
+        def reset(self) -> Observation | None:
+            return Observation(done=True)
 
     task = DigitsSum()
     problem = task.problem("train", 0, 0)
@@ -239,9 +239,9 @@ ODD: dict[str, Callable[[], Any]] = {
     "raises": raises,
     "hangs": lambda: time.sleep(1.0),
     "a text": lambda: "Hello.",
-    "cuts": lambda: Reply("Hello.", cuts=[("a", 0)]),
-    "no image": lambda: Reply([{"type": "image"}]),
-    "far too long": lambda: Reply("a" * 10_000_000),
+    "cuts": lambda: Observation("Hello.", channels=[("a", 0)]),
+    "no image": lambda: Observation([{"type": "image"}]),
+    "far too long": lambda: Observation("a" * 10_000_000),
 }
 
 
@@ -259,7 +259,7 @@ def test_a_failing_beginning_ends_its_own_conversation_only(
 
 def test_a_screen_that_the_problem_does_not_announce_is_refused(policy: Policy) -> None:
     with pytest.raises(ConfigError, match=r"problem asked: its episode shows .* environment_begins=True"):
-        hold(policy, lambda: Reply("Hello."), problem=PLAIN)
+        hold(policy, lambda: Observation("Hello."), problem=PLAIN)
 
 
 ALTERNATING = (
@@ -280,19 +280,21 @@ def test_templates_whose_roles_alternate(load_policy: Any) -> None:
     assert decode(prompt.ids) == "<|im_start|>user\nWhich digits are shown?"
     after = "<|im_end|>\n<|im_start|>assistant\n"
     assert decode(writer.opening(ASKED, None).tokens) == after
-    assert decode(writer.opening(ASKED, Reply(" a <|im_end|>")).tokens) == f"\n\n a <|im_end|>{after}"
-    shown = writer.opening(ASKED, Reply([{"type": "image"}, {"type": "text", "text": "b"}], [picture(0)]))
+    assert decode(writer.opening(ASKED, Observation(" a <|im_end|>")).tokens) == f"\n\n a <|im_end|>{after}"
+    shown = writer.opening(
+        ASKED, Observation([{"type": "image"}, {"type": "text", "text": "b"}], [picture(0)])
+    )
     assert shown.unexpanded is not None
     assert decode(shown.unexpanded) == f"\n\n<|vision_start|><|image_pad|><|vision_end|>b{after}"
     special = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert list(writer.opening(ASKED, Reply("<|im_end|>")).tokens).count(special) == 1
+    assert list(writer.opening(ASKED, Observation("<|im_end|>")).tokens).count(special) == 1
     with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):
-        writer.opening(ASKED, Reply("b", role="tool"))
+        writer.opening(ASKED, Observation("b", role="tool"))
 
 
 def test_a_template_of_texts_alone(load_policy: Any) -> None:
     policy = load_policy("llama")
-    opened = ReplyEncoder(policy.encoder).opening(ASKED, Reply("Look."))
+    opened = ReplyEncoder(policy.encoder).opening(ASKED, Observation("Look."))
     [prompt] = policy.encode([ASKED])
     messages = [*ASKED.messages, *user_turn("Look.", images=0)]
     assert [*prompt.ids.tolist(), *opened.tokens] == whole(policy, messages, [])

@@ -14,7 +14,7 @@ from tests.updating import update
 
 from rounding import assert_close
 from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -55,21 +55,21 @@ class Talkative(Episode):
 
     def __init__(self, seed: int, images: bool = True, role: str = "user") -> None:
         self.rng, self.images, self.role = random.Random(seed), images, role
-        self.heard: list[Said] = []
+        self.heard: list[PolicyTurn] = []
         self.closed = 0
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.heard.append(said)
         words = "more " * self.rng.randrange(1, 9)
         if self.images and len(self.heard) % 2:
             parts = [{"type": "text", "text": words}, {"type": "image"}, {"type": "text", "text": "?"}]
-            return Reply(parts, [picture(self.rng.randrange(5))], self.role)
-        return Reply(words, role=self.role)  # type: ignore[arg-type]
+            return Observation(parts, [picture(self.rng.randrange(5))], self.role)
+        return Observation(words, role=self.role)  # type: ignore[arg-type]
 
-    def ending(self) -> Ending:
-        return Ending({"answer": float(len(self.heard))})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": float(len(self.heard))})
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.closed += 1
 
 
@@ -158,15 +158,15 @@ class Failing(Talkative):
         super().__init__(seed, images=False)
         self.how = how if fails else ""
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         if self.how == "raises":
             raise RuntimeError("the screen is gone")
         if self.how == "hangs":
             time.sleep(1.0)
-        return super().reply(said)
+        return super().step(said)
 
-    def close(self) -> None:
-        super().close()
+    def release(self) -> None:
+        super().release()
         if self.how == "close":
             raise RuntimeError("still open")
 
@@ -203,9 +203,9 @@ def test_a_rollout_that_takes_too_long(ending_policy: Callable[..., Policy], ask
     """Conversations that are over count; those still open are lost."""
 
     class Slow(Talkative):
-        def reply(self, said: Said) -> Reply:
+        def step(self, said: PolicyTurn) -> Observation:
             time.sleep(0.05)
-            reply = super().reply(said)
+            reply = super().step(said)
             reply.done = len(self.heard) > 1
             return reply
 
@@ -222,9 +222,9 @@ def test_a_full_context_ends_a_conversation(
     limit = policy.model.config.get_text_config().max_position_embeddings
 
     class Wordy(Talkative):
-        def reply(self, said: Said) -> Reply:
-            super().reply(said)
-            return Reply("word " * (limit // 2))
+        def step(self, said: PolicyTurn) -> Observation:
+            super().step(said)
+            return Observation("word " * (limit // 2))
 
     made = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
     for trajectory in made.groups[0].trajectories:

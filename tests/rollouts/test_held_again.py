@@ -10,7 +10,7 @@ from tests.policy.test_tool_templates import HERMES
 
 from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
 from selfverify.agents.agent_figures import METRICS, summarise_parts
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
@@ -36,8 +36,8 @@ class Given(AgentEpisode):
         super().__init__(PROBLEM, lambda: Lamps(lose=lose), TASK, 3, RULES, AgentSettings(), 3, GOAL)
         self.given = turns
 
-    def reply(self, said: Said) -> Reply:
-        return super().reply(Said(self.given[said.turn], said.tokens, Finish.STOP, said.turn))
+    def step(self, said: PolicyTurn) -> Observation:
+        return super().step(PolicyTurn(self.given[said.turn], said.tokens, Finish.STOP, said.turn))
 
 
 class Lighting(Task):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import read_events
@@ -61,9 +61,9 @@ class Stuck(Talkative):
         super().__init__(0, images=False)
         self.gate = gate
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.gate.wait(60.0)
-        return super().reply(said)
+        return super().step(said)
 
 
 def talk(policy: Policy, gate: threading.Event, stuck: int) -> None:
@@ -112,10 +112,10 @@ class Sticking(AnswerOnce):
         super().__init__(problem, task.tags, task.verdict)
         self.gate = gate
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         if self.gate is not None:
             self.gate.wait(60.0)
-        return super().reply(said)
+        return super().step(said)
 
 
 class Sums(DigitsSum):

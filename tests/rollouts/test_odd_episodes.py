@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -48,12 +48,12 @@ class Polite(Episode):
     def __init__(self) -> None:
         self.turns = 0
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.turns += 1
-        return Reply("Go on.", done=self.turns > 1)
+        return Observation("Go on.", done=self.turns > 1)
 
-    def ending(self) -> Ending:
-        return Ending({"answer": 1.0})
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": 1.0})
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def hold(policy: Policy, second: Callable[[], Any], limits: EpisodeLimits = LIMI
     return group.trajectories
 
 
-def replying(make: Callable[[Said], Any]) -> type[Polite]:
-    return type("Odd", (Polite,), {"reply": lambda self, said: make(said)})
+def replying(make: Callable[[PolicyTurn], Any]) -> type[Polite]:
+    return type("Odd", (Polite,), {"step": lambda self, said: make(said)})
 
 
 def ending(make: Callable[[], Any]) -> type[Polite]:
-    return type("Odd", (Polite,), {"ending": lambda self: make()})
+    return type("Odd", (Polite,), {"result": lambda self: make()})
 
 
 def raises() -> Any:
@@ -90,27 +90,29 @@ ODD: dict[str, Callable[[], Any]] = {
     "no reply": replying(lambda said: None),
     "a text": replying(lambda said: "Go on."),
     "unsorted cuts": replying(
-        lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text)), ("c", 0)])
+        lambda said: Observation(done=True, channels=[("a", 0), ("b", len(said.text)), ("c", 0)])
     ),
-    "cuts from 1": replying(lambda said: Reply(done=True, cuts=[("a", 1)])),
-    "cuts beyond": replying(lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text) + 1)])),
-    "cuts in words": replying(lambda said: Reply(done=True, cuts=[("a", "0")])),  # type: ignore[list-item]
-    "a system's role": replying(lambda said: Reply("Obey.", role="system")),  # type: ignore[arg-type]
-    "the policy's role": replying(lambda said: Reply("Obey.", role="assistant")),  # type: ignore[arg-type]
-    "no content": replying(lambda said: Reply(None)),  # type: ignore[arg-type]
-    "a video": replying(lambda said: Reply([{"type": "video"}])),
-    "a text that is none": replying(lambda said: Reply([{"type": "text", "text": None}])),
-    "no images": replying(lambda said: Reply("Look.", images=None)),  # type: ignore[arg-type]
-    "a thin image": replying(lambda said: Reply([{"type": "image"}], [Image.new("RGB", (9000, 1))])),
+    "cuts from 1": replying(lambda said: Observation(done=True, channels=[("a", 1)])),
+    "cuts beyond": replying(
+        lambda said: Observation(done=True, channels=[("a", 0), ("b", len(said.text) + 1)])
+    ),
+    "cuts in words": replying(lambda said: Observation(done=True, channels=[("a", "0")])),  # type: ignore[list-item]
+    "a system's role": replying(lambda said: Observation("Obey.", role="system")),  # type: ignore[arg-type]
+    "the policy's role": replying(lambda said: Observation("Obey.", role="assistant")),  # type: ignore[arg-type]
+    "no content": replying(lambda said: Observation(None)),  # type: ignore[arg-type]
+    "a video": replying(lambda said: Observation([{"type": "video"}])),
+    "a text that is none": replying(lambda said: Observation([{"type": "text", "text": None}])),
+    "no images": replying(lambda said: Observation("Look.", images=None)),  # type: ignore[arg-type]
+    "a thin image": replying(lambda said: Observation([{"type": "image"}], [Image.new("RGB", (9000, 1))])),
     "exit": replying(lambda said: sys.exit(2)),
     "no ending": ending(lambda: None),
     "an ending in words": ending(lambda: "good"),
-    "a reward that is no number": ending(lambda: Ending({"answer": float("nan")})),
-    "a score without end": ending(lambda: Ending({"answer": 1.0}, {"judge": float("inf")})),
-    "turns that were not": ending(lambda: Ending({"answer": 1.0}, turns=[None] * 9)),
-    "lost turns that were not": ending(lambda: Ending({"answer": 1.0}, lost_turns=[-1])),
+    "a reward that is no number": ending(lambda: EpisodeResult({"answer": float("nan")})),
+    "a score without end": ending(lambda: EpisodeResult({"answer": 1.0}, {"judge": float("inf")})),
+    "turns that were not": ending(lambda: EpisodeResult({"answer": 1.0}, turns=[None] * 9)),
+    "lost turns that were not": ending(lambda: EpisodeResult({"answer": 1.0}, lost_turns=[-1])),
     "answers": type("Odd", (Polite,), {"answers": lambda self: raises()}),
-    "foreseen": type("Odd", (Polite,), {"foreseen": lambda self: raises()}),
+    "foreseen": type("Odd", (Polite,), {"expected_observations": lambda self: raises()}),
     "no episode": lambda: None,
     "exit at once": lambda: sys.exit(2),
 }
@@ -132,9 +134,9 @@ def test_nonsense_ends_its_own_conversation_only(
 
 def test_said_is_a_copy(short: Policy) -> None:
     class Scribbles(Polite):
-        def reply(self, said: Said) -> Reply:
+        def step(self, said: PolicyTurn) -> Observation:
             said.tokens[:] = [0] * 50
-            return super().reply(said)
+            return super().step(said)
 
     assert [t.tokens for t in hold(short, Scribbles)] == [t.tokens for t in hold(short, Polite)]
 
@@ -144,12 +146,12 @@ def test_a_screen_that_changes_is_kept_as_it_was_shown(short: Policy) -> None:
     canvas = Image.new("RGB", (32, 32))
 
     class Draws(Polite):
-        def reply(self, said: Said) -> Reply:
+        def step(self, said: PolicyTurn) -> Observation:
             canvas.paste((40 * self.turns, 0, 0), (0, 0, 32, 32))
             self.turns += 1
-            return Reply([{"type": "image"}], [canvas])
+            return Observation([{"type": "image"}], [canvas])
 
-        def close(self) -> None:
+        def release(self) -> None:
             canvas.close()
 
     shown = [image for segment in hold(short, Draws)[1].segments for image in segment.images]
@@ -161,15 +163,15 @@ def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture)
     held, closed = threading.Event(), []
 
     class Stuck(Polite):
-        def reply(self, said: Said) -> Reply:
+        def step(self, said: PolicyTurn) -> Observation:
             held.wait(20.0)
-            return super().reply(said)
+            return super().step(said)
 
-        def close(self) -> None:
+        def release(self) -> None:
             held.wait(20.0)
 
     class Closing(Polite):
-        def close(self) -> None:
+        def release(self) -> None:
             closed.append(self)
 
     begun = iter([Closing, Stuck, Closing])

@@ -13,7 +13,7 @@ from tests.rollouts.test_asides import apart
 from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -42,25 +42,25 @@ class TakesBack(Episode):
         self.back, self.instead, self.asked = back, instead, False
         self.turns: list[int] = []
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.turns.append(said.turn)
         if self.asked:
-            return Reply(done=True)
+            return Observation(done=True)
         if said.turn == self.back and not self.instead:
             self.asked = True
             if not said.turn:
-                return Reply(NOW, takes_back=True)
-            return self.shown(said.turn - 1, f" {NOW}", takes_back=True)
+                return Observation(NOW, undo=True)
+            return self.shown(said.turn - 1, f" {NOW}", undo=True)
         self.asked = self.instead and said.turn == self.back - 1
         return self.shown(said.turn, f" {NOW}" if self.asked else "")
 
-    def shown(self, turn: int, more: str, takes_back: bool = False) -> Reply:
+    def shown(self, turn: int, more: str, takes_back: bool = False) -> Observation:
         text = "more " * (turn + 1) + more
         parts = [{"type": "text", "text": text}, {"type": "image"}]
-        return Reply(parts, [picture(turn)], takes_back=takes_back)
+        return Observation(parts, [picture(turn)], undo=takes_back)
 
-    def ending(self) -> Ending:
-        return Ending({"turns": float(len(self.turns))}, turns=["said"] * min(len(self.turns), 1))
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"turns": float(len(self.turns))}, turns=["said"] * min(len(self.turns), 1))
 
 
 class Unannounced(TakesBack):
@@ -171,9 +171,9 @@ def test_nothing_of_it_is_noted() -> None:
     """A file of conversations holds what is left."""
     for back, roles in ((0, ["user", "user"]), (1, ["user", "assistant", "user"])):
         noted = Noted(TakesBack(back), [{"role": "user", "content": "?"}], lambda image: "name")
-        noted.begin()
+        noted.reset()
         for turn in [*range(back + 1), back]:
-            noted.reply(Said(f"turn {turn}", [], Finish.STOP, turn))
+            noted.step(PolicyTurn(f"turn {turn}", [], Finish.STOP, turn))
         assert [m["role"] for m in noted.messages] == [*roles, "assistant"]
         assert len(noted.cuts) == back + 1 and noted.may_take_back
         texts = [str(m["content"]) for m in noted.messages]

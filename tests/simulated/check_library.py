@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core import ranks
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -202,15 +202,15 @@ class Screens(Episode):
         self.task, self.problem, self.turns = task, problem, 0
         self.heard: set[str] = set()
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.turns += 1
         self.heard |= {*said.text}
         parts = [{"type": "text", "text": "Look again."}, {"type": "image"}]
-        return Reply(parts, [noise_image(self.turns, 32, 32)], done=self.turns == 2)
+        return Observation(parts, [noise_image(self.turns, 32, 32)], done=self.turns == 2)
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         formats = {"answer_format": 1.0, "score_format": 1.0, "score_opened": 0.0}
-        return Ending({"answer": float(len(self.heard)), "correct": 1.0, **formats})
+        return EpisodeResult({"answer": float(len(self.heard)), "correct": 1.0, **formats})
 
 
 class Shown(DigitsSum):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from selfverify.core.environment import Call
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify.tasks.tool_calls import read_calls
@@ -17,7 +17,7 @@ CALL = Call("submit", {"message": "Done.", "evidences": [1, 3]})
 
 @pytest.mark.parametrize("form", ["tagged", "json"])
 def test_what_is_written_is_read_again(form: CallForm) -> None:
-    (read,) = read_calls(Said(written_call(CALL, form), [], Finish.STOP, 0)).calls
+    (read,) = read_calls(PolicyTurn(written_call(CALL, form), [], Finish.STOP, 0)).calls
     assert (read.name, read.arguments) == (CALL.name, CALL.arguments)
 
 

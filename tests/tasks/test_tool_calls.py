@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import ToolCall, ToolCalls, read_calls
 
@@ -23,7 +23,7 @@ CODER = (
 
 
 def read(text: str, finish: Finish = Finish.STOP, message: dict[str, Any] | None = None) -> ToolCalls:
-    return read_calls(Said(text, [], finish, 0, message=message), TOOLS)
+    return read_calls(PolicyTurn(text, [], finish, 0, message=message), TOOLS)
 
 
 def tagged(*contents: str) -> str:

@@ -141,7 +141,7 @@ def test_a_tool_with_the_name_of_a_method_is_refused() -> None:
 
         class Rude(Room):
             @tool
-            def close(self) -> str:  # type: ignore[override]
+            def release(self) -> str:  # type: ignore[override]
                 """Closes the door."""
                 return "closed"
 

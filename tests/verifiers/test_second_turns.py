@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
@@ -93,10 +93,10 @@ def test_boxes_are_the_same_from_half_an_overlap(policy: Policy, monkeypatch: py
 class Closer(AnswerOnce):
     """Shows an image before the answer that counts."""
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         if said.turn == 0:
-            return Reply([{"type": "image"}, {"type": "text", "text": "Closer."}], [CLOSE])
-        return super().reply(said)
+            return Observation([{"type": "image"}, {"type": "text", "text": "Closer."}], [CLOSE])
+        return super().step(said)
 
 
 def test_second_turns_see_what_the_environment_has_shown(

@@ -110,8 +110,8 @@ def test_calls_in_a_stream(phone_server: Serving, servers: Loop) -> None:
     task = recipe_task(RECIPE)
     problem = task.problem("train", RECIPE.seed, 0)
     episode, speaker = task.open(problem, 0), OnServer(problem, ServerSettings(phone_server.url), {})
-    first = episode.begin()
-    episode.close()
+    first = episode.reset()
+    episode.release()
     assert first is not None
     speaker.hear(first)
     asked: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from looking.test_step_verifier import STEPS, question, shown
-from selfverify.core.episode import Listener, Said
+from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
@@ -34,18 +34,18 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield found
 
 
-def heard(listener: Listener, policy: Policy) -> list[Said]:
+def heard(listener: RolloutHook, policy: Policy) -> list[PolicyTurn]:
     """Three turns with images between them; the second is taken back and said anew."""
     listener.begin({(0, 0): question(1)})
     turns = []
     for number, text in enumerate([STEPS[0], STEPS[1], STEPS[1].replace("2 0 0", "1 1 1"), STEPS[2]]):
         # Without the token that ends a message, which a server does not score.
         tokens = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        words = Said(text, tokens, Finish.LENGTH, number - (number > 1))
+        words = PolicyTurn(text, tokens, Finish.LENGTH, number - (number > 1))
         listener.said({(0, 0): words})
         turns.append(words)
         reply = shown(number)
-        reply.takes_back = number == 1
+        reply.undo = number == 1
         listener.shown({(0, 0): reply})
     return turns
 

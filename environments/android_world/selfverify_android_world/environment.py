@@ -109,7 +109,7 @@ class AndroidWorld(Environment):
         self._round, self._over = 0, False
         return StepResult(0, goal, [screen], info={**self._task, "instruction": goal})
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._round < 0 and not self._lost:
             raise DataError(f"{self._base}: reset comes before the first call")

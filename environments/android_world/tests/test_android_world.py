@@ -79,17 +79,17 @@ def run(use: Callable[[AndroidWorld, Emulator], Awaitable[Any]], **settings: Any
 def test_an_episode() -> None:
     async def use(world: AndroidWorld, emulator: Emulator) -> None:
         with pytest.raises(DataError, match="reset comes"):
-            await world.act(Call("click", {"x": 1, "y": 2}))
+            await world.step(Call("click", {"x": 1, "y": 2}))
         first = await world.reset(TASK, seed=3)
         assert (first.round, first.text) == (0, "Stop the watch 0.")
         assert first.images[0].size == (4, 6)
         assert await world.state() == {"score": 0.0}
         seen = [
-            await world.act(Call("click", {"x": 1, "y": 2})),
-            await world.act(Call("input_text", {"text": "é", "x": 3, "y": 4})),
-            await world.act(Call("answer", {"text": "7"})),
-            await world.act(Call("status", {"goal_status": "complete"})),
-            await world.act(Call("navigate_home")),
+            await world.step(Call("click", {"x": 1, "y": 2})),
+            await world.step(Call("input_text", {"text": "é", "x": 3, "y": 4})),
+            await world.step(Call("answer", {"text": "7"})),
+            await world.step(Call("status", {"goal_status": "complete"})),
+            await world.step(Call("navigate_home")),
         ]
         assert [s.round for s in seen] == [1, 2, 3, 4, 5]
         assert [(s.done, s.reward) for s in seen[2:4]] == [(False, None), (True, 1.0)]
@@ -118,7 +118,7 @@ def test_what_the_agent_and_the_caller_get_wrong() -> None:
         wrong: list[tuple[str, dict[str, Any]]] = [("dance", {}), ("click", {"x": 1.5, "y": 2})]
         wrong += [("click", {"x": 1}), ("scroll", {"direction": "in"})]
         for number, call in enumerate((Call(*one) for one in wrong), start=1):
-            shown = await world.act(call)
+            shown = await world.step(call)
             assert shown.error and shown.round == number and not shown.images
 
     assert run(use).actions == []
@@ -146,7 +146,7 @@ def test_faults_lose_the_session(path: str, fault: str, message: str) -> None:
         call = done if "score" in path else click
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
-                await world.act(call)
+                await world.step(call)
 
     run(use, act_s=0.3, most_bytes=100_000)
 

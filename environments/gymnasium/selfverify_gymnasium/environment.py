@@ -95,7 +95,7 @@ class GymnasiumEnvironment(Environment):
         self._round, self._over = 0, False
         return first
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._lost:
             raise EnvironmentLost(self._lost)

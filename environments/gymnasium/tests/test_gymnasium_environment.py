@@ -86,7 +86,7 @@ def test_an_episode() -> None:
         first = await environment.reset({"level": 2}, seed=5)
         again = await environment.reset({"level": 2}, seed=5)
         assert first.text == again.text and first.info == {"options": {"level": 2}} and first.reward is None
-        seen = [await environment.act(step(action)) for action in (3, 3, 3)]
+        seen = [await environment.step(step(action)) for action in (3, 3, 3)]
         assert [(s.round, s.text, s.reward, s.done, s.truncated) for s in seen[:2]] == [
             (1, '{"place":1}', 0.25, False, False),
             (2, '{"place":2}', 0.25, True, False),
@@ -94,8 +94,8 @@ def test_an_episode() -> None:
         assert [image.size for image in seen[0].images] == [(6, 4)]
         assert (seen[2].round, seen[2].error, seen[2].reward) == (3, "it is over", None)
         await environment.reset({}, seed=5)
-        assert (await environment.act(step(1))).text == '{"place":-1}'
-        assert (await environment.act(step(1))).truncated
+        assert (await environment.step(step(1))).text == '{"place":-1}'
+        assert (await environment.step(step(1))).truncated
         assert await environment.state() == {"place": -2}
         return environment._inner
 
@@ -108,9 +108,9 @@ def test_what_the_agent_gets_wrong() -> None:
         await environment.reset({}, seed=0)
         wrong = (step(0), step(4), step("left"), step(True), step(1.0), step(None), step([1]), step(10**40))
         for number, call in enumerate([*wrong, Call("step"), Call("jump", {"action": 1})], start=1):
-            shown = await environment.act(call)
+            shown = await environment.step(call)
             assert shown.error and shown.round == number
-        assert (await environment.act(step(3))).text == '{"place":1}'
+        assert (await environment.step(step(3))).text == '{"place":1}'
         with pytest.raises(DataError, match="negative"):
             await environment.reset({}, seed=-1)
 
@@ -121,8 +121,8 @@ def test_names_and_rendering() -> None:
     async def use(environment: Any) -> None:
         assert environment.tools[0]["function"]["parameters"]["properties"]["action"]["enum"][2] == "right"
         assert (await environment.reset({}, seed=0)).images[0].size == (7, 5)
-        assert (await environment.act(step("right"))).text == '{"place":1}'
-        assert "there are left, stay, right" in (await environment.act(step(3))).error
+        assert (await environment.step(step("right"))).text == '{"place":1}'
+        assert "there are left, stay, right" in (await environment.step(step(3))).error
 
     run(use, lambda: Walk("rgb_array"), action_names=["left", "stay", "right"])
     with pytest.raises(ConfigError, match="2 names"):
@@ -137,7 +137,7 @@ def test_faults_lose_it(fault: str, message: str) -> None:
         await environment.reset({"fault": fault}, seed=0)
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
-                await environment.act(step(1))
+                await environment.step(step(1))
         return environment._inner
 
     walk = run(use, act_s=0.1)

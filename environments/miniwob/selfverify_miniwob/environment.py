@@ -121,7 +121,7 @@ class BrowserEnvironment(Environment):
         miniwob.page_of(name)
         return await self._guarded(self._begin(name, seed))
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._tab is None and not self._lost:
             raise ConfigError("reset the environment before the first call")

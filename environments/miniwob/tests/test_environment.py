@@ -65,7 +65,7 @@ def test_a_task_is_done() -> None:
         x, y = middle(first, "button", f'"{wanted}"')
         state = await environment.state()
         assert state is not None and state["done"] is False and state["raw_reward"] is None
-        shown = [first, await environment.act(call("click", x=x, y=y)), await environment.act(call("look"))]
+        shown = [first, await environment.step(call("click", x=x, y=y)), await environment.step(call("look"))]
         state = await environment.state()
         assert (
             state is not None
@@ -88,7 +88,7 @@ def test_a_failure_earns_nothing_or_less() -> None:
     async def work(environment: BrowserEnvironment) -> float | None:
         first = await environment.reset({"task": "click-test-2"}, 1)
         wrong = next(w for w in ("ONE", "TWO") if f"button {w}." not in first.text.split("\n")[0])
-        last = await environment.act(call("click", id=find(first, "button", f'"{wrong}"')))
+        last = await environment.step(call("click", id=find(first, "button", f'"{wrong}"')))
         assert last.done and last.info["raw_reward"] == -1
         return last.reward
 
@@ -104,26 +104,26 @@ def test_typing_and_choosing() -> None:
         fields = first.info["fields"] or {}
         name, word = (text.strip('\\"') for text in first.text.split("\n")[0].split('"')[2:5:2])
         assert fields == {}
-        await environment.act(call("click", id=find(first, "input_text#username")))
-        await environment.act(call("type", text="wrong"))
-        await environment.act(call("press", keys="Control+a"))
-        await environment.act(call("type", text=name))
-        await environment.act(call("press", keys="Tab"))
-        filled = await environment.act(call("type", text=word))
+        await environment.step(call("click", id=find(first, "input_text#username")))
+        await environment.step(call("type", text="wrong"))
+        await environment.step(call("press", keys="Control+a"))
+        await environment.step(call("type", text=name))
+        await environment.step(call("press", keys="Tab"))
+        filled = await environment.step(call("type", text=word))
         assert f'"{name}"' in filled.text and "password (focused)" in filled.text
-        last = await environment.act(call("click", id=find(first, "button#subbtn")))
+        last = await environment.step(call("click", id=find(first, "button#subbtn")))
         assert last.done and last.reward == 1.0 and f'"{name}"' in last.text
 
         first = await environment.reset({"task": "choose-list"}, 4)
         wanted = first.text.split("\n")[0].removeprefix('Task: "Select ').split(" from the list")[0]
         box = find(first, "select#options")
-        refused = await environment.act(call("select", id=box, option="Nowhere"))
+        refused = await environment.step(call("select", id=box, option="Nowhere"))
         assert "no such option; it has" in refused.error and wanted in refused.error
-        nothing = await environment.act(call("select", id=find(first, "button"), option="x"))
+        nothing = await environment.step(call("select", id=find(first, "button"), option="x"))
         assert "no drop-down list" in nothing.error
-        chosen = await environment.act(call("select", id=box, option=wanted))
+        chosen = await environment.step(call("select", id=box, option=wanted))
         assert f'option (selected) "{wanted}"' in chosen.text
-        assert (await environment.act(call("click", id=find(first, "button")))).reward == 1.0
+        assert (await environment.step(call("click", id=find(first, "button")))).reward == 1.0
 
     play(work, address="ids")
 
@@ -134,13 +134,13 @@ def test_dragging_and_scrolling() -> None:
     async def work(environment: BrowserEnvironment) -> None:
         first = await environment.reset({"task": "highlight-text"}, 1)
         x1, y1, x2, y2 = first_box(first, "div#randomText")
-        ended = await environment.act(call("drag", x1=x1, y1=y1 + 6, x2=x2 - 1, y2=y2 - 4))
+        ended = await environment.step(call("drag", x1=x1, y1=y1 + 6, x2=x2 - 1, y2=y2 - 4))
         x, y = middle(first, "button")
-        assert ended.error == "" and (await environment.act(call("click", x=x, y=y))).reward == 1.0
+        assert ended.error == "" and (await environment.step(call("click", x=x, y=y))).reward == 1.0
         first = await environment.reset({"task": "scroll-text"}, 1)
         before = await environment.state()
         x, y = middle(first, "textarea")
-        await environment.act(call("scroll", x=x, y=y, direction="down"))
+        await environment.step(call("scroll", x=x, y=y, direction="down"))
         assert before is not None and environment._tab is not None
         assert await environment._tab.run("document.querySelector('textarea').scrollTop") > 0
 
@@ -161,9 +161,9 @@ def test_time_stands_still_between_calls() -> None:
         await environment.reset({"task": "click-test"}, 1)
         await asyncio.sleep(0.5)
         for _ in range(3):
-            shown = await environment.act(call("wait", seconds=0.1))
+            shown = await environment.step(call("wait", seconds=0.1))
             assert not shown.truncated
-        return await environment.act(call("wait", seconds=0.1))
+        return await environment.step(call("wait", seconds=0.1))
 
     last = play(work, time_limit_s=0.4)
     assert last.truncated and not last.done and last.reward is None and last.info["reason"] == "timed out"
@@ -174,7 +174,7 @@ def test_the_limit_of_calls() -> None:
 
     async def work(environment: BrowserEnvironment) -> list[StepResult]:
         await environment.reset({"task": "click-test"}, 1)
-        return [await environment.act(c) for c in (call("fly"), call("click", x=9, y=9999), call("look"))]
+        return [await environment.step(c) for c in (call("fly"), call("click", x=9, y=9999), call("look"))]
 
     shown = play(work, steps=2)
     assert [o.truncated for o in shown] == [False, True, False]
@@ -188,7 +188,7 @@ def test_equal_seeds_give_equal_pages(task: str) -> None:
 
     async def work(environment: BrowserEnvironment) -> None:
         first = await environment.reset({"task": task}, 5)
-        await environment.act(call("type", text="a"))
+        await environment.step(call("type", text="a"))
         again, other = [await environment.reset({"task": task}, seed) for seed in (5, 6)]
         assert first.text == again.text != other.text
         assert first.images[0].tobytes() == again.images[0].tobytes()
@@ -207,9 +207,9 @@ def test_a_crashed_page_is_a_loss_and_the_browser_goes_on() -> None:
         with pytest.raises(EnvironmentLost):
             await crashing._tab._within(crashing._tab._page.goto("chrome://crash"))
         with pytest.raises(EnvironmentLost, match="the page has crashed"):
-            await crashing.act(call("look"))
+            await crashing.step(call("look"))
         for again in (
-            crashing.act(call("look")),
+            crashing.step(call("look")),
             crashing.reset({"task": "click-test"}, 1),
             crashing.state(),
         ):
@@ -217,7 +217,7 @@ def test_a_crashed_page_is_a_loss_and_the_browser_goes_on() -> None:
                 await again
         await crashing.close()
         await crashing.close()
-        assert (await environment.act(call("look"))).error == ""
+        assert (await environment.step(call("look"))).error == ""
 
     play(work)
 
@@ -232,13 +232,13 @@ def test_a_hanging_page_is_a_loss_and_the_browser_goes_on() -> None:
         assert hanging._tab is not None
         hanging._tab.seconds = 1.0
         busy = asyncio.create_task(hanging._tab.run("(() => { for (;;) {} })()"))
-        assert (await environment.act(call("look"))).error == "" and not busy.done()
+        assert (await environment.step(call("look"))).error == "" and not busy.done()
         with pytest.raises(EnvironmentLost, match="did not answer within 1 seconds"):
             await busy
         with pytest.raises(EnvironmentLost, match="did not answer within 1 seconds"):
-            await hanging.act(call("look"))
+            await hanging.step(call("look"))
         await hanging.close()
-        assert (await environment.act(call("look"))).error == ""
+        assert (await environment.step(call("look"))).error == ""
 
     play(work)
 
@@ -254,9 +254,9 @@ def test_a_dead_browser_is_a_loss_and_another_one_starts() -> None:
         assert held is not None
         await held.browser.close()
         with pytest.raises(EnvironmentLost):
-            await other.act(call("look"))
+            await other.step(call("look"))
         with pytest.raises(EnvironmentLost):
-            await environment.act(call("look"))
+            await environment.step(call("look"))
         await other.close()
         third = BrowserEnvironment(BrowserConfig(observations="text"))
         assert (await third.reset({"task": "click-test"}, 1)).text.startswith("Task:")
@@ -296,13 +296,13 @@ def test_a_cancelled_call_loses_the_session() -> None:
 
     async def work(environment: BrowserEnvironment) -> None:
         await environment.reset({"task": "click-test"}, 1)
-        acting = asyncio.create_task(environment.act(call("look")))
+        acting = asyncio.create_task(environment.step(call("look")))
         await asyncio.sleep(0)
         acting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await acting
         with pytest.raises(EnvironmentLost, match="was cancelled"):
-            await environment.act(call("look"))
+            await environment.step(call("look"))
 
     play(work)
 
@@ -322,7 +322,7 @@ def test_wrong_tasks_are_named() -> None:
     async def work(environment: BrowserEnvironment) -> None:
         assert await environment.state() is None
         with pytest.raises(ConfigError, match="reset the environment"):
-            await environment.act(call("look"))
+            await environment.step(call("look"))
         with pytest.raises(DataError, match="no task 'click-tset'; like it are click-test"):
             await environment.reset({"task": "click-tset"}, 1)
         with pytest.raises(DataError, match=r"no task '\.\./core/core'"):
@@ -360,7 +360,7 @@ def test_every_task_begins_and_ends() -> None:
             for task in tasks:
                 first = await environment.reset({"task": task}, 3)
                 assert first.text.startswith('Task: "') and first.images[0].getbbox() is not None, task
-                last = await environment.act(call("wait", seconds=6))
+                last = await environment.step(call("wait", seconds=6))
                 assert last.truncated and last.reward is None and last.info["raw_reward"] == -1, task
                 assert (await environment.reset({"task": task}, 3)).text == first.text, task
         finally:
@@ -385,7 +385,7 @@ def test_sixteen_pages_at_once() -> None:
             first = await environment.reset({"task": "click-test-2"}, seed)
             wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
             x, y = middle(first, "button", f'"{wanted}"')
-            last = await environment.act(call("click", x=x, y=y))
+            last = await environment.step(call("click", x=x, y=y))
             seen.append((first.text, first.images[0].tobytes(), last.reward))
         return seen
 

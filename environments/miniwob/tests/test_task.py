@@ -14,7 +14,7 @@ from tests.experiments.test_smartsnap_recipes import run
 
 from selfverify.agents.agent_figures import summarise_parts
 from selfverify.core.environment import Call
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -36,7 +36,7 @@ def task(**options: Any) -> BrowserAgents:
     return made
 
 
-def text_of(reply: Reply | None) -> str:
+def text_of(reply: Observation | None) -> str:
     assert reply is not None
     return "".join(part.get("text", "") for part in reply.content if isinstance(part, dict))
 
@@ -50,18 +50,18 @@ def play(made: BrowserAgents, problem: Problem, right: bool) -> Any:
     """Click the button that click-test-2 asks for, or the other one, then hand in."""
     episode = made.open(problem, 0)
     try:
-        shown = text_of(episode.begin())
+        shown = text_of(episode.reset())
         [asked] = re.findall(r'Task: "Click button (ONE|TWO)\."', shown)
         assert shown.startswith("## Round 0")
         button = asked if right else {"ONE": "TWO", "TWO": "ONE"}[asked]
         click = Call("click", {"id": id_of(shown, f'"{button}"')})
-        reply = episode.reply(Said(written_call(click, "tagged"), [], Finish.STOP, 0))
+        reply = episode.step(PolicyTurn(written_call(click, "tagged"), [], Finish.STOP, 0))
         assert "The task is over" in text_of(reply)
         submit = Call("submit", {"message": "Clicked.", "evidences": [1]})
-        assert episode.reply(Said(written_call(submit, "tagged"), [], Finish.STOP, 1)).done
-        return episode.ending(), episode
+        assert episode.step(PolicyTurn(written_call(submit, "tagged"), [], Finish.STOP, 1)).done
+        return episode.result(), episode
     finally:
-        episode.close()
+        episode.release()
 
 
 @chromium
@@ -83,12 +83,12 @@ def test_a_page_that_is_not_over_is_not_done() -> None:
     made = task()
     episode = made.open(made.problem("test", 0, 0), 0)
     try:
-        episode.begin()
+        episode.reset()
         submit = written_call(Call("submit", {"message": "Done.", "evidences": [0]}), "tagged")
-        episode.reply(Said(submit, [], Finish.STOP, 0))
-        assert episode.ending().rewards["truth"] == 0.0
+        episode.step(PolicyTurn(submit, [], Finish.STOP, 0))
+        assert episode.result().rewards["truth"] == 0.0
     finally:
-        episode.close()
+        episode.release()
 
 
 @chromium

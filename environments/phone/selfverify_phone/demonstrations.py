@@ -153,7 +153,7 @@ def _carried_out(task: PhoneTask, options: PhoneOptions, calls: list[Call]) -> l
     phone = PhoneEnvironment(options)
     first = background.finish_inline(phone.reset({"task": task.record()}, 0))
     seen = [Exhibit(None, first)] if options.first_screen == "given" else []
-    return seen + [Exhibit(call, background.finish_inline(phone.act(call))) for call in calls]
+    return seen + [Exhibit(call, background.finish_inline(phone.step(call))) for call in calls]
 
 
 def _reason(call: Call) -> str:

@@ -114,7 +114,7 @@ class PhoneEnvironment(Environment):
         self._round = 0
         return self._shown() if self.options.first_screen == "given" else StepResult(0, info={"facts": []})
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         phone = self._open()
         self._round += 1

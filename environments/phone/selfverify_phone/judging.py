@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from selfverify.agents.evidence import Source
 from selfverify.agents.fenced import Rendered
 from selfverify.agents.finished import Finished
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -138,16 +138,16 @@ class _Judging(Episode):
         self.task, self.problem = task, problem
         self._judged = UNREADABLE
 
-    def begin(self) -> Reply:
-        return Reply(self.problem.target["case"])
+    def reset(self) -> Observation:
+        return Observation(self.problem.target["case"])
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self._judged = self.task.opinion(self.problem, said.text)
-        return Reply(done=True)
+        return Observation(done=True)
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         read = Tagged(answer_ok=self._judged.key is not None)
-        return Ending(answer_rewards(read, self._judged), parsed=self._judged)
+        return EpisodeResult(answer_rewards(read, self._judged), parsed=self._judged)
 
 
 @lru_cache(maxsize=8)

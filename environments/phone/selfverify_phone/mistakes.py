@@ -171,7 +171,7 @@ def _played(
     for planned in plan:
         assert environment.phone is not None
         call = _astray(environment.phone, planned.call, rng) if planned.astray else planned.call
-        seen = background.finish_inline(environment.act(call))
+        seen = background.finish_inline(environment.step(call))
         history.append(Exhibit(call, seen))
         refused += bool(seen.error)
         if refused == MOST_REFUSED:

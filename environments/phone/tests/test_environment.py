@@ -34,7 +34,7 @@ def opened(
 
 
 def act(environment: PhoneEnvironment, name: str, **arguments: Any) -> StepResult:
-    return asyncio.run(environment.act(Call(name, arguments)))
+    return asyncio.run(environment.step(Call(name, arguments)))
 
 
 def launch(environment: PhoneEnvironment, app: str) -> StepResult:
@@ -91,7 +91,7 @@ def test_random_agents_break_nothing(hostile: bool) -> None:
         for step in range(80):
             call = wild(environment, rng)
             before = json.dumps(phone_of(environment).state) if call.name in ("wait", "swipe") else ""
-            seen = asyncio.run(environment.act(call))
+            seen = asyncio.run(environment.step(call))
             phone = phone_of(environment)
             assert seen.round == step + 1
             if call.name == "wait" or (
@@ -112,7 +112,7 @@ def test_random_agents_break_nothing(hostile: bool) -> None:
 def test_the_same_seed_gives_the_same_bytes() -> None:
     def bytes_of(name: str) -> list[bytes]:
         rng, environment = Random(7), opened(name, 3, show="both", address="ids")
-        shown = [asyncio.run(environment.act(wild(environment, rng))) for _ in range(6)]
+        shown = [asyncio.run(environment.step(wild(environment, rng))) for _ in range(6)]
         return [s.text.encode() + s.images[0].tobytes() + json.dumps(s.info).encode() for s in shown]
 
     for name in NAMES[:: len(NAMES) // 3]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
 from selfverify.agents.agent_figures import summarise_parts
-from selfverify.core.episode import Ending, Said
+from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
@@ -30,18 +30,18 @@ def task(**options: Any) -> PhoneAgents:
     return made
 
 
-def expert(made: PhoneAgents, problem: Problem) -> Ending:
+def expert(made: PhoneAgents, problem: Problem) -> EpisodeResult:
     """What comes of the demonstrated conversation."""
     turns = made.demonstrate_turns(problem, np.random.default_rng(0))
     episode = made.open(problem, 0)
     try:
-        episode.begin()
+        episode.reset()
         for number, turn in enumerate(turns):
-            reply = episode.reply(Said(turn.text, [], Finish.STOP, number))
+            reply = episode.step(PolicyTurn(turn.text, [], Finish.STOP, number))
             assert reply.done == (number + 1 == len(turns)), reply
-        return episode.ending()
+        return episode.result()
     finally:
-        episode.close()
+        episode.release()
 
 
 @pytest.mark.parametrize(

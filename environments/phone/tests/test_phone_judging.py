@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from selfverify.core.episode import Ending, Said
+from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -23,12 +23,12 @@ from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 from selfverify_phone.judging import PhoneJudging, PhoneJudgingConfig
 
 
-def said(task: PhoneJudging, problem: Problem, text: str) -> Ending:
+def said(task: PhoneJudging, problem: Problem, text: str) -> EpisodeResult:
     episode = task.open(problem, 0)
-    shown = episode.begin()
+    shown = episode.reset()
     assert shown is not None and shown.content == problem.target["case"]
-    assert episode.reply(Said(text, [], Finish.STOP, 0)).done
-    return episode.ending()
+    assert episode.step(PolicyTurn(text, [], Finish.STOP, 0)).done
+    return episode.result()
 
 
 def test_problems_are_pure_plain_and_of_every_kind() -> None:

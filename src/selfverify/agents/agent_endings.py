@@ -12,7 +12,7 @@ from selfverify.agents.cases import Judgement
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.reward import Components, RewardConfig, composite, format_error
-from selfverify.core.episode import Ending
+from selfverify.core.episode import EpisodeResult
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.tasks.judged import Judged, answer_rewards
@@ -71,7 +71,7 @@ def ending_of_agent(
     config: RewardConfig,
     goal: Goal | None,
     looking: Collection[str] = frozenset(),
-) -> Ending:
+) -> EpisodeResult:
     """A conversation's rewards (Eq. 3) and figures, with every vote and its words.
 
     ``answer`` is the whole reward R. ``correct`` is the ground truth, or where nobody knows it what the
@@ -134,4 +134,4 @@ def ending_of_agent(
     turns = [worked.turns.get(turn, {}) for turn in range(worked.turn + 1)]
     if turns:
         turns[-1] = turns[-1] | said
-    return Ending(rewards, parsed=judged, turns=turns, lost=bool(lost))
+    return EpisodeResult(rewards, parsed=judged, turns=turns, lost=bool(lost))

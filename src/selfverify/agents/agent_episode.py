@@ -17,7 +17,7 @@ from selfverify.agents.exhibits import Submission
 from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.reward import RewardConfig
 from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import Finish
@@ -102,11 +102,11 @@ class AgentEpisode(Episode):
         self._pending: Pending | None = None
         self._in_a_row = 0
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
-        return [Reply(_form(""), role=self.settings.role)]
+        return [Observation(_form(""), role=self.settings.role)]
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """Start the environment; the first screen is shown where it is given."""
         self._session = EnvironmentSession(self.make())
         first = self._session.reset(self.task, self.seed)
@@ -116,15 +116,15 @@ class AgentEpisode(Episode):
         self.worked.seen.append(self._session.history[0])
         return self._shown(first, role="user")
 
-    def reply(self, said: Said) -> Reply:
-        """See `Episode`. A turn whose call was refused has ``tool_errors`` in `Said.values`."""
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`. A turn whose call was refused has ``tool_errors`` in `PolicyTurn.values`."""
         refused = self.worked.refused
         reply = self._answered(said)
         if self.worked.refused > refused:
             said.values[TOOL_ERRORS] = 1.0
         return reply
 
-    def _answered(self, said: Said) -> Reply:
+    def _answered(self, said: PolicyTurn) -> Observation:
         self.worked.turn = said.turn
         self.worked.turns[said.turn] = {}
         if said.finish != Finish.STOP:
@@ -148,7 +148,7 @@ class AgentEpisode(Episode):
             return self._refused(f"the task is over, nothing can be done any more; call {SUBMIT}")
         return self._act(Call(call.name, call.arguments))
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`. The judges' votes are waited for here."""
         worked = self.worked
         if worked.outcome is None:
@@ -164,7 +164,7 @@ class AgentEpisode(Episode):
             worked.judgement = self._pending()
         return ending_of_agent(self.problem, worked, self.settings.reward, self.goal, self.looking)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """See `Episode`."""
         if self._session is not None:
             self._session.close()
@@ -173,7 +173,7 @@ class AgentEpisode(Episode):
         """End a conversation that has broken off, also while judges vote: there is no verdict."""
         self.worked.outcome, self.worked.why, self._pending = Outcome.CUT_OFF, why, None
 
-    def _act(self, call: Call) -> Reply:
+    def _act(self, call: Call) -> Observation:
         assert self._session is not None
         seen = self._session.act(call)
         if self._session.history[-1].seen is seen:
@@ -187,7 +187,7 @@ class AgentEpisode(Episode):
             self._look(last)
         return self._shown(seen, self.settings.role)
 
-    def _submit(self, arguments: dict[str, Any]) -> Reply:
+    def _submit(self, arguments: dict[str, Any]) -> Observation:
         evidence = self.settings.evidence
         message, chosen, fault = read_submission(arguments, self.worked.seen, evidence)
         self.worked.message, self.worked.chosen = message, chosen
@@ -210,7 +210,7 @@ class AgentEpisode(Episode):
         told = str(self._session.history[0].seen.info.get("instruction", ""))
         return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
 
-    def _refused(self, reason: str, seen: StepResult | None = None) -> Reply:
+    def _refused(self, reason: str, seen: StepResult | None = None) -> Observation:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""
         self.worked.refused += 1
         self.worked.turns[self.worked.turn]["error"] = reason
@@ -218,10 +218,10 @@ class AgentEpisode(Episode):
         if self._in_a_row > self.settings.errors_in_a_row:
             return self._end(Outcome.IMPROPER, f"{self._in_a_row} calls in a row were refused")
         if seen is None:
-            return Reply(_form(f"Error: {reason}"), role=self.settings.role)
+            return Observation(_form(f"Error: {reason}"), role=self.settings.role)
         return self._shown(seen, self.settings.role)
 
-    def _shown(self, seen: StepResult, role: Literal["tool", "user"]) -> Reply:
+    def _shown(self, seen: StepResult, role: Literal["tool", "user"]) -> Observation:
         """A round as the agent reads it: its number, why a call was refused, the screen, its pictures."""
         assert self._session is not None
         counted = self._session.history[-1].seen is seen
@@ -231,12 +231,12 @@ class AgentEpisode(Episode):
         # What a screen says must not look like the number of a round, also where it goes on behind a gap.
         told = _HEADING.sub(r"\\", shortened(told, self.settings.longest_screen))
         words = "\n".join([*head, told, *foot])
-        return Reply(_form(words, len(seen.images)), list(seen.images), role)
+        return Observation(_form(words, len(seen.images)), list(seen.images), role)
 
-    def _end(self, outcome: Outcome, why: str = "") -> Reply:
+    def _end(self, outcome: Outcome, why: str = "") -> Observation:
         self._look(last=True)
         self.worked.outcome, self.worked.why = outcome, why
-        return Reply(done=True)
+        return Observation(done=True)
 
     def _look(self, last: bool = False) -> None:
         """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end.

@@ -40,12 +40,12 @@ class EnvironmentSession:
         return self._seen(None, self._run(self.environment.reset(task, seed)))
 
     def act(self, call: Call) -> StepResult:
-        """Carry out a call; see `Environment.act`.
+        """Carry out a call; see `Environment.step`.
 
         Raises:
             EnvironmentLost: Also where the environment does not count on, or declares facts that are none.
         """
-        return self._seen(call, self._run(self.environment.act(call)))
+        return self._seen(call, self._run(self.environment.step(call)))
 
     def submitted(self, message: str) -> None:
         """Say with which message the agent has handed in its work; see `Environment.submitted`."""

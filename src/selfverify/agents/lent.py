@@ -104,9 +104,9 @@ class Lent(Environment):
             self._lease = await self._held.enter_async_context((await self.lender.pool()).lease())
         return await self._lease.reset(task, seed)
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
-        return await self._taken().act(call)
+        return await self._taken().step(call)
 
     async def submitted(self, message: str) -> None:
         """See `Environment`."""

@@ -89,7 +89,7 @@ class Environment(ABC):
         """
 
     @abstractmethod
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """Carry out a call and show what came of it."""
 
     async def submitted(self, message: str) -> None:

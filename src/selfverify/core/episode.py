@@ -22,7 +22,7 @@ from selfverify.core.trajectory import Finish
 
 
 @dataclass(slots=True)
-class Said:
+class PolicyTurn:
     """What the policy has said in one turn.
 
     Args:
@@ -45,7 +45,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Reply:
+class Observation:
     """What an episode says to what the policy has said, or before it says anything.
 
     Args:
@@ -54,11 +54,11 @@ class Reply:
         images: The images shown.
         role: Who speaks, as the chat template knows it.
         done: Whether the conversation is over; nothing is shown to the policy then.
-        cuts: The channels of what the policy said: names, and the characters of `Said.text` at which each
-            begins, the first at 0. Empty puts all of it into `Episode.channel`.
-        aside: What is shown to the policy in place of this, once and for itself: what it says to that is told
-            to `Episode.aside`, and both are forgotten before this is shown.
-        takes_back: Whether what the policy has just said is taken back, with what it was shown before that,
+        channels: The channels of what the policy said: names, and the characters of `PolicyTurn.text` at
+            which each begins, the first at 0. Empty puts all of it into `Episode.channel`.
+        probe: What is shown to the policy in place of this, once and for itself: what it says to that is told
+            to `Episode.probed`, and both are forgotten before this is shown.
+        undo: Whether what the policy has just said is taken back, with what it was shown before that,
             as though neither had been; this is shown in place of the latter. The trajectory holds nothing of
             them. Before its first turn the policy was shown nothing: it then hears this as though it had said
             nothing. Only where `Episode.may_take_back` says so.
@@ -68,9 +68,9 @@ class Reply:
     images: list[Image] = field(default_factory=list)
     role: Literal["user", "tool"] = "user"
     done: bool = False
-    cuts: list[tuple[str, int]] = field(default_factory=list)
-    aside: Reply | None = None
-    takes_back: bool = False
+    channels: list[tuple[str, int]] = field(default_factory=list)
+    probe: Observation | None = None
+    undo: bool = False
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Ending:
+class EpisodeResult:
     """What came of a conversation.
 
     Args:
@@ -105,9 +105,9 @@ class Episode(ABC):
     channel = "answer"
     """The channel of what the policy says, where a reply does not cut it."""
     may_take_back = False
-    """Whether a reply may take back what it answers (`Reply.takes_back`)."""
+    """Whether a reply may take back what it answers (`Observation.undo`)."""
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """What is there before the policy speaks; by default nothing.
 
         It is asked once, with the deadline of a reply: the place to start an environment. Whatever it raises
@@ -119,19 +119,19 @@ class Episode(ABC):
         return None
 
     @abstractmethod
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """Answer what the policy has said.
 
         Whatever it raises ends the trajectory with ``error``; the trajectory then takes no part in training.
         """
 
-    def aside(self, said: Said) -> None:
-        """Hear what the policy says to `Reply.aside`. It is no part of the trajectory.
+    def probed(self, said: PolicyTurn) -> None:
+        """Hear what the policy says to `Observation.probe`. It is no part of the trajectory.
 
         Nothing is heard of an aside that does not fit into the model's context.
         """
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """Replies that are known before anything is said.
 
         A chat template that cannot show them is refused at once, also where no conversation gets so far.
@@ -146,14 +146,14 @@ class Episode(ABC):
         return ()
 
     @abstractmethod
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """What came of the conversation; called once, after the last reply, also if it was cut off."""
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Give back what the episode holds. It is called in any case, once."""
 
 
-class Listener(ABC):
+class RolloutHook(ABC):
     """Follows the conversations of a rollout and measures what is said in them, before episodes reply.
 
     A place is that of a problem in the batch and of a sample in its group.
@@ -164,9 +164,9 @@ class Listener(ABC):
         """Conversations begin; those that it has followed before are over."""
 
     @abstractmethod
-    def said(self, said: Mapping[tuple[int, int], Said]) -> None:
-        """The policy has said this in a round; what is measured of it goes into `Said.values`."""
+    def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
+        """The policy has said this in a round; what is measured of it goes into `PolicyTurn.values`."""
 
     @abstractmethod
-    def shown(self, replies: Mapping[tuple[int, int], Reply]) -> None:
+    def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
         """Episodes have shown this in conversations that go on."""

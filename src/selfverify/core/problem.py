@@ -34,7 +34,7 @@ class Problem:
             - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
         tools: What the policy may call, as JSON schemas in the Hugging Face form; the model's chat template
             shows them.
-        environment_begins: Whether the conversation's environment speaks before the policy (`Episode.begin`).
+        environment_begins: Whether the conversation's environment speaks before the policy (`Episode.reset`).
             The prompt, which a group shares, then ends with the messages.
     """
 

@@ -55,7 +55,7 @@ class Segment:
         finish: How the turn ended; None for a segment inside a turn.
         parsed: What the task's parser made of it.
         images: Images that the environment put in, in the order of their placeholders.
-        values: What was measured of it while it was said (`Said.values`), by name.
+        values: What was measured of it while it was said (`PolicyTurn.values`), by name.
     """
 
     channel: str

@@ -152,7 +152,8 @@ def read_messages(value: Any, name: str, shows: Shows) -> list[dict[str, Any]]:
 
 
 def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list[list[tuple[str, int]]]:
-    """For each of the assistant's messages the channels that it consists of, as `Reply.cuts` has them.
+    """For each of the assistant's messages the channels that it consists of, as `Observation.channels` has
+    them.
 
     Raises:
         DataError: They do not fit the messages.

@@ -45,7 +45,8 @@ class Taught:
         messages: What was said (`noted.Message`).
         rewards: What came of it.
         lost: Why it broke off; empty where it did not.
-        cuts: For each turn of the teacher the channels that it consists of, as `Reply.cuts` has them.
+        cuts: For each turn of the teacher the channels that it consists of, as `Observation.channels` has
+            them.
         steps: What the task makes of each turn.
         finish: How the last turn ended.
     """
@@ -205,7 +206,7 @@ class School:
         except SelfVerifyError as error:
             return Taught(noted.messages, lost=str(error)[:2000])
         finally:
-            noted.close()
+            noted.release()
         return as_taught(noted)
 
     def _speaker(self, problem: Problem, seed: int) -> Speaker:
@@ -218,7 +219,7 @@ class School:
     def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:
         """A speaker to which the task's verifier listens, where there is one."""
         with self.lock:  # the first conversation loads it
-            listener = self.task.listener()
+            listener = self.task.hook()
         return speaker if listener is None else HeardSpeaker(speaker, listener, problem, self.lock)
 
     def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:

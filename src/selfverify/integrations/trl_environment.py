@@ -173,7 +173,7 @@ class TrlEnvironment:
         if self._over:
             return "Error: the task is over."
         try:
-            shown = background.start(self._lease.act(Call(name, arguments))).result()
+            shown = background.start(self._lease.step(Call(name, arguments))).result()
         except EnvironmentLost as error:
             self.lost = str(error)
             return "Error: the environment is lost."

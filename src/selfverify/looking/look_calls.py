@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.strict_json import json_at
 from selfverify.tasks.tool_calls import ToolCall, read_calls
@@ -41,7 +41,7 @@ class _BrokenLook(Exception):
     """What was meant as a call and is none; the message says why."""
 
 
-def read_look_call(said: Said, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1) -> LookCall:
+def read_look_call(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1) -> LookCall:
     """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
 
     Beside the forms of `read_calls` (``<tool_call>``, a whole message in JSON, a server's ``tool_calls``)
@@ -100,7 +100,7 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
         return None
     if text[end:].strip() != "```":
         raise _BrokenLook("something other than the end of its block follows it")
-    read = read_calls(Said(text[fence.start() :], [], Finish.STOP, 0))
+    read = read_calls(PolicyTurn(text[fence.start() :], [], Finish.STOP, 0))
     if read.error:
         raise _BrokenLook(read.error.removeprefix("the tool call cannot be read: "))
     return read.calls[0], fence.start()

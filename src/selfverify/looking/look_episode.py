@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PIL.Image import Image, Resampling, new
 
-from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish
@@ -101,12 +101,12 @@ class LookEpisode(AnswerOnce):
         """Who shows what tools find: a chat template that shows tools knows their messages."""
         return "tool" if self.settings.calls == "template" else "user"
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
         asked = [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
-        return [*asked, Reply(self.settings.answer_now)] if self.may_take_back else asked
+        return [*asked, Observation(self.settings.answer_now)] if self.may_take_back else asked
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """See `Episode`.
 
         Raises:
@@ -115,7 +115,7 @@ class LookEpisode(AnswerOnce):
         self.gallery.begin(self.problem.id, self.problem.images, self.originals)
         self._budget.begin(picture.shown for picture in self.gallery.pictures)
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
         self._ratios.append(said.values.get(LOG_RATIO))
@@ -123,7 +123,7 @@ class LookEpisode(AnswerOnce):
             return self._answer(said, read)
         if said.finish != Finish.STOP and (read.call or read.error):
             self.steps.append(LookStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
-            return Reply(done=True, cuts=_cuts(read))
+            return Observation(done=True, channels=_cuts(read))
         step = LookStep(len(self.steps) + 1)
         ends = (read.call is None and not read.error) or self._terminates(read)
         if not ends and self._ratios[-1] is not None:
@@ -153,25 +153,25 @@ class LookEpisode(AnswerOnce):
             return asked
         reply = self._reply(words, images, _cuts(read))
         if self.settings.answer_each_step:
-            reply.aside = asked
+            reply.probe = asked
         return reply
 
-    def _taken_back(self, dropped: LookStep) -> Reply:
+    def _taken_back(self, dropped: LookStep) -> Observation:
         """Plan and call are taken back, their tool does not run, and the answer is asked for before them."""
         self._ratios.pop()
         self._answering = True
         words, images = self._shown
         if not self.steps:
             # A message of a tool would answer no call.
-            return Reply(self.settings.answer_now, takes_back=True)
+            return Observation(self.settings.answer_now, undo=True)
         last = self.steps[-1]
         last.stopped, last.dropped_delta_r = "rule", dropped.delta_r
         last.rule, last.epsilon = dropped.rule, dropped.epsilon
         reply = self._reply([*words, _text(f"\n{self.settings.answer_now}")], [*images])
-        reply.takes_back = True
+        reply.undo = True
         return reply
 
-    def aside(self, said: Said) -> None:
+    def probed(self, said: PolicyTurn) -> None:
         """See `Episode`: the answer after the last step."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
         self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
@@ -180,13 +180,13 @@ class LookEpisode(AnswerOnce):
         """See `Episode`."""
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
 
         With a verifier the score ``log_ratio`` is r(τ) of VTS-V §3.3 without η and Q(s_1): over
         all turns, the answer among them.
         """
-        made = super().ending()
+        made = super().result()
         if made.rewards["answer"] > 0:
             price = self.settings.step_price * len(self.steps)
             made.rewards["answer"] = max(made.rewards["answer"] - price, 0.0)
@@ -215,14 +215,14 @@ class LookEpisode(AnswerOnce):
     def _terminates(self, read: LookCall) -> bool:
         return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
 
-    def _answer(self, said: Said, read: LookCall) -> Reply:
+    def _answer(self, said: PolicyTurn, read: LookCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""
         if self._terminates(read):
             self._answers.append(self._tagged(said, read))
-            return Reply(done=True, cuts=[(ANSWER, 0)])
-        return Reply(done=True, cuts=self._read(said, ANSWER, split=True))
+            return Observation(done=True, channels=[(ANSWER, 0)])
+        return Observation(done=True, channels=self._read(said, ANSWER, split=True))
 
-    def _tagged(self, said: Said, read: LookCall) -> Tagged:
+    def _tagged(self, said: PolicyTurn, read: LookCall) -> Tagged:
         """The answer in a turn, also in a call of `terminate`."""
         if not self._terminates(read):
             return parse_tagged(said.text, self.tags)
@@ -313,8 +313,8 @@ class LookEpisode(AnswerOnce):
 
     def _reply(
         self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None
-    ) -> Reply:
-        return Reply(parts, images, "tool" if self.role == "tool" else "user", cuts=cuts or [])
+    ) -> Observation:
+        return Observation(parts, images, "tool" if self.role == "tool" else "user", channels=cuts or [])
 
 
 def _cuts(read: LookCall) -> list[tuple[str, int]]:

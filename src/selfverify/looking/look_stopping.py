@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from selfverify.core.episode import Listener
+from selfverify.core.episode import RolloutHook
 from selfverify.core.errors import ConfigError
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.step_verifier import StepVerifier
@@ -49,7 +49,7 @@ class LookStopping:
         made._models = self._models
         return made
 
-    def listener(self, reasoner: Policy | None) -> Listener | None:
+    def listener(self, reasoner: Policy | None) -> RolloutHook | None:
         """The verifier for the conversations of one rollout; None where there is none.
 
         Its models are loaded when it is first asked for. A verifier that is the reasoner itself is not loaded

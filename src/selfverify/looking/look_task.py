@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from PIL.Image import Image
 
-from selfverify.core.episode import Episode, Listener
+from selfverify.core.episode import Episode, RolloutHook
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
@@ -48,7 +48,7 @@ class LookTask(Task):
             return estimated_tokens_of(image)
         return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
 
-    def listener(self) -> Listener | None:
+    def hook(self) -> RolloutHook | None:
         """See `Task`: the verifier, where one is named."""
         return self.stopping.listener(self.reasoner)
 

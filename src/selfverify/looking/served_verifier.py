@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selfverify.agents import background
-from selfverify.core.episode import Listener, Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -103,7 +103,7 @@ class _HeardTalk:
     before: int = 0
 
 
-class ServedVerifier(Listener):
+class ServedVerifier(RolloutHook):
     """Scores each turn by log V_φ/V_φ0 over its tokens, with both models behind servers.
 
     It does what `step_verifier.StepVerifier` does, with three differences: the token that ends a message
@@ -122,7 +122,7 @@ class ServedVerifier(Listener):
         self._talks: dict[tuple[int, int], _HeardTalk] = {}
 
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
-        """See `Listener`.
+        """See `RolloutHook`.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -134,8 +134,8 @@ class ServedVerifier(Listener):
             place: _HeardTalk(problem, openai_messages(problem)) for place, problem in problems.items()
         }
 
-    def said(self, said: Mapping[tuple[int, int], Said]) -> None:
-        """See `Listener`. Both models are asked about all conversations at the same time.
+    def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
+        """See `RolloutHook`. Both models are asked about all conversations at the same time.
 
         Raises:
             ConfigError: A server cannot tell what is needed.
@@ -170,11 +170,11 @@ class ServedVerifier(Listener):
                 plan += mine - below if read.action_start and end <= read.action_start else 0.0
             words.values |= {LOG_RATIO: whole, LOG_RATIO_PLAN: plan}
 
-    def shown(self, replies: Mapping[tuple[int, int], Reply]) -> None:
-        """See `Listener`."""
+    def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
+        """See `RolloutHook`."""
         for place, reply in replies.items():
             talk = self._talks[place]
-            if reply.takes_back:
+            if reply.undo:
                 self._go_back(talk)
             else:
                 talk.before = len(talk.messages)

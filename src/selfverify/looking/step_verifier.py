@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selfverify.core.episode import Listener, Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -70,7 +70,7 @@ class _HeardBefore:
     turns: int
 
 
-class StepVerifier(Listener):
+class StepVerifier(RolloutHook):
     """Scores each turn of a reasoner by log V_φ/V_φ0 over its tokens, as soon as it has been said.
 
     The reasoner R, the verifier V_φ and the base V_φ0 are three roles. R may be anything that says text and
@@ -79,9 +79,9 @@ class StepVerifier(Listener):
     its own tokens only. Where R's tokenizer is the verifier's the tokens are those that R has sampled; else
     its text is tokenised anew, without special tokens, with the end of a message behind it.
 
-    A turn's sum over plan and action, in nats, is put into `Said.values` as ``log_ratio``, with the plan's
-    part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context or
-    holds what it cannot read, is noted, and nothing is measured in that conversation from then on.
+    A turn's sum over plan and action, in nats, is put into `PolicyTurn.values` as ``log_ratio``, with the
+    plan's part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context
+    or holds what it cannot read, is noted, and nothing is measured in that conversation from then on.
 
     Args:
         policy: V_φ.
@@ -107,7 +107,7 @@ class StepVerifier(Listener):
         self._heard: dict[Place, _Heard] = {}
 
     def begin(self, problems: Mapping[Place, Problem]) -> None:
-        """See `Listener`.
+        """See `RolloutHook`.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -127,8 +127,8 @@ class StepVerifier(Listener):
         for place in self._heard:
             self._mark(place)
 
-    def said(self, said: Mapping[Place, Said]) -> None:
-        """See `Listener`."""
+    def said(self, said: Mapping[Place, PolicyTurn]) -> None:
+        """See `RolloutHook`."""
         pieces: dict[Place, Sequence[Continuation]] = {}
         for place, words in said.items():
             talk = self._heard[place]
@@ -152,14 +152,14 @@ class StepVerifier(Listener):
             of_plan, of_action = step_log_ratios(own[place].cpu(), base[place].cpu(), step, 2).tolist()
             words.values |= {LOG_RATIO: of_plan + of_action, LOG_RATIO_PLAN: of_plan}
 
-    def shown(self, replies: Mapping[Place, Reply]) -> None:
-        """See `Listener`."""
+    def shown(self, replies: Mapping[Place, Observation]) -> None:
+        """See `RolloutHook`."""
         pieces: dict[Place, Sequence[Continuation]] = {}
         for place, reply in replies.items():
             talk = self._heard[place]
             if talk.deaf:
                 continue
-            if reply.takes_back:
+            if reply.undo:
                 self._go_back(talk)
             else:
                 self._mark(place)
@@ -201,7 +201,7 @@ class StepVerifier(Listener):
             for number, reader in enumerate(self._readers)
         )
 
-    def _tokens(self, talk: _Heard, words: Said) -> list[int]:
+    def _tokens(self, talk: _Heard, words: PolicyTurn) -> list[int]:
         """A turn of R as tokens of the verifier.
 
         Raises:
@@ -216,7 +216,7 @@ class StepVerifier(Listener):
                 f"problem {talk.problem.id}, turn {talk.turns}: the words hold an image token of the verifier"
             )
         if not talk.end:
-            [first, *_] = writer.encode(talk.problem, Reply("."), 1).tokens
+            [first, *_] = writer.encode(talk.problem, Observation("."), 1).tokens
             talk.end = [first] if first in policy.stop_tokens else []
         return [*ids, *(talk.end if words.finish == Finish.STOP else [])]
 

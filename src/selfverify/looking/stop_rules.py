@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 
 LOG_RATIO, LOG_RATIO_PLAN = "log_ratio", "log_ratio_plan"
@@ -19,11 +19,11 @@ class StopRule(ABC):
     """Says after which step the model has to answer.
 
     It is asked before the step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. What a
-    listener has measured of the turn stands in `Said.values`.
+    listener has measured of the turn stands in `PolicyTurn.values`.
     """
 
     @abstractmethod
-    def stops(self, step: int, said: Said) -> bool:
+    def stops(self, step: int, said: PolicyTurn) -> bool:
         """Whether looking ends with this step.
 
         Args:
@@ -36,7 +36,7 @@ class StopRule(ABC):
 class Never(StopRule):
     """Looking ends at the cap of steps, or where the model ends it."""
 
-    def stops(self, step: int, said: Said) -> bool:
+    def stops(self, step: int, said: PolicyTurn) -> bool:
         """See `StopRule`."""
         return False
 
@@ -47,7 +47,7 @@ class After(StopRule):
 
     steps: int
 
-    def stops(self, step: int, said: Said) -> bool:
+    def stops(self, step: int, said: PolicyTurn) -> bool:
         """See `StopRule`."""
         return step >= self.steps
 
@@ -65,7 +65,7 @@ class Verified(StopRule):
     kind: Literal["absolute", "signed"]
     epsilon: float
 
-    def stops(self, step: int, said: Said) -> bool:
+    def stops(self, step: int, said: PolicyTurn) -> bool:
         """See `StopRule`."""
         if DELTA_R not in said.values:
             return False

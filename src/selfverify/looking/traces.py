@@ -36,7 +36,7 @@ class LookTrace:
         problem: The problem's id. Traces of one problem have the same.
         messages: ``role`` and ``content``: a text, or parts of type ``text`` and ``image``, the latter with
             the name of a file.
-        cuts: For each message of the assistant its channels, as `Reply.cuts` has them.
+        cuts: For each message of the assistant its channels, as `Observation.channels` has them.
         rewards: What came of it.
         steps: What each step did (`LookStep`).
         finish: How the last turn ended.

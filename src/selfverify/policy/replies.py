@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import TemplateRefusal, chat_text
@@ -53,7 +53,7 @@ class ReplyEncoder:
         self._slot = self._special.slot
         self._frames: dict[tuple[str, str, str, bool], _Frame] = {}
 
-    def encode(self, problem: Problem, reply: Reply, turn: int) -> Continuation:
+    def encode(self, problem: Problem, reply: Observation, turn: int) -> Continuation:
         """Tokens from the end of the policy's message to the beginning of its next one.
 
         The policy may have written the first of them itself (`without_written_end`).
@@ -61,14 +61,14 @@ class ReplyEncoder:
         Raises:
             ConfigError: The model's chat template cannot continue a conversation in this way; or the reply
                 shows an image to a model of an unknown family.
-            DataError: The reply is not of the form that `Reply` describes; or it shows images that cannot be
-                read, or to a model that reads none; or it has far more characters than the model's context
-                holds; or the tokenizer would read something in it as a special token.
+            DataError: The reply is not of the form that `Observation` describes; or it shows images that
+                cannot be read, or to a model that reads none; or it has far more characters than the model's
+                context holds; or the tokenizer would read something in it as a special token.
             TooLongError: The reply alone is longer than the model's context.
         """
         return self._encode(problem, reply, f"{problem.id}, turn {turn}", first=False)
 
-    def opening(self, problem: Problem, reply: Reply | None) -> Continuation:
+    def opening(self, problem: Problem, reply: Observation | None) -> Continuation:
         """Tokens from the end of a prompt behind which the environment speaks first to the policy's message.
 
         Without a ``reply`` they are those that the prompt lacks.
@@ -78,9 +78,9 @@ class ReplyEncoder:
             DataError: See `encode`.
         """
         name = f"{problem.id}, before the first turn"
-        return self._encode(problem, reply or Reply([]), name, first=True)
+        return self._encode(problem, reply or Observation([]), name, first=True)
 
-    def _encode(self, problem: Problem, reply: Reply, named: str, first: bool) -> Continuation:
+    def _encode(self, problem: Problem, reply: Observation, named: str, first: bool) -> Continuation:
         where = f"problem {named}"
         parts = reply_parts(reply, where)
         texts, limit = reply_texts(parts), longest_row(self.loaded.model)
@@ -120,12 +120,12 @@ class ReplyEncoder:
                 )
         return pictures, images
 
-    def check(self, problem: Problem, reply: Reply) -> None:
+    def check(self, problem: Problem, reply: Observation) -> None:
         """Look whether the chat template can show a reply of this form, whatever its words are.
 
         Raises:
             ConfigError: It cannot.
-            DataError: The reply is not of the form that `Reply` describes.
+            DataError: The reply is not of the form that `Observation` describes.
         """
         self._frame(problem, reply.role, reply_parts(reply, f"problem {problem.id}"), first=False)
 

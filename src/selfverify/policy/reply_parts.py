@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.errors import DataError
 
 CHARACTERS_PER_TOKEN = 64
@@ -20,11 +20,11 @@ class TooLongError(DataError):
     """A text that alone takes more tokens than the model reads."""
 
 
-def reply_parts(reply: Reply, where: str) -> list[dict[str, Any]]:
+def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
     """A reply's content as parts.
 
     Raises:
-        DataError: The reply is not of the form that `Reply` describes; ``where`` is named.
+        DataError: The reply is not of the form that `Observation` describes; ``where`` is named.
     """
     if reply.role not in ("user", "tool"):
         raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")

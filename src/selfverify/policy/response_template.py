@@ -13,7 +13,7 @@ LONGEST = 100_000
 
 
 def read_message(loaded: Loaded, text: str, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the tokenizer's response template makes of the policy's words; see `Said.message`.
+    """What the tokenizer's response template makes of the policy's words; see `PolicyTurn.message`.
 
     transformers reads a response behind its prompt, since a chat template may begin the message itself. The
     prompt given here is that of a harmless question: in the real one, an environment could have written

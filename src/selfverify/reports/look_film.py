@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
@@ -179,7 +179,7 @@ def plan_of(text: str, called: bool) -> str:
     words = _ENDS.sub("", text).strip()
     if not called:
         return _SPECIAL.sub("", words).strip()
-    start = read_look_call(Said(words, [], Finish.STOP, 0)).action_start
+    start = read_look_call(PolicyTurn(words, [], Finish.STOP, 0)).action_start
     plan = words[:start]
     if (thought := _THOUGHT.search(plan)) is not None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -19,10 +19,10 @@ from selfverify.tasks.base import Judged, Task
 
 def answers_to(
     policy: Policy,
-    asked: Sequence[tuple[Problem, Reply]],
+    asked: Sequence[tuple[Problem, Observation]],
     seeds: Sequence[int],
     sampling: SamplingConfig,
-) -> list[list[Said | None]]:
+) -> list[list[PolicyTurn | None]]:
     """Ask the policy each question ``sampling.group_size`` times.
 
     Args:
@@ -56,19 +56,19 @@ def answers_to(
 class _Once(Episode):
     """Shows something, and keeps the first thing that is said."""
 
-    def __init__(self, shown: Reply) -> None:
+    def __init__(self, shown: Observation) -> None:
         self.shown = shown
-        self.said: Said | None = None
+        self.said: PolicyTurn | None = None
 
-    def begin(self) -> Reply:
+    def reset(self) -> Observation:
         return self.shown
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         self.said = said
-        return Reply(done=True)
+        return Observation(done=True)
 
-    def ending(self) -> Ending:
-        return Ending()
+    def result(self) -> EpisodeResult:
+        return EpisodeResult()
 
 
 class _Questions(Task):

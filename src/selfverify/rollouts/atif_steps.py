@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
 from selfverify.core.version import __version__
@@ -144,7 +144,7 @@ def _calls(message: Message) -> list[AtifCall]:
     """The tool calls in a turn, without the token that ended it; none where they cannot be read."""
     turn = int(message.about["turn"])
     finish = Finish.STOP if message.finish is None else Finish(message.finish)
-    read = read_calls(Said(without_end(message.text), [], finish, turn))
+    read = read_calls(PolicyTurn(without_end(message.text), [], finish, turn))
     plain = [without_surrogates([call.name, call.arguments]) for call in read.calls]
     return [
         AtifCall(tool_call_id=f"turn-{turn}-call-{n}", function_name=name, arguments=arguments)

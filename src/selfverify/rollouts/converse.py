@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from selfverify.core import ranks
-from selfverify.core.episode import Episode, Listener, Reply, Said
+from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
@@ -54,7 +54,7 @@ def converse(
     sampling: SamplingConfig,
     open_episode: OpenEpisode | None = None,
     limits: EpisodeLimits | None = None,
-    listener: Listener | None = None,
+    listener: RolloutHook | None = None,
 ) -> Rollout:
     """Hold G conversations about each problem and ask what came of them.
 
@@ -83,7 +83,7 @@ def converse(
         HungError: Too many threads of this process hang in episodes.
         SamplingError: The engine has failed.
     """
-    limits, listener = limits or task.limits, listener or task.listener()
+    limits, listener = limits or task.limits, listener or task.hook()
     prompts = policy.encode(problems)
     writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
     in_step = sampling.engine != "own"
@@ -156,7 +156,7 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
         talk.ending = ending_of(episode, len(talk.turns))
         return talk.trajectory()
     finally:
-        episode.close()
+        episode.release()
 
 
 class _Rounds:
@@ -176,7 +176,7 @@ class _Rounds:
         threads: Threads,
         talks: Mapping[Place, Talk],
         replies: Replies,
-        listener: Listener | None,
+        listener: RolloutHook | None,
         in_step: bool,
         seconds: dict[str, float],
     ) -> None:
@@ -201,7 +201,7 @@ class _Rounds:
         if self._failed:
             raise self._failed
 
-    def _say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, Said]:
+    def _say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, PolicyTurn]:
         """Let the policy go on in some conversations."""
         with self._timed("say"):
             samples = self.threads.say(places, turn, more)
@@ -234,7 +234,9 @@ class _Rounds:
                 self.threads.hear(heard)
                 if self.listener is not None:
                     shown = {place: replies[place] for place in heard}
-                    self.listener.shown({p: reply for p, reply in shown.items() if isinstance(reply, Reply)})
+                    self.listener.shown(
+                        {p: reply for p, reply in shown.items() if isinstance(reply, Observation)}
+                    )
         except SelfVerifyError as error:
             if not self.in_step:
                 raise

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
-from selfverify.core.episode import Ending, Episode
+from selfverify.core.episode import Episode, EpisodeResult
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -24,7 +24,7 @@ class Held(Protocol):
     problem: Problem
     episode: Episode | None
     error: Exception | None
-    ending: Ending | None
+    ending: EpisodeResult | None
     turns: list[int]
 
     def fail(self, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.tags import Tagged
 
 
@@ -19,30 +19,30 @@ class EpisodeAround(Episode):
         self.inner, self.channel = inner, inner.channel
         self.may_take_back = inner.may_take_back
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
-        return self.inner.foreseen()
+        return self.inner.expected_observations()
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """See `Episode`."""
-        return self.inner.begin()
+        return self.inner.reset()
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
-        return self.inner.reply(said)
+        return self.inner.step(said)
 
-    def aside(self, said: Said) -> None:
+    def probed(self, said: PolicyTurn) -> None:
         """See `Episode`."""
-        self.inner.aside(said)
+        self.inner.probed(said)
 
     def answers(self) -> Sequence[Tagged]:
         """See `Episode`."""
         return self.inner.answers()
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`."""
-        return self.inner.ending()
+        return self.inner.result()
 
-    def close(self) -> None:
+    def release(self) -> None:
         """See `Episode`."""
-        self.inner.close()
+        self.inner.release()

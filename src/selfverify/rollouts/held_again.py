@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import note
@@ -31,8 +31,8 @@ def hold_again(
     """Hold the lost conversations of a rollout again, with `converse`; whatever comes of them replaces them.
 
     A conversation draws what it drew before, so that it becomes what it would have been without the loss.
-    One that ended without a verdict (`Ending.lost`) is not lost in this sense: it is left as it is. So are
-    all, where too many threads hang.
+    One that ended without a verdict (`EpisodeResult.lost`) is not lost in this sense: it is left as it is.
+    So are all, where too many threads hang.
 
     Args:
         policy: Speaks.
@@ -90,11 +90,11 @@ def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:
 class _Over(Episode):
     """Stands for a conversation that was not lost: it is over before it begins."""
 
-    def begin(self) -> Reply:
-        return Reply(done=True)
+    def reset(self) -> Observation:
+        return Observation(done=True)
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         raise AssertionError("nothing is said in a conversation that is over")
 
-    def ending(self) -> Ending:
-        return Ending()
+    def result(self) -> EpisodeResult:
+        return EpisodeResult()

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts, content_text
 from selfverify.core.problem import Problem
@@ -37,42 +37,42 @@ class Noted(EpisodeAround):
         self._before = len(self.messages)
         """How many there were before something was shown last."""
         self.cuts: list[list[list[Any]]] = []
-        """For each turn of the policy its channels, as `Reply.cuts` has them."""
+        """For each turn of the policy its channels, as `Observation.channels` has them."""
         self.finish: Finish | None = None
         """How the last turn ended."""
-        self.ended: Ending | None = None
+        self.ended: EpisodeResult | None = None
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """See `Episode`."""
-        reply = super().begin()
+        reply = super().reset()
         if reply is not None:
             self._note(reply)
         return reply
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`.
 
         Raises:
             DataError: An image is shown, and none are kept.
         """
         self.messages.append({"role": "assistant", "content": said.text})
-        reply = super().reply(said)
-        if reply.takes_back:
+        reply = super().step(said)
+        if reply.undo:
             del self.messages[self._before :]
             self._note(reply)
             return reply
-        self.cuts.append([[*cut] for cut in reply.cuts or [(self.channel, 0)]])
+        self.cuts.append([[*cut] for cut in reply.channels or [(self.channel, 0)]])
         self.finish = said.finish
         if not reply.done and said.finish == Finish.STOP:
             self._note(reply)
         return reply
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`."""
-        self.ended = super().ending()
+        self.ended = super().result()
         return self.ended
 
-    def _note(self, reply: Reply) -> None:
+    def _note(self, reply: Observation) -> None:
         if reply.images and self.keep is None:
             raise DataError("it shows images, and files of conversations hold text")
         content = noted_content(content_parts(reply.content), reply.images, self.keep)

@@ -224,7 +224,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
     except (TypeError, ValueError) as error:
         raise DataError(
             f"problem {problem}: what its task has parsed cannot be logged ({error}); "
-            "`Ending.parsed` and `Ending.turns` take `Judged` or JSON values"
+            "`EpisodeResult.parsed` and `EpisodeResult.turns` take `Judged` or JSON values"
         ) from None
     return RecordedValue(parsed)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.policy.threads import Place
 from selfverify.rollouts.hung import HUNG
@@ -60,7 +60,7 @@ class Replies:
         Where replies have a deadline, closing has the same: a hung reply may hold what closing waits for.
         All are closed at the same time then, so that those that hang cost one deadline.
         """
-        calls = {place: episode.close for place, episode in episodes.items()}
+        calls = {place: episode.release for place, episode in episodes.items()}
         if self.limits.reply_threads and calls:
             return self._on_threads(calls, "closing", len(calls))
         return {place: outcome(call) for place, call in calls.items()}
@@ -122,49 +122,51 @@ class Replies:
         return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_s} s")
 
 
-def begin(episode: Episode) -> Reply | None:
+def begin(episode: Episode) -> Observation | None:
     """What an episode shows before the policy speaks.
 
     Raises:
-        TypeError: It is no `Reply`.
+        TypeError: It is no `Observation`.
         ValueError: It cuts what nobody has said.
     """
-    reply = episode.begin()
-    if not isinstance(reply, Reply | None):
-        raise TypeError(f"it began with an object of type {type(reply).__name__}, not with a Reply or None")
-    if reply is not None and reply.cuts:
-        raise ValueError(f"it began with cuts {reply.cuts}, and nothing has been said")
+    reply = episode.reset()
+    if not isinstance(reply, Observation | None):
+        raise TypeError(
+            f"it began with an object of type {type(reply).__name__}, not with a Observation or None"
+        )
+    if reply is not None and reply.channels:
+        raise ValueError(f"it began with cuts {reply.channels}, and nothing has been said")
     return reply
 
 
-def ask(episode: Episode, said: Said) -> Reply:
+def ask(episode: Episode, said: PolicyTurn) -> Observation:
     """An episode's reply.
 
     Raises:
-        TypeError: It is no `Reply`.
+        TypeError: It is no `Observation`.
         ValueError: Its cuts do not divide what was said.
     """
-    reply = episode.reply(said)
-    if not isinstance(reply, Reply):
-        raise TypeError(f"it replied with an object of type {type(reply).__name__}, not with a Reply")
-    starts = [start for _, start in reply.cuts]
+    reply = episode.step(said)
+    if not isinstance(reply, Observation):
+        raise TypeError(f"it replied with an object of type {type(reply).__name__}, not with a Observation")
+    starts = [start for _, start in reply.channels]
     inside = all(isinstance(start, int) and 0 <= start <= len(said.text) for start in starts)
     if not inside or starts != sorted(starts) or starts[:1] not in ([], [0]):
         raise ValueError(f"its cuts at {starts} do not rise from 0 to at most {len(said.text)}")
     return reply
 
 
-def ending_of(episode: Episode, turns: int) -> Ending:
+def ending_of(episode: Episode, turns: int) -> EpisodeResult:
     """What an episode says came of a conversation in which the policy spoke ``turns`` times.
 
     Raises:
-        TypeError: It is no `Ending`, or has a reward or a score that is no number.
+        TypeError: It is no `EpisodeResult`, or has a reward or a score that is no number.
         ValueError: A reward or a score is not finite, which would reach every weight; or there are more
             turns in it than in the conversation.
     """
-    ending = episode.ending()
-    if not isinstance(ending, Ending):
-        raise TypeError(f"its ending is an object of type {type(ending).__name__}, not an Ending")
+    ending = episode.result()
+    if not isinstance(ending, EpisodeResult):
+        raise TypeError(f"its ending is an object of type {type(ending).__name__}, not an EpisodeResult")
     for kind, values in (("reward", ending.rewards), ("score", ending.scores)):
         for name, value in values.items():
             if not math.isfinite(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts
 from selfverify.core.trajectory import Finish
@@ -30,17 +30,17 @@ class Resumed(EpisodeAround):
         self.told, self.keep = told, keep
         self.turns = sum(message["role"] == "assistant" for message in told)
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """See `Episode`.
 
         Raises:
             DataError: The conversation cannot be held again as it was.
         """
-        self.inner.begin()
-        turn, reply = 0, Reply()
+        self.inner.reset()
+        turn, reply = 0, Observation()
         for message in self.told:
             if message["role"] == "assistant":
-                reply = self.inner.reply(Said(message["content"], [], Finish.STOP, turn))
+                reply = self.inner.step(PolicyTurn(message["content"], [], Finish.STOP, turn))
                 turn += 1
                 if reply.done:
                     raise DataError(f"the conversation is over after turn {turn}, and it went on then")
@@ -50,12 +50,12 @@ class Resumed(EpisodeAround):
                 raise DataError(f"turn {turn} is replied to otherwise than it was then")
         return None
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
-        return super().reply(replace(said, turn=said.turn + self.turns))
+        return super().step(replace(said, turn=said.turn + self.turns))
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`. What is said of single turns is said of the new ones only."""
-        ended = super().ending()
+        ended = super().result()
         lost = [turn - self.turns for turn in ended.lost_turns if turn >= self.turns]
         return replace(ended, turns=ended.turns[self.turns :], lost_turns=lost)

@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.events import note
@@ -183,7 +183,7 @@ class ServedRollouts:
         talks: dict[Place, ServedTalk] = {}
         try:
             for g in numbers:
-                listener = None if limits.turns == 1 else self.task.listener()
+                listener = None if limits.turns == 1 else self.task.hook()
                 talk = ServedTalk(problem, "think" in self.task.tags, listener, self._listening)
                 talks[0, g] = talk
                 talk.open(partial(self.open_episode or self.task.open, problem, derived_seed(seed, g)))
@@ -230,7 +230,7 @@ class ServedRollouts:
             draws = [self._draw(asking, talks[part[0]], seed, turn, part[0][1], len(part)) for part in parts]
             with _timed(seconds, "say"):
                 drawn = await asyncio.gather(*draws, return_exceptions=True)
-            said: dict[Place, Said] = {}
+            said: dict[Place, PolicyTurn] = {}
             for part, completions in zip(parts, drawn, strict=True):
                 if isinstance(completions, ServerError) and turn and completions.status in REFUSALS:
                     for place in part:

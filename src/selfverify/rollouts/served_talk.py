@@ -10,7 +10,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
-from selfverify.core.episode import Ending, Episode, Listener, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -45,14 +45,14 @@ class ServedTalk:
     """
 
     def __init__(
-        self, problem: Problem, thinks: bool, listener: Listener | None = None, lock: Lock | None = None
+        self, problem: Problem, thinks: bool, listener: RolloutHook | None = None, lock: Lock | None = None
     ) -> None:
         self.problem, self.thinks = problem, thinks
         self.served = ServerMessages(problem)
         self.listener, self.lock = listener, lock or Lock()
         self.episode: Episode | None = None
         self.error: Exception | None = None
-        self.ending: Ending | None = None
+        self.ending: EpisodeResult | None = None
         self.turns: list[int] = []
         self.over = False
         self.last: Completion | None = None
@@ -72,7 +72,7 @@ class ServedTalk:
             kind = type(opened).__name__
             self.fail(opened if isinstance(opened, Exception) else TypeError(f"a {kind} is no Episode"))
 
-    def begin(self) -> Reply | None:
+    def begin(self) -> Observation | None:
         """What the episode shows before the model speaks, whatever that may raise."""
         assert self.episode is not None
         if self.listener is not None:
@@ -80,13 +80,13 @@ class ServedTalk:
                 self.listener.begin({_PLACE: self.problem})
         return begin(self.episode)
 
-    def start(self, reply: Reply | None) -> None:
+    def start(self, reply: Observation | None) -> None:
         """Take what the episode shows before the model speaks."""
         self.over = reply is not None and reply.done
         if reply is not None and not self.over:
             self._show(reply)
 
-    def say(self, reply: Completion) -> Said:
+    def say(self, reply: Completion) -> PolicyTurn:
         """Keep what the model says; `answer` divides it into channels.
 
         Args:
@@ -102,7 +102,7 @@ class ServedTalk:
         self.turns.append(len(self._segments))
         return said
 
-    def reply(self, said: Said) -> Reply:
+    def reply(self, said: PolicyTurn) -> Observation:
         """The episode's reply to what the model has just said, whatever that may raise."""
         assert self.episode is not None
         if self.listener is not None:
@@ -110,7 +110,7 @@ class ServedTalk:
                 self.listener.said({_PLACE: said})
         return ask(self.episode, said)
 
-    def answer(self, said: Said, heard: Reply | Exception, more: bool) -> None:
+    def answer(self, said: PolicyTurn, heard: Observation | Exception, more: bool) -> None:
         """Take the episode's reply to what the model has just said.
 
         Args:
@@ -122,18 +122,22 @@ class ServedTalk:
             ConfigError: The episode asks something aside.
         """
         assert self.episode is not None and self.last is not None
-        cuts = heard.cuts if isinstance(heard, Reply) and heard.cuts else [(self.episode.channel, 0)]
+        cuts = (
+            heard.channels
+            if isinstance(heard, Observation) and heard.channels
+            else [(self.episode.channel, 0)]
+        )
         self._segments += _segments(self.last, said, cuts)
         self._segments[-1].finish = said.finish
         if isinstance(heard, Exception):
             self.fail(heard)
             return
-        if heard.aside is not None:
+        if heard.probe is not None:
             raise ConfigError("only a model that runs here can be asked aside, not one behind a server")
-        if heard.takes_back:
+        if heard.undo:
             segments, turns = self._before
             del self._segments[segments:], self.turns[turns:]
-        self.over = heard.done or (said.finish != Finish.STOP and not heard.takes_back) or not more
+        self.over = heard.done or (said.finish != Finish.STOP and not heard.undo) or not more
         if not self.over:
             self._show(heard)
 
@@ -174,9 +178,9 @@ class ServedTalk:
             segments[-1].finish = Finish.ERROR
         return Trajectory(segments, dict(ending.scores), ending.rewards, ending.parsed)
 
-    def _show(self, reply: Reply) -> None:
+    def _show(self, reply: Observation) -> None:
         """Let the model read what the episode says."""
-        if not reply.takes_back:
+        if not reply.undo:
             self._before = len(self._segments), len(self.turns)
         self.served.hear(reply)
         if self.listener is not None:
@@ -196,7 +200,7 @@ def _nothing() -> Segment:
     return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
 
 
-def _segments(reply: Completion, said: Said, cuts: Sequence[tuple[str, int]]) -> list[Segment]:
+def _segments(reply: Completion, said: PolicyTurn, cuts: Sequence[tuple[str, int]]) -> list[Segment]:
     """A turn in the channels that its episode names, with the log-probabilities that the server gave.
 
     Token ids are the server's own. Log-probabilities are left out where the tokens' texts are not the turn's.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -38,12 +38,12 @@ class ServerMessages:
         # An empty list of tools is refused by some servers.
         return {"messages": [*self.messages], **({"tools": self.tools} if self.tools else {})}
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """Add what the episode shows, images between texts as it shows them.
 
         Behind calls, images follow in a message of the user: those of tools hold text.
         """
-        if reply.takes_back:
+        if reply.undo:
             messages, self._named = self._before
             self.messages = [*messages]
         else:
@@ -78,7 +78,7 @@ class ServerMessages:
         alone = len(parts) == 1 and parts[0]["type"] == "text"  # which templates without parts read, too
         self.messages.append({"role": "user", "content": parts[0]["text"] if alone else parts})
 
-    def said(self, text: str, calls: Sequence[Any], finish: Finish, turn: int) -> Said:
+    def said(self, text: str, calls: Sequence[Any], finish: Finish, turn: int) -> PolicyTurn:
         """Add what the model says.
 
         Args:
@@ -89,17 +89,17 @@ class ServerMessages:
         """
         if not calls:
             self.messages.append({"role": "assistant", "content": text})
-            return Said(text, [], finish, turn)
+            return PolicyTurn(text, [], finish, turn)
         self.messages.append({"role": "assistant", "content": text, "tool_calls": calls})
         self._named = [str(call.get("id", "")) for call in calls if isinstance(call, Mapping)]
         read = _read(calls)
         shown = read.get("tool_calls", calls)
         written = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in shown)
-        return Said("\n".join(part for part in (text, written) if part), [], finish, turn, message=read)
+        return PolicyTurn("\n".join(part for part in (text, written) if part), [], finish, turn, message=read)
 
     def recall(self, text: str, turn: int) -> None:
         """Take a turn as the model's own that somebody else has said."""
-        read = read_calls(Said(text, [], Finish.STOP, turn), self.tools)
+        read = read_calls(PolicyTurn(text, [], Finish.STOP, turn), self.tools)
         words, tag, _ = text.partition("<tool_call>")
         if not read.calls or not tag:
             self.messages.append({"role": "assistant", "content": text})
@@ -117,7 +117,7 @@ class ServerMessages:
 
 
 def _read(calls: Sequence[Any]) -> dict[str, Any]:
-    """A server's ``tool_calls`` as `Said.message` has them: their arguments are JSON in a text."""
+    """A server's ``tool_calls`` as `PolicyTurn.message` has them: their arguments are JSON in a text."""
     found = []
     try:
         for call in calls:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -62,7 +62,7 @@ class Talk:
         self.episode: Episode | None = None
         self.error: Exception | None = None
         """Why the conversation has no ending."""
-        self.ending: Ending | None = None
+        self.ending: EpisodeResult | None = None
         self.over = False
         """Whether nothing is said any more."""
         self.turns: list[int] = []
@@ -97,15 +97,15 @@ class Talk:
 
     def check(self, episode: Episode) -> None:
         """Refuse a chat template that cannot show what the episode will reply, before anything is sampled."""
-        for reply in episode.foreseen():
+        for reply in episode.expected_observations():
             self.writer.check(self.problem, reply)
 
-    def begin(self) -> Reply | None:
+    def begin(self) -> Observation | None:
         """What the episode shows before the policy speaks, whatever that may raise."""
         assert self.episode is not None
         return begin(self.episode)
 
-    def start(self, reply: Reply | None) -> Continuation | None:
+    def start(self, reply: Observation | None) -> Continuation | None:
         """Take what the episode shows before the policy speaks.
 
         Returns:
@@ -126,7 +126,7 @@ class Talk:
             return None
         return self._show(lambda: self.writer.opening(self.problem, reply), reply)
 
-    def say(self, sample: Sample) -> Said:
+    def say(self, sample: Sample) -> PolicyTurn:
         """Keep what the policy says as one segment, which `answer` divides."""
         text, self._ends = token_ends(self.policy.tokenizer, sample.tokens)
         turn, channel = len(self.turns), self.episode.channel if self.episode is not None else OBSERVATION
@@ -142,12 +142,12 @@ class Talk:
         self._used += len(sample.tokens)
         return said
 
-    def reply(self, said: Said) -> Reply:
+    def reply(self, said: PolicyTurn) -> Observation:
         """The episode's reply to what the policy has just said, whatever that may raise."""
         assert self.episode is not None
         return ask(self.episode, said)
 
-    def answer(self, reply: Reply, more: bool) -> Continuation | None:
+    def answer(self, reply: Observation, more: bool) -> Continuation | None:
         """Take the episode's reply to what the policy has just said.
 
         Args:
@@ -160,8 +160,8 @@ class Talk:
         Raises:
             DataError: The reply cannot be shown to the policy.
         """
-        self.taken_back = reply.takes_back
-        if reply.takes_back:
+        self.taken_back = reply.undo
+        if reply.undo:
             self._take_back()
             self.over = reply.done or not more
         else:
@@ -175,14 +175,14 @@ class Talk:
             return None
         turn, said = len(self.turns), self._before.said
 
-        def encoded(shown: Reply) -> Continuation:
+        def encoded(shown: Observation) -> Continuation:
             if not turn and self.problem.environment_begins:
                 return self.writer.opening(self.problem, shown)
             return without_written_end(said, self.writer.encode(self.problem, shown, turn))
 
-        if reply.aside is not None:
+        if reply.probe is not None:
             with suppress(TooLongError):
-                piece = encoded(reply.aside)
+                piece = encoded(reply.probe)
                 self.aside = None if self._is_full(self._used + len(piece.tokens)) else piece
         return self._show(lambda: encoded(reply), reply)
 
@@ -200,7 +200,7 @@ class Talk:
     def overhear(self, sample: Sample) -> None:
         """Tell the episode what the policy has said to an aside."""
         assert self.episode is not None
-        told = partial(self.episode.aside, said_of(self.policy, sample, len(self.turns)))
+        told = partial(self.episode.probed, said_of(self.policy, sample, len(self.turns)))
         if isinstance(error := outcome(told), Exception):
             self.fail(error)
 
@@ -229,16 +229,16 @@ class Talk:
             segments[-1].finish = Finish.ERROR
         return Trajectory(segments, ending.scores, ending.rewards, ending.parsed)
 
-    def _cut(self, reply: Reply) -> Segment:
+    def _cut(self, reply: Observation) -> Segment:
         """Divide what was said last into the channels that the reply names; returns the last of them."""
-        if not reply.cuts:
+        if not reply.channels:
             return self._segments[-1]
         whole = self._segments.pop()
         starts = [
-            0 if n == 0 else channel_lengths(self._ends, char) for n, (_, char) in enumerate(reply.cuts)
+            0 if n == 0 else channel_lengths(self._ends, char) for n, (_, char) in enumerate(reply.channels)
         ]
-        chars = [char for _, char in reply.cuts]
-        for number, (channel, _) in enumerate(reply.cuts):
+        chars = [char for _, char in reply.channels]
+        for number, (channel, _) in enumerate(reply.channels):
             low, high = starts[number], [*starts, len(whole.tokens)][number + 1]
             text = whole.text[chars[number] : [*chars, len(whole.text)][number + 1]]
             if number == 0 or high > low:
@@ -248,7 +248,7 @@ class Talk:
         last.finish, last.values = whole.finish, whole.values
         return last
 
-    def _show(self, encode: Callable[[], Continuation], reply: Reply | None) -> Continuation | None:
+    def _show(self, encode: Callable[[], Continuation], reply: Observation | None) -> Continuation | None:
         """Keep what the environment shows; None where it fills the context, which ends the conversation."""
         try:
             piece = encode()
@@ -288,7 +288,7 @@ class Talk:
         note(logger, "context_full", message, problem=name, turn=len(self.turns), tokens=self._used)
 
 
-def said_by(reply: Reply | None, words: str) -> dict[str, Any] | None:
+def said_by(reply: Observation | None, words: str) -> dict[str, Any] | None:
     """Who replied, and where in the text the reply's own words stand, without what the template adds.
 
     Args:
@@ -309,13 +309,13 @@ def _nothing() -> Segment:
     return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
 
 
-def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
+def said_of(policy: Policy, sample: Sample, turn: int = 0) -> PolicyTurn:
     """What an episode gets to know of a turn: its text without the token that ended it."""
     return _said(sample, turn, *token_ends(policy.tokenizer, sample.tokens))
 
 
-def _said(sample: Sample, turn: int, text: str, ends: Sequence[int]) -> Said:
+def _said(sample: Sample, turn: int, text: str, ends: Sequence[int]) -> PolicyTurn:
     if sample.finish == Finish.STOP:
         text = text[: ends[-2] if len(ends) > 1 else 0]
     # A copy: what an episode does to it must not reach what is learnt.
-    return Said(text, list(sample.tokens), sample.finish, turn)
+    return PolicyTurn(text, list(sample.tokens), sample.finish, turn)

@@ -13,7 +13,7 @@ import numpy as np
 from selfverify.agents.agent_endings import Worked
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.tasks.agent_task import AgentTask
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -45,7 +45,7 @@ class AgentRun:
     """
 
     problem: Problem
-    ending: Ending | None
+    ending: EpisodeResult | None
     worked: Worked
     page: Path | None
     error: BaseException | None = None
@@ -81,7 +81,7 @@ def run_agent(
             error = stopped
             watched.stop("it was interrupted" if isinstance(stopped, KeyboardInterrupt) else str(stopped))
         finally:
-            watched.close()
+            watched.release()
         page = None
         if watched.ended is not None and any(step.author == "policy" for step in watched.steps):
             entry = {"id": problem.id, "question": problem.meta["question"], "target": problem.target}
@@ -104,45 +104,45 @@ class Watched(Episode):
         self.inner, self.images, self.on_turn = inner, images, on_turn
         self.channel = inner.channel
         self.steps: list[StoredStep] = []
-        self.ended: Ending | None = None
+        self.ended: EpisodeResult | None = None
         self._closed = False
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
-        return self.inner.foreseen()
+        return self.inner.expected_observations()
 
-    def begin(self) -> Reply | None:
+    def reset(self) -> Observation | None:
         """See `Episode`."""
-        reply = self.inner.begin()
+        reply = self.inner.reset()
         if reply is not None:
             self._keep(reply, 0)
         return reply
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
         finish = str(said.finish)
         self.steps.append(StoredStep("policy", said.turn, self.channel, said.text, [], finish, {}, None))
-        reply = self.inner.reply(said)
+        reply = self.inner.step(said)
         words = "" if reply.done else self._keep(reply, said.turn + 1)
         self.on_turn(said.turn, self.inner.worked, said.text, words)
         return reply
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`."""
-        self.ended = self.inner.ending()
+        self.ended = self.inner.result()
         return self.ended
 
     def stop(self, why: str) -> None:
         """End what has broken off, without a verdict."""
         if self.ended is None:
             self.inner.give_up(why)
-            self.ending()
+            self.result()
 
-    def close(self) -> None:
+    def release(self) -> None:
         """See `Episode`."""
         if not self._closed:
             self._closed = True
-            self.inner.close()
+            self.inner.release()
 
     def sample(self, problem: str) -> StoredSample:
         """The session as the store keeps one."""
@@ -157,14 +157,14 @@ class Watched(Episode):
             dict(self.ended.rewards), {}, 0, None, str(Finish.STOP), 0, steps=self.steps,
         )  # fmt: skip
 
-    def _keep(self, reply: Reply, turn: int) -> str:
+    def _keep(self, reply: Observation, turn: int) -> str:
         words = _words(reply)
         names = written_images(self.images, reply.images)
         self.steps.append(StoredStep("environment", turn, "observation", words, names, None, {}, None))
         return words
 
 
-def _words(reply: Reply) -> str:
+def _words(reply: Observation) -> str:
     if isinstance(reply.content, str):
         return reply.content
     return "\n".join(part["text"] for part in reply.content if part["type"] == "text")

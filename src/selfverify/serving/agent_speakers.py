@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfverify.agents import background
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -22,11 +22,11 @@ class Speaker(ABC):
     """Says something in turn, and hears what comes of it."""
 
     @abstractmethod
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """Be shown what the environment says."""
 
     @abstractmethod
-    def speak(self, turn: int) -> Said:
+    def speak(self, turn: int) -> PolicyTurn:
         """Say what is to be done next."""
 
 
@@ -40,12 +40,12 @@ class Script(Speaker):
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = list(texts)
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """See `Speaker`. It knows the way."""
 
-    def speak(self, turn: int) -> Said:
+    def speak(self, turn: int) -> PolicyTurn:
         """See `Speaker`. Behind its end it says nothing."""
-        return Said(self.texts[turn] if turn < len(self.texts) else "", [], Finish.STOP, turn)
+        return PolicyTurn(self.texts[turn] if turn < len(self.texts) else "", [], Finish.STOP, turn)
 
 
 class AwaitedSpeaker(Speaker):
@@ -59,11 +59,11 @@ class AwaitedSpeaker(Speaker):
     def __init__(self, speaker: Speaker, over: Callable[[], bool]) -> None:
         self.speaker, self.over = speaker, over
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """See `Speaker`."""
         self.speaker.hear(reply)
 
-    def speak(self, turn: int) -> Said:
+    def speak(self, turn: int) -> PolicyTurn:
         """See `Speaker`.
 
         Raises:
@@ -103,11 +103,11 @@ class OnServer(Speaker):
         """All that was said and shown."""
         return self.talk.messages
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """See `Speaker`."""
         self.talk.hear(reply)
 
-    def speak(self, turn: int) -> Said:
+    def speak(self, turn: int) -> PolicyTurn:
         """See `Speaker`.
 
         Raises:
@@ -119,7 +119,7 @@ class OnServer(Speaker):
         """Take a turn as its own that somebody else has said."""
         self.talk.recall(text, turn)
 
-    async def answer(self, turn: int) -> Said:
+    async def answer(self, turn: int) -> PolicyTurn:
         """What it says next; see `speak`, which waits for it."""
         choice = await self._asked()
         message = choice["message"]
@@ -138,19 +138,19 @@ class OnServer(Speaker):
         return choice
 
 
-def hold(episode: Episode, speaker: Speaker, turns: int) -> Ending:
+def hold(episode: Episode, speaker: Speaker, turns: int) -> EpisodeResult:
     """Hold a conversation with who needs no policy, to its end, and return what came of it.
 
     Raises:
         SelfVerifyError: The speaker or the environment has failed; nothing is closed then.
     """
-    first = episode.begin()
+    first = episode.reset()
     if first is not None:
         speaker.hear(first)
     for turn in range(turns):
         said = speaker.speak(turn)
-        reply = episode.reply(said)
+        reply = episode.step(said)
         if reply.done or said.finish != Finish.STOP:
             break
         speaker.hear(reply)
-    return episode.ending()
+    return episode.result()

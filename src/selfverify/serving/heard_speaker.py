@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from selfverify.core.episode import Listener, Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.problem import Problem
 from selfverify.serving.agent_speakers import Speaker
 
@@ -22,18 +22,18 @@ class HeardSpeaker(Speaker):
             with one adapter at a time.
     """
 
-    def __init__(self, speaker: Speaker, listener: Listener, problem: Problem, lock: Lock) -> None:
+    def __init__(self, speaker: Speaker, listener: RolloutHook, problem: Problem, lock: Lock) -> None:
         self.speaker, self.listener, self.lock = speaker, listener, lock
         with lock:
             listener.begin({_PLACE: problem})
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: Observation) -> None:
         """See `Speaker`."""
         self.speaker.hear(reply)
         with self.lock:
             self.listener.shown({_PLACE: reply})
 
-    def speak(self, turn: int) -> Said:
+    def speak(self, turn: int) -> PolicyTurn:
         """See `Speaker`."""
         said = self.speaker.speak(turn)
         with self.lock:

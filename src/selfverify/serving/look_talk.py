@@ -69,13 +69,13 @@ def look_once(
     look, speaker = looking.look(asked), OnServer(asked, server, fields, usage)
     try:
         with lock:  # the first conversation loads the verifier
-            listener = looking.listener()
+            listener = looking.hook()
         heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
         held = look if tell is None else ToldLooks(look, tell)
         ending = hold(held, AwaitedSpeaker(heard, over), looking.limits.turns)
         steps = [turn for turn in ending.turns if isinstance(turn, dict)]
     finally:
-        look.close()
+        look.release()
     written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
     text = "\n\n".join(part for part in written if part)
     judged, answered = ending.parsed, written[-1] if written else ""

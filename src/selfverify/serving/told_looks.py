@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.rollouts.episode_around import EpisodeAround
 
@@ -26,10 +26,10 @@ class ToldLooks(EpisodeAround):
         super().__init__(look)
         self.look, self.tell = look, tell
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
         before = len(self.look.steps)
-        reply = super().reply(said)
+        reply = super().step(said)
         for step in self.look.steps[before:]:
             self.tell(asdict(step))
         return reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, SCORE, Finish
@@ -36,15 +36,15 @@ class AnswerOnce(Episode):
         self._answers: list[Tagged] = []
         self._judged: dict[int, Judged] = {}
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
-        return Reply(done=True, cuts=self._read(said, self.channel, split=True))
+        return Observation(done=True, channels=self._read(said, self.channel, split=True))
 
     def answers(self) -> Sequence[Tagged]:
         """See `Episode`."""
         return self._answers
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """The answer's rewards and score; an answer without a verdict is lost: an outage is no failure.
 
         A conversation without an answer ends wrong.
@@ -52,13 +52,13 @@ class AnswerOnce(Episode):
         if not self._answers:
             nothing = parse_tagged("", self.tags)
             judged = self.verdict(self.problem, nothing)
-            return Ending(answer_rewards(nothing, judged), parsed=judged)
+            return EpisodeResult(answer_rewards(nothing, judged), parsed=judged)
         tagged, judged = self._answers[-1], self._judge(len(self._answers) - 1)
-        return Ending(
+        return EpisodeResult(
             answer_rewards(tagged, judged), _scores(tagged), judged, [judged], bool(judged.unjudged)
         )
 
-    def _read(self, said: Said, channel: str, split: bool) -> list[tuple[str, int]]:
+    def _read(self, said: PolicyTurn, channel: str, split: bool) -> list[tuple[str, int]]:
         """Keep the answer that was given; with ``split`` its score is a channel of its own."""
         tagged = parse_tagged(said.text, self.tags)
         self._answers.append(tagged)
@@ -105,16 +105,16 @@ class AskAgain(AnswerOnce):
         self.split_score, self.while_wrong = split_score, while_wrong
         self._cut_off = False
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
-        return [Reply(self.words)]
+        return [Observation(self.words)]
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
         cuts = self._read(said, turn_channel(said.turn), split=self.split_score and said.turn == 1)
         self._cut_off = said.finish != Finish.STOP
         done = said.turn >= self.rounds or self._cut_off or (said.turn > 0 and self._is_settled())
-        return Reply(self.words, done=done, cuts=cuts)
+        return Observation(self.words, done=done, channels=cuts)
 
     def _is_settled(self) -> bool:
         """Whether nothing is left to correct, or to be said about it."""
@@ -123,7 +123,7 @@ class AskAgain(AnswerOnce):
         verdicts = [self._judge(turn) for turn in (0, len(self._answers) - 1)]
         return any(judged.correct or judged.unjudged for judged in verdicts)
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`. One answer without a verdict loses the trajectory."""
         verdicts = [self._judge(turn) for turn in range(len(self._answers))]
         first = verdicts[0]
@@ -138,7 +138,7 @@ class AskAgain(AnswerOnce):
         }
         lost = [turn for turn, judged in enumerate(verdicts) if judged.unjudged]
         parsed = first if first.unjudged else last
-        return Ending(rewards, _scores(tagged), parsed, list(verdicts), bool(lost), lost)
+        return EpisodeResult(rewards, _scores(tagged), parsed, list(verdicts), bool(lost), lost)
 
 
 def turn_channel(turn: int) -> str:

@@ -15,7 +15,7 @@ from PIL.Image import Image
 from pydantic import AfterValidator, Field
 
 from selfverify.core.environment import Call
-from selfverify.core.episode import Episode, Listener
+from selfverify.core.episode import Episode, RolloutHook
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -232,7 +232,7 @@ class Task(ABC):
         """
         return AnswerOnce(problem, self.tags, self.verdict)
 
-    def listener(self) -> Listener | None:
+    def hook(self) -> RolloutHook | None:
         """What follows this task's conversations and measures what is said in them; by default nothing."""
         return None
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from PIL.Image import Image
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.message_content import content_parts
 from selfverify.data.images import ImageRef
 from selfverify.tasks.tool_episode import ACTION
 
 Cuts = Sequence[Sequence[tuple[str, int]]]
-"""For each turn its channels, as `Reply.cuts` has them."""
+"""For each turn its channels, as `Observation.channels` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,16 @@ class HeardReply:
     parts: list[dict[str, Any]]
     images: list[ImageRef]
 
-    def reply(self) -> Reply:
+    def reply(self) -> Observation:
         """The reply, with its images read.
 
         Raises:
             DataError: An image cannot be read.
         """
         images = [ref.open() for ref in self.images]
-        return Reply([dict(part) for part in self.parts], images, "tool" if self.role == "tool" else "user")
+        return Observation(
+            [dict(part) for part in self.parts], images, "tool" if self.role == "tool" else "user"
+        )
 
 
 class Replayed(Episode):
@@ -55,27 +57,27 @@ class Replayed(Episode):
     def __init__(self, heard: Sequence[HeardReply], cuts: Cuts = ()) -> None:
         self.heard, self.cuts = heard, cuts
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
         return [
             HeardReply(role, [{"type": "text", "text": ""}], []).reply()
             for role in dict.fromkeys(heard.role for heard in self.heard)
         ]
 
-    def reply(self, said: Said) -> Reply:
+    def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`.
 
         Raises:
             DataError: An image cannot be read.
         """
-        reply = Reply(done=True) if said.turn >= len(self.heard) else self.heard[said.turn].reply()
+        reply = Observation(done=True) if said.turn >= len(self.heard) else self.heard[said.turn].reply()
         if said.turn < len(self.cuts):
-            reply.cuts = [(channel, start) for channel, start in self.cuts[said.turn]]
+            reply.channels = [(channel, start) for channel, start in self.cuts[said.turn]]
         return reply
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`."""
-        return Ending()
+        return EpisodeResult()
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:

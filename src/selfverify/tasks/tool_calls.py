@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.strict_json import json_at, read_json
 
@@ -50,7 +50,7 @@ class _Broken(Exception):
     """What was meant as a call and is none; the message says why."""
 
 
-def read_calls(said: Said, tools: Sequence[Mapping[str, Any]] = ()) -> ToolCalls:
+def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> ToolCalls:
     """The tool calls in what the policy has said; whether the tools exist is not asked here.
 
     A message that the tokenizer's own response template has read is taken from there. Else these forms are

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from PIL.Image import Image
 
-from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -19,7 +19,7 @@ from selfverify.tasks.tools import Shown, Tool, ToolError, chosen_tool
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
 """Rewards that count, of one conversation, the calls that were carried out and those refused or failed.
 
-Values of a turn (`Said.values`) with the same names count them turn by turn."""
+Values of a turn (`PolicyTurn.values`) with the same names count them turn by turn."""
 ACTION = "action"
 """Channel of a turn in which the policy calls tools, its thoughts before the call included."""
 
@@ -74,12 +74,12 @@ class ToolEpisode(AnswerOnce):
         """The tools as they stand in `Problem.tools`."""
         return [tool.schema for tool in cls.tools.values()]
 
-    def foreseen(self) -> Sequence[Reply]:
+    def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
-        return [Reply(role=self.role)]
+        return [Observation(role=self.role)]
 
-    def reply(self, said: Said) -> Reply:
-        """See `Episode`. The turn's own ``tool_calls`` and ``tool_errors`` stand in `Said.values`."""
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`. The turn's own ``tool_calls`` and ``tool_errors`` stand in `PolicyTurn.values`."""
         called, errors = self.called, self.errors
         reply = self._carried_out(said)
         for name, count in ((TOOL_CALLS, self.called - called), (TOOL_ERRORS, self.errors - errors)):
@@ -87,15 +87,15 @@ class ToolEpisode(AnswerOnce):
                 said.values[name] = float(count)
         return reply
 
-    def _carried_out(self, said: Said) -> Reply:
+    def _carried_out(self, said: PolicyTurn) -> Observation:
         self._turn = said.turn
         read = read_calls(said, self.schemas())
         if not read.calls and not read.error:
-            return Reply(done=True, cuts=self._read(said, ANSWER, split=True))
+            return Observation(done=True, channels=self._read(said, ANSWER, split=True))
         if said.finish != Finish.STOP:
             # Nothing can be said to a message that was cut off.
             self.errors += 1
-            return Reply(done=True)
+            return Observation(done=True)
         try:
             chosen = self._chosen(read)
         except ToolError as error:
@@ -109,13 +109,13 @@ class ToolEpisode(AnswerOnce):
             self.called += 1
             if tool.ends:
                 self._answers.append(Tagged({"answer": str(result)}, answer_ok=True))
-                return Reply(done=True)
+                return Observation(done=True)
             shown += [result] if isinstance(result, str | Image) else result
         return self._told(shown, failed=False)
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         """See `Episode`; an answer without a verdict loses the trajectory."""
-        made = super().ending()
+        made = super().result()
         made.rewards |= {TOOL_CALLS: float(self.called), TOOL_ERRORS: float(self.errors)}
         if made.turns:
             made.turns = [None] * self._turn + made.turns
@@ -135,12 +135,12 @@ class ToolEpisode(AnswerOnce):
             )
         return [chosen_tool(self.tools, call.name, call.arguments) for call in read.calls]
 
-    def _told(self, shown: list[str | Image], failed: bool) -> Reply:
+    def _told(self, shown: list[str | Image], failed: bool) -> Observation:
         """What tools returned, or why a call was refused, as a reply."""
         self.errors += failed
         self._in_a_row = self._in_a_row + 1 if failed else 0
         if self._in_a_row >= self.errors_in_a_row:
-            return Reply(done=True)
+            return Observation(done=True)
         parts: list[dict[str, Any]] = []
         room = self.longest_result
         for piece in shown:
@@ -149,7 +149,7 @@ class ToolEpisode(AnswerOnce):
                 continue
             parts.append({"type": "text", "text": shortened(piece, room)})
             room = max(room - len(piece), 0)
-        return Reply(parts, [piece for piece in shown if isinstance(piece, Image)], self.role)
+        return Observation(parts, [piece for piece in shown if isinstance(piece, Image)], self.role)
 
 
 def shortened(text: str, room: int) -> str:

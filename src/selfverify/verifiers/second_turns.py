@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish, Group
 from selfverify.policy.policy import Policy
@@ -56,7 +56,7 @@ class SecondTurns:
         writer = ReplyEncoder(self.policy.encoder)
         encoded = self.policy.encode([group.problem for group in groups])
         for b, (group, prompt) in enumerate(zip(groups, encoded, strict=True)):
-            request = writer.encode(group.problem, Reply(self.task.ask_again(self.words)), 1)
+            request = writer.encode(group.problem, Observation(self.task.ask_again(self.words)), 1)
             for g, trajectory in enumerate(group.trajectories):
                 readable = trajectory.parsed is not None and trajectory.parsed.answer is not None
                 if readable and trajectory.finish == Finish.STOP:

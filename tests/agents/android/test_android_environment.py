@@ -53,7 +53,7 @@ def play(environment: AndroidEnvironment, task: dict[str, Any], *calls: Call) ->
 
     async def run() -> list[StepResult]:
         try:
-            return [await environment.reset(task, 7), *[await environment.act(call) for call in calls]]
+            return [await environment.reset(task, 7), *[await environment.step(call) for call in calls]]
         finally:
             await environment.close()
 
@@ -138,10 +138,10 @@ def test_elements_by_id(server: Server, phone: Phone) -> None:
 
     async def run() -> StepResult:
         await environment.reset(TASK, 0)
-        screen = await environment.act(LOOK)
+        screen = await environment.step(LOOK)
         line = next(line for line in screen.text.split("\n") if "Switch" in line)
-        toggled = await environment.act(call("tap", id=line.split("]")[0].removeprefix("[")))
-        gone = await environment.act(call("tap", id="n0000x"))
+        toggled = await environment.step(call("tap", id=line.split("]")[0].removeprefix("[")))
+        gone = await environment.step(call("tap", id="n0000x"))
         assert "no element" in gone.error
         await environment.close()
         return toggled
@@ -172,7 +172,7 @@ def test_work_that_was_handed_in_ends_a_session(server: Server, phone: Phone) ->
         await environment.reset(TASK, 0)
         asked = len(phone.commands)
         await environment.submitted("done")
-        assert "was handed in" in (await environment.act(LOOK)).error and len(phone.commands) == asked
+        assert "was handed in" in (await environment.step(LOOK)).error and len(phone.commands) == asked
         await environment.close()
 
     asyncio.run(run())
@@ -188,7 +188,7 @@ def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None
     async def run() -> str:
         await environment.reset(TASK, 0)
         phone.dumps = [*moving, moving[2]]
-        shown = await environment.act(call("back"))
+        shown = await environment.step(call("back"))
         await environment.close()
         return shown.text
 
@@ -211,7 +211,7 @@ def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, 
     async def run() -> list[StepResult]:
         await environment.reset(TASK, 0)
         phone.dumps = [dump] * 3
-        shown = [await environment.act(TAP_SWITCH), await environment.act(LOOK)]
+        shown = [await environment.step(TAP_SWITCH), await environment.step(LOOK)]
         await environment.close()
         return shown
 
@@ -319,9 +319,9 @@ def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None
         await environment.reset(TASK, 0)
         phone.on_command = lambda command: server.phones.clear() if when in command else None
         with pytest.raises(EnvironmentLost, match="not found"):
-            await environment.act(TAP_SWITCH)
+            await environment.step(TAP_SWITCH)
         server.phones[SERIAL] = phone
-        for again in (environment.act(LOOK), environment.reset(TASK, 0), environment.state()):
+        for again in (environment.step(LOOK), environment.reset(TASK, 0), environment.state()):
             with pytest.raises(EnvironmentLost, match="not found"):
                 await again
         await environment.close()
@@ -341,8 +341,8 @@ def test_a_hanging_device_blocks_nothing(server: Server, phone: Phone) -> None:
         await hanging.reset(TASK, 0)
         await well.reset(TASK, 0)
         phone.deaf = 30
-        lost = asyncio.create_task(hanging.act(LOOK))
-        assert "Wi-Fi" in (await well.act(LOOK)).text and not lost.done()
+        lost = asyncio.create_task(hanging.step(LOOK))
+        assert "Wi-Fi" in (await well.step(LOOK)).text and not lost.done()
         with pytest.raises(EnvironmentLost, match="did not answer in time"):
             await lost
         await well.close()
@@ -357,9 +357,9 @@ def test_a_cancelled_call_loses_the_session(server: Server, phone: Phone) -> Non
     async def run() -> None:
         await environment.reset(TASK, 0)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(environment.act(call("wait", seconds=30)), 0.05)
+            await asyncio.wait_for(environment.step(call("wait", seconds=30)), 0.05)
         with pytest.raises(EnvironmentLost, match="was cancelled"):
-            await environment.act(LOOK)
+            await environment.step(LOOK)
 
     asyncio.run(run())
 
@@ -374,7 +374,7 @@ def test_one_session_for_one_device(server: Server) -> None:
             await second.reset(TASK, 0)
         await first.close()
         with pytest.raises(EnvironmentLost, match="was closed"):
-            await first.act(LOOK)
+            await first.step(LOOK)
         await second.reset(TASK, 0)
         await second.close()
 
@@ -384,7 +384,7 @@ def test_one_session_for_one_device(server: Server) -> None:
 def test_calls_need_a_reset(server: Server) -> None:
     """Said to the programmer."""
     with pytest.raises(ConfigError, match="reset the environment"):
-        asyncio.run(AndroidEnvironment(config(server)).act(LOOK))
+        asyncio.run(AndroidEnvironment(config(server)).step(LOOK))
 
 
 # Real devices
@@ -424,10 +424,11 @@ def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, 
 
     async def run() -> list[StepResult]:
         await environment.reset(TASK, 0)
-        shown = [await environment.act(TAP_SWITCH), await environment.act(call("launch", app=SECRET))]
+        shown = [await environment.step(TAP_SWITCH), await environment.step(call("launch", app=SECRET))]
         phone.focus = SECRET
         shown += [
-            await environment.act(c) for c in (LOOK, TAP_SWITCH, call("back"), call("launch", app="settings"))
+            await environment.step(c)
+            for c in (LOOK, TAP_SWITCH, call("back"), call("launch", app="settings"))
         ]
         await environment.close()
         return shown
@@ -476,7 +477,7 @@ def test_traces_are_androidlabs(server: Server, tmp_path: Path) -> None:
     async def run() -> None:
         await environment.reset(task, 7)
         for one in calls:
-            await environment.act(one)
+            await environment.step(one)
         await environment.submitted("Wi-Fi is on")
         await environment.close()
 

@@ -213,7 +213,7 @@ def test_a_reset_begins_anew_in_the_same_session(server: Server, phone: Phone) -
         await made.submitted("x")
         again = await made.reset(TASK, 1)
         assert again.round == 0 and again.text.startswith("App")
-        assert (await made.act(Call("back"))).round == 1
+        assert (await made.step(Call("back"))).round == 1
         await made.close()
 
     asyncio.run(run())

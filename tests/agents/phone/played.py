@@ -38,7 +38,7 @@ def played(
     try:
         hold(watched, Script(texts), len(texts))
     finally:
-        watched.close()
+        watched.release()
     return watched.sample(problem.id)
 
 

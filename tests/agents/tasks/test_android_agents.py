@@ -20,7 +20,7 @@ from selfverify.agents.cases import Awaited, Ballot, Case, Juror
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.tasks.android_agents import AndroidAgents, AndroidAgentsConfig
 from selfverify.core.environment import Call
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -89,13 +89,13 @@ def held(made: AndroidAgents, problem: Problem, *calls: Call) -> Any:
     """What comes of a conversation."""
     episode = made.open(problem, 0)
     try:
-        episode.begin()
+        episode.reset()
         for number, call in enumerate(calls):
-            reply = episode.reply(Said(written_call(call, "tagged"), [], Finish.STOP, number))
+            reply = episode.step(PolicyTurn(written_call(call, "tagged"), [], Finish.STOP, number))
             assert reply.done == (number + 1 == len(calls)), reply
-        return episode.ending()
+        return episode.result()
     finally:
-        episode.close()
+        episode.release()
 
 
 LOOK = Call("get_current_xml")
@@ -135,13 +135,13 @@ def test_devices_are_lent_to_one_conversation_each(
     made = task(files, server.address)
     episodes = [made.open(made.problem("test", 0, 0), 0) for _ in range(2)]
     for episode in episodes:
-        episode.begin()
+        episode.reset()
     assert all(phone.commands for phone in phones.values())
     for episode in episodes:
-        episode.close()
+        episode.release()
     again = made.open(made.problem("test", 0, 1), 0)
-    again.begin()
-    again.close()
+    again.reset()
+    again.release()
 
 
 @pytest.mark.parametrize("method", ["smartsnap", "grpo"])
@@ -217,8 +217,8 @@ def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
             with pytest.raises(
                 ConfigError, match="is a real device" if real == "refused" else "not confirmed"
             ):
-                episode.begin()
-            episode.close()
+                episode.reset()
+            episode.release()
 
 
 def test_demonstrations_are_not_there(files: Path) -> None:

@@ -19,7 +19,7 @@ from environment_servers import serve
 from selfverify.agents.tasks import environment_sources
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
 from selfverify.core.environment import Call, StepResult
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
@@ -90,13 +90,13 @@ def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
 def held(made: EnvironmentAgents, index: int, *calls: Call) -> Any:
     episode = made.open(made.problem("test", 0, index), 0)
     try:
-        episode.begin()
+        episode.reset()
         for number, call in enumerate(calls):
-            reply = episode.reply(Said(written_call(call, "tagged"), [], Finish.STOP, number))
+            reply = episode.step(PolicyTurn(written_call(call, "tagged"), [], Finish.STOP, number))
         assert reply.done
-        return episode.ending()
+        return episode.result()
     finally:
-        episode.close()
+        episode.release()
 
 
 def test_rows_become_problems(files: Path, counters: str) -> None:
@@ -140,11 +140,11 @@ def test_goals_of_rows_are_for_rules(tmp_path: Path) -> None:
         made = task(tmp_path / "phone.jsonl", serving.url, judge={"kind": "rules"}, done_from=None)
         turns = local.demonstrate_turns(posed, np.random.default_rng(0))
         episode = made.open(made.problem("test", 0, 0), 0)
-        episode.begin()
+        episode.reset()
         for number, turn in enumerate(turns):
-            reply = episode.reply(Said(turn.text, [], Finish.STOP, number))
-        rewards = episode.ending().rewards
-        episode.close()
+            reply = episode.step(PolicyTurn(turn.text, [], Finish.STOP, number))
+        rewards = episode.result().rewards
+        episode.release()
         assert reply.done and rewards["truth"] == 1.0 and rewards["rrr"] > 0
         assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
         made._lender.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -111,19 +111,19 @@ class Chat(Episode):
     def __init__(self, task: DigitsPick, problem: Problem, seed: int) -> None:
         self.task, self.problem, self.seed = task, problem, seed
 
-    def reply(self, said: Said) -> Reply:
-        return Reply(" ".join(["Look again."] * 12))
+    def step(self, said: PolicyTurn) -> Observation:
+        return Observation(" ".join(["Look again."] * 12))
 
-    def ending(self) -> Ending:
+    def result(self) -> EpisodeResult:
         judged = self.task.verdict(self.problem, Tagged())
-        return Ending(answer_rewards(Tagged(), judged), parsed=judged)
+        return EpisodeResult(answer_rewards(Tagged(), judged), parsed=judged)
 
 
 class Opening(Chat):
     """Speaks before the first turn, too."""
 
-    def begin(self) -> Reply | None:
-        return self.reply(Said("", [], Finish.STOP, -1))
+    def reset(self) -> Observation | None:
+        return self.step(PolicyTurn("", [], Finish.STOP, -1))
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["policy first", "environment first"])
@@ -146,7 +146,7 @@ def test_memory_of_conversations(
     sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", f"policy.prefill_chunk={chunk}")
     recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
     problem = Problem("x", user_turn("", 0))
-    reply = Chat(DigitsPick(), problem, 0).reply(Said("", [], Finish.STOP, 0))
+    reply = Chat(DigitsPick(), problem, 0).step(PolicyTurn("", [], Finish.STOP, 0))
     writer = ReplyEncoder(Policy.load(recipe.policy).encoder)
     heard = len(writer.encode(problem, reply, 1).tokens) - 1  # the policy writes the first one itself
     made = make_plan(recipe, heard=heard)

@@ -12,7 +12,7 @@ from transformers import Qwen2_5_VLConfig
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.episode_settings import EpisodeConfig, EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.plan.meter import Meter
@@ -231,7 +231,7 @@ def test_second_turns(method: str) -> None:
     sizes = ["sampling.max_new_tokens=20", "learner.groups_per_step=2", "learner.micro_batch_groups=1"]
     made = make_plan(load_recipe("adpo-digits", [f"method.name={method}", *words, *sizes]))
     policy = Policy.load("builtin:digits", device="cpu")
-    problem, request = make_task("digits-pick").problem("train", 0, 0), Reply("Check the answer.")
+    problem, request = make_task("digits-pick").problem("train", 0, 0), Observation("Check the answer.")
     between = ReplyEncoder(policy.encoder).encode(problem, request, 1)
     assert len(made.lengths.trained) == 40 + len(between.tokens)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.looking.tools.test_toolbox import Odd, gallery, run
 
 from selfverify.core.environment import Call
-from selfverify.core.episode import Said
+from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -149,8 +149,8 @@ def test_calls_that_do_not_fit(more: dict[str, Any], said: str) -> None:
     arguments = {"image_index": 1, "bounding_box": [20, 10, 60, 30], "images": images}
 
     async def ask() -> tuple[str, int]:
-        wrong = await session.act(Call("zoom_in", arguments | more))
-        right = await session.act(Call("zoom_in", arguments))
+        wrong = await session.step(Call("zoom_in", arguments | more))
+        right = await session.step(Call("zoom_in", arguments))
         return wrong.error, len(right.images)
 
     error, made = asyncio.run(ask())
@@ -162,7 +162,7 @@ def test_two_images_of_a_number() -> None:
     session, image = ToolSession(Toolbox([Cutting()])), gallery().pictures[0].full
     images = {"images": to_blocks("", [image, image]), "numbers": [1, 1]}
     arguments = {"image_index": 1, "bounding_box": [20, 10, 60, 30]}
-    found = asyncio.run(session.act(Call("zoom_in", arguments | images)))
+    found = asyncio.run(session.step(Call("zoom_in", arguments | images)))
     assert "each of the 2 images needs one of its own" in found.error and not found.images
 
 
@@ -172,8 +172,8 @@ def test_a_model_looks_with_a_server(servers: Loop) -> None:
     looking = LookingTask(FreeQuestion(), LookSettings(tool_server=url, tools=["segment"]))
     problem = Problem("p", user_turn("What?"), [gallery().pictures[0].full])
     episode = looking.look(looking.asked(problem))
-    episode.begin()
+    episode.reset()
     asked = {"image_index": 1, "bounding_boxes": [[50, 50, 400, 400]]}
     text = json.dumps({"thought": "", "action_name": "segment", "action": asked})
-    reply = episode.reply(Said(text, [1], Finish.STOP, 0))
+    reply = episode.step(PolicyTurn(text, [1], Finish.STOP, 0))
     assert len(reply.images) == 1 and episode.steps[0].error == "" and episode.steps[0].images == [2]

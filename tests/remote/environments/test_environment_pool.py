@@ -102,19 +102,19 @@ def test_lost_sessions_are_replaced() -> None:
                 seen.append(lease.environment)
                 await lease.reset(TASK, 0)
                 if fault is EnvironmentLost:
-                    await lease.act(Call("fail", {"how": "lose"}))
+                    await lease.step(Call("fail", {"how": "lose"}))
                 elif fault is KeyError:
                     raise KeyError("the user's own")
                 elif fault is TimeoutError:
                     async with asyncio.timeout(0.05):
-                        await lease.act(Call("fail", {"how": "hang"}))
+                        await lease.step(Call("fail", {"how": "hang"}))
                 elif fault == "unnoticed":
                     with pytest.raises(EnvironmentLost):
-                        await lease.act(Call("fail", {"how": "lose"}))
+                        await lease.step(Call("fail", {"how": "lose"}))
                 elif fault == "close":
                     await lease.close()
                     with pytest.raises(EnvironmentLost, match="session is closed"):
-                        await lease.act(Call("add", {"number": 1}))
+                        await lease.step(Call("add", {"number": 1}))
         assert len(set(map(id, seen))) == 6
         counted = pool.counters()
         assert counted["environments/opened"] == 6 and counted["environments/lost"] == 5
@@ -138,7 +138,7 @@ def test_a_lease_ends() -> None:
     async def use(pool: EnvironmentPool) -> None:
         async with pool.lease() as lease:
             await lease.reset(TASK, 0)
-        add = lease.act(Call("add", {"number": 1}))
+        add = lease.step(Call("add", {"number": 1}))
         for late in (add, lease.reset(TASK, 0), lease.submitted("Done."), lease.state()):
             with pytest.raises(EnvironmentLost, match="this process: the lease has ended"):
                 await late
@@ -223,7 +223,7 @@ def test_nothing_is_left_when_the_pool_ends() -> None:
                     await lease.reset(TASK, 0)
                     held.append(lease)
                     await ended.wait()
-                    await lease.act(Call("add", {"number": 1}))
+                    await lease.step(Call("add", {"number": 1}))
             except EnvironmentLost as error:
                 lost.append(str(error))
 
@@ -280,7 +280,7 @@ def test_cancelling_at_any_moment_loses_no_place(seed: int) -> None:
                 async with asyncio.timeout(0.02 * rng.random()), pool.lease() as lease:
                     await lease.reset(TASK, number)
                     await asyncio.sleep(0.004 * rng.random())
-                    await lease.act(Call("add", {"number": 1}))
+                    await lease.step(Call("add", {"number": 1}))
             except (TimeoutError, EnvironmentLost):
                 pass
 

@@ -47,15 +47,15 @@ def test_a_command() -> None:
         assert (first.round, first.text, first.images) == (0, "", [])
         assert [tool["function"]["name"] for tool in toolset.tools] == ["square", "count", "fail"]
         assert toolset.tools[0]["function"]["parameters"]["required"] == ["size"]
-        shown = await toolset.act(Call("square", {"size": 5}))
+        shown = await toolset.step(Call("square", {"size": 5}))
         assert shown.round == 1 and shown.images[0].size == (5, 5) and not shown.error
-        assert (await toolset.act(Call("count"))).text == "1 drawn, PAPER=white"
+        assert (await toolset.step(Call("count"))).text == "1 drawn, PAPER=white"
         for call, why in (
             (Call("fail", {"how": "raise"}), "no ink"),
             (Call("square", {"size": "big"}), "size"),
             (Call("dance"), "dance"),
         ):
-            assert why in (await toolset.act(call)).error
+            assert why in (await toolset.step(call)).error
 
     run(use, command=DRAWING, env={"PAPER": "white"})
     assert "white" not in repr(McpSettings(command=DRAWING, env={"PAPER": "white"}))
@@ -66,8 +66,8 @@ def test_each_reset_has_a_process_of_its_own() -> None:
     async def use(toolset: McpToolset) -> None:
         for _ in range(2):
             await toolset.reset({}, seed=0)
-            assert (await toolset.act(Call("count"))).text.startswith("0 drawn")
-            shown = await toolset.act(Call("square", {"size": 5}))
+            assert (await toolset.step(Call("count"))).text.startswith("0 drawn")
+            shown = await toolset.step(Call("square", {"size": 5}))
             assert shown.round == 2
 
     run(use, command=DRAWING)
@@ -82,7 +82,7 @@ def test_a_command_that_dies_or_hangs_is_lost(how: str, message: str) -> None:
         await toolset.reset({}, seed=0)
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
-                await toolset.act(Call("fail", {"how": how}))
+                await toolset.step(Call("fail", {"how": how}))
 
     started = time.monotonic()
     run(use, command=DRAWING, act_s=1.0)
@@ -108,22 +108,22 @@ def test_our_own_server_over_http() -> None:
         first = await toolset.reset({"goal": 3}, seed=1)
         assert first.text == "1 of 3" and first.images[0].size == (11, 8)
         assert [tool["function"] for tool in toolset.tools] == [tool["function"] for tool in TOOLS]
-        assert (await toolset.act(Call("begin"))).error and len(Counter.opened) == 1
-        shown = await toolset.act(Call("add", {"number": 1}))
+        assert (await toolset.step(Call("begin"))).error and len(Counter.opened) == 1
+        shown = await toolset.step(Call("add", {"number": 1}))
         assert (shown.round, shown.text) == (2, "2 of 3")
         await toolset.close()
 
         second = McpToolset(McpSettings(url=url + "/counter/mcp", key="right", begin="begin"))
         await second.reset({"goal": 3}, seed=1)
-        refused = await second.act(Call("dance"))
+        refused = await second.step(Call("dance"))
         assert refused.error.startswith("there is no dance") and refused.round == 1
-        done = await second.act(Call("add", {"number": 2}))
+        done = await second.step(Call("add", {"number": 2}))
         assert (done.round, done.done, done.truncated, done.reward) == (2, True, False, 2.0)
         await second.reset({"goal": 1}, seed=1)
-        over = await second.act(Call("add", {"number": 2}))
+        over = await second.step(Call("add", {"number": 2}))
         assert (over.round, over.done, over.truncated) == (1, False, True)
         with pytest.raises(EnvironmentLost, match="the counter is broken"):
-            await second.act(Call("fail", {"how": "lose"}))
+            await second.step(Call("fail", {"how": "lose"}))
         await second.close()
         for _ in range(50):
             if not len(server.tables["counter"]):

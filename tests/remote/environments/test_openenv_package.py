@@ -159,15 +159,15 @@ def test_our_client_on_its_server_of_tools() -> None:
             first = await client.reset({"paper": "white"}, seed=3)
             assert first.info == {"paper": "white", "seed": 3}
             assert [tool["function"]["name"] for tool in client.tools] == ["square", "broken"]
-            shown = await client.act(Call("square", {"size": 7}))
+            shown = await client.step(Call("square", {"size": 7}))
             assert shown.images[0].size == (7, 7) and shown.round == 1 and not shown.error
             for call, why in (
                 (Call("broken"), "no paper"),
                 (Call("dance"), "dance"),
                 (Call("square", {"size": "big"}), "size"),
             ):
-                assert why in (await client.act(call)).error
-            assert (await client.act(Call("square", {"size": 2}))).images[0].size == (2, 2)
+                assert why in (await client.step(call)).error
+            assert (await client.step(Call("square", {"size": 2}))).images[0].size == (2, 2)
             assert (await client.state() or {})["episode_id"] == "e"
 
     with Served(create_app(Drawing, CallToolAction, CallToolObservation, env_name="drawing")) as url:
@@ -208,12 +208,12 @@ def test_our_client_on_its_server_of_plain_actions() -> None:
             [tool] = client.tools
             assert tool["function"]["name"] == "step"
             assert list(tool["function"]["parameters"]["properties"]) == ["word"]
-            refused = await client.act(Call("step", {"wort": "hi"}))
+            refused = await client.step(Call("step", {"wort": "hi"}))
             assert refused.round == 0 and "VALIDATION_ERROR" in refused.error
-            shown = await client.act(Call("step", {"word": "bye"}))
+            shown = await client.step(Call("step", {"word": "bye"}))
             assert (shown.round, shown.text, shown.reward, shown.done) == (1, '{"heard":"bye"}', 1.0, True)
             with pytest.raises(Exception, match="it broke"):
-                await client.act(Call("step", {"word": "crash"}))
+                await client.step(Call("step", {"word": "crash"}))
 
     with Served(create_app(Echo, Say, Heard, env_name="echo")) as url:
         asyncio.run(use(url))

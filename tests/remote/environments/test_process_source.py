@@ -75,7 +75,7 @@ def test_many_sessions_over_several_processes_that_are_killed() -> None:
                     async with pool.lease() as lease:
                         await lease.reset({"goal": 10_000}, seed=number)
                         for step in range(1, 6):
-                            shown = await lease.act(Call("add", {"number": 1}))
+                            shown = await lease.step(Call("add", {"number": 1}))
                             assert shown.text == f"{number + step} of 10000" and shown.round == step
                             await asyncio.sleep(0.1)
                         won += 1

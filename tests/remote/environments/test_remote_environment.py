@@ -31,7 +31,7 @@ async def acted(environment: Any) -> list[Any]:
     for goal in (5, 3):
         seen.append(await environment.reset({"goal": goal}, seed=1))
         seen += [
-            await environment.act(call) for call in (ADD, Call("nothing"), Call("add", {"number": "x"}), ADD)
+            await environment.step(call) for call in (ADD, Call("nothing"), Call("add", {"number": "x"}), ADD)
         ]
         seen.append(await environment.state())
     with pytest.raises(DataError, match="goal is no number"):
@@ -74,7 +74,7 @@ def test_sessions_do_not_mix() -> None:
             async def one(number: int, client: RemoteEnvironment) -> str:
                 await client.reset({"goal": 1000 + number}, seed=number)
                 for _ in range(3):
-                    shown = await client.act(ADD)
+                    shown = await client.step(ADD)
                 return shown.text
 
             texts = await asyncio.gather(*(one(*pair) for pair in enumerate(clients)))
@@ -99,8 +99,8 @@ def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: s
             client = await opened(stack, url, act_s=1.0 if how == "hang" else 20.0)
             await client.reset({"goal": 9}, seed=0)
             with pytest.raises(EnvironmentLost, match=message) as lost:
-                await client.act(Call("fail", {"how": how}))
-            for again in (client.act(ADD), client.state(), client.reset({"goal": 9}, 0), client.open()):
+                await client.step(Call("fail", {"how": how}))
+            for again in (client.step(ADD), client.state(), client.reset({"goal": 9}, 0), client.open()):
                 with pytest.raises(EnvironmentLost, match=message):
                     await again
             async with asyncio.timeout(20):  # else the server has kept the session
@@ -119,9 +119,9 @@ def test_a_call_that_is_cancelled_loses_the_session() -> None:
             await client.reset({"goal": 9}, seed=0)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
-                    await client.act(Call("fail", {"how": "hang"}))
+                    await client.step(Call("fail", {"how": "hang"}))
             with pytest.raises(EnvironmentLost, match="fail was broken off"):
-                await client.act(ADD)
+                await client.step(ADD)
 
     with_server(use)
 
@@ -132,7 +132,7 @@ def test_a_reply_that_is_too_large_loses_the_session() -> None:
             client = await opened(stack, url, limits=ContentLimits(message_bytes=2**20))
             await client.reset({"goal": 9}, seed=0)
             with pytest.raises(EnvironmentLost, match="closed before fail was answered"):
-                await client.act(Call("fail", {"how": "huge"}))
+                await client.step(Call("fail", {"how": "huge"}))
 
     with_server(use)
 
@@ -141,15 +141,15 @@ def test_what_the_caller_gets_wrong_is_said() -> None:
     async def use(url: str, _: Any) -> None:
         async with AsyncExitStack() as stack:
             client = await opened(stack, url)
-            for early in (client.act(ADD), client.state()):
+            for early in (client.step(ADD), client.state()):
                 with pytest.raises(DataError, match="comes"):
                     await early
             with pytest.raises(DataError, match="'seed'"):
                 await client.reset({"seed": 1}, seed=0)
             await client.reset({"goal": 9}, seed=0)
             with pytest.raises(DataError, match="JSON"):
-                await client.act(Call("add", {"number": object()}))
-            assert (await client.act(ADD)).round == 1
+                await client.step(Call("add", {"number": object()}))
+            assert (await client.step(ADD)).round == 1
 
     with_server(use)
 
@@ -245,7 +245,7 @@ def test_hostile_servers_lose_the_session(reply: Any, message: str) -> None:
             await client.reset({}, seed=0)
             started = time.monotonic()
             with pytest.raises(EnvironmentLost, match=message) as lost:
-                await client.act(ADD)
+                await client.step(ADD)
             assert str(lost.value).startswith(url) and len(str(lost.value)) < 1_000
             assert time.monotonic() - started < 5
 
@@ -293,9 +293,9 @@ def test_a_refused_action_is_the_agents_fault() -> None:
             )
             client = await opened(stack, url)
             await client.reset({}, seed=0)
-            shown = await client.act(ADD)
+            shown = await client.step(ADD)
             assert (shown.round, shown.error) == (0, "x is missing (VALIDATION_ERROR)")
-            assert (await client.act(ADD)).round == 1
+            assert (await client.step(ADD)).round == 1
 
     asyncio.run(main())
 

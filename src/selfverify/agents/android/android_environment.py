@@ -90,7 +90,7 @@ class AndroidEnvironment(Environment):
         wanted = read_task(task)
         return await self._guarded(self._begin(wanted, seed))
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._view is None:
             raise ConfigError("reset the environment before the first call")

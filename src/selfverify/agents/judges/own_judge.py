@@ -13,7 +13,7 @@ from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.opinions import Opinion, read_opinion
 from selfverify.core import ranks
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -135,7 +135,7 @@ class OwnJudge(Juror):
         asked = self.prompt if self.short is None else self.short.question
         return Problem(f"{request.case.name}/judged", user_turn(asked, images=0))
 
-    def _ballot(self, request: _Request, number: int, said: Said | None, read: int) -> Ballot:
+    def _ballot(self, request: _Request, number: int, said: PolicyTurn | None, read: int) -> Ballot:
         if said is None:
             return Ballot(number, None, "outage: the case cannot be shown to the policy", {"outage": True})
         about = {"prompt_tokens": read, "completion_tokens": len(said.tokens)}
@@ -150,11 +150,11 @@ class OwnJudge(Juror):
         return read_opinion(text, rendered, self.config.quotations)
 
 
-def _shown(rendered: Rendered) -> Reply:
+def _shown(rendered: Rendered) -> Observation:
     first, *others = rendered.pieces
     parts = [{"type": "text", "text": first}]
     for piece in others:
         parts.append({"type": "image"})
         if piece:
             parts.append({"type": "text", "text": piece})
-    return Reply(parts, list(rendered.images))
+    return Observation(parts, list(rendered.images))

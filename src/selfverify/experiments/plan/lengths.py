@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from selfverify.core.episode import Reply
+from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
@@ -87,7 +87,7 @@ def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, hear
     words = recipe.method.options.get("second_turn")
     if heard is None and words is not None and not begins:
         asked = Problem("planned", user_turn("", 0))
-        heard = len(ReplyEncoder(policy.encoder).encode(asked, Reply(words), 1).tokens)
+        heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
     stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
     if heard is None and (begins or limits.turns > 1):
         stated += ", and what their environment says is NOT counted: give --reply-tokens"

@@ -96,7 +96,7 @@ class ToolServer:
         try:
             await server.reset({}, 0)
             names = [str(tool["function"]["name"]) for tool in server.tools]
-            return names, None if call is None else await server.act(call)
+            return names, None if call is None else await server.step(call)
         finally:
             await server.close()
 

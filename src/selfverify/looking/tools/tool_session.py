@@ -69,7 +69,7 @@ class ToolSession(Environment):
         self._round = 0
         return StepResult(0)
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`. What cannot be done, and a tool that dies or takes too long, is an ``error``."""
         self._round += 1
         try:

@@ -36,9 +36,9 @@ class Lease(Environment):
         """See `Environment`."""
         return await self._asked(self.environment.reset(task, seed))
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
-        return await self._asked(self.environment.act(call))
+        return await self._asked(self.environment.step(call))
 
     async def submitted(self, message: str) -> None:
         """See `Environment`."""

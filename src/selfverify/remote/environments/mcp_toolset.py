@@ -125,7 +125,7 @@ class McpToolset(Environment):
             raise DataError(f"{self.name}: {shown.error}")
         return shown
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         if self._round < 0 and not self._lost:
             raise DataError(f"{self.name}: reset comes before the first call")

@@ -132,7 +132,7 @@ class RemoteEnvironment(Environment):
             await self._lose(_said(data))
         return await self._read(kind, data)
 
-    async def act(self, call: Call) -> StepResult:
+    async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         self._check_begun()
         plain = {"type": "step", "data": dict(call.arguments)}

@@ -84,13 +84,13 @@ class Session:
         return shown
 
     async def act(self, call: Call) -> StepResult:
-        """See `Environment.act`.
+        """See `Environment.step`.
 
         Raises:
             DataError: The session has not been reset to a task yet.
         """
         self._check_begun()
-        return await self._do(lambda: self.environment.act(call), call.name)
+        return await self._do(lambda: self.environment.step(call), call.name)
 
     async def submitted(self, message: str) -> None:
         """See `Environment.submitted`.
