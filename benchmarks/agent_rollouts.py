@@ -7,7 +7,7 @@ model (Qwen3's classes, four layers of width 160, float32). Its prompts show too
 stands in a prompt is forwarded once for a group here and many times by the other sides, so that long
 descriptions would favour us.
 
-- `kept`: `converse` as rollouts use it;
+- `kept`: `rollout` as rollouts use it;
 - `anew`: the same, but every turn prefills its whole conversation (`ApartThreads`);
 - `TRL`: ``GRPOTrainer._generate_and_score_completions`` with the phone lent by `TrlEnvironments`: resets,
   sampling, calls of tools, rewards; without a reference model, and no update.
@@ -41,7 +41,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.threads import Threads
-from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.converse import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8
 AIMS = {10: (3.0, 3.0), 30: (5.0, 3.0)}
@@ -95,7 +95,7 @@ def our_side(kind: type[Actor], folder: str, setting: Setting) -> Callable[[], i
 
     def roll_out() -> int:
         policy.begin()
-        made: Rollout = converse(policy, work, problems, [*range(len(problems))], sampling)
+        made: Rollout = rollout(policy, work, problems, [*range(len(problems))], sampling)
         whole = [trajectory for group in made.groups for trajectory in group.trajectories]
         for trajectory in whole:
             came = trajectory.written, trajectory.rewards.get("tool_calls")

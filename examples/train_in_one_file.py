@@ -25,8 +25,8 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.converse import Rollout, converse
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.converse import Rollout, rollout
+from selfverify.rollouts.reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
 FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verification/soft_auc"}
@@ -37,9 +37,9 @@ def roll_out(
 ) -> Rollout:
     """Hold the task's conversation G times about each problem: here one answer, cut into answer and score."""
     seeds = [derived_seed(seed, place) for place in range(len(problems))]
-    rolled = converse(policy, task, problems, seeds, sampling)
+    rolled = rollout(policy, task, problems, seeds, sampling)
     # How likely every other score would have been: what the expected credit and the soft AUC are made of.
-    read_rollout(policy, rolled, sampling.temperature)
+    read_rollout_scores(policy, rolled, sampling.temperature)
     return rolled
 
 

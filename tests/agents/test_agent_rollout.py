@@ -24,7 +24,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import converse, recite
+from selfverify.rollouts.converse import recite, rollout
 from selfverify.rollouts.recorded import play, record
 from selfverify.tasks.digits.digits_sum import DigitsSum
 from selfverify.tasks.judged import Judged
@@ -144,7 +144,7 @@ def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy:
 
     sampling = SamplingConfig(group_size=4, max_new_tokens=4, top_p=1.0)
     limits = EpisodeLimits(turns=3, reply_threads=2)
-    rolled = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
+    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
     finishes = [t.finish for t in rolled.groups[0].trajectories]
     assert finishes[1] == Finish.ERROR and rolled.groups[0].trajectories[1].rewards == {}
     for trajectory in [t for n, t in enumerate(rolled.groups[0].trajectories) if n != 1]:
@@ -171,7 +171,7 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
         return Looks(problem, Lamps, TASK, 3, RULES, AgentSettings(), EpisodeLimits().turns, GOAL)
 
     sampling = SamplingConfig(group_size=1, max_new_tokens=2)
-    rolled = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
+    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
     [found] = rolled.groups[0].trajectories
     assert heard == [*range(30)] and found.finish == Finish.STOP
     assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0

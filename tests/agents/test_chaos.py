@@ -29,7 +29,7 @@ from selfverify.remote.environments.process_source import ProcessSource
 from selfverify.remote.environments.remote_environment import RemoteSettings
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sources import Source
-from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.converse import Rollout, rollout
 from selfverify.rollouts.hung import HUNG
 from terse_phone import phone
 
@@ -107,7 +107,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 def rolled(policy: Policy, task: Experts, problems: int, group: int) -> Rollout:
     asked = [task.problem("train", 0, number) for number in range(problems)]
     sampling = SamplingConfig(group_size=group, max_new_tokens=4)
-    return converse(policy, task, asked, [*range(problems)], sampling)
+    return rollout(policy, task, asked, [*range(problems)], sampling)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.tasks.base import user_turn
 
 TRIED = [(place, text) for place in PLACES for text in INJECTIONS][::90]
@@ -58,7 +58,7 @@ def test_it_acts_on_the_phone(smollm2: Policy) -> None:
     task.limits = task.limits.model_copy(update={"turns": TURNS})
     problems = [task.problem("test", 0, index) for index in range(EPISODES)]
     sampling = SamplingConfig(group_size=1, temperature=1.0, top_p=1.0, max_new_tokens=128)
-    rolled = converse(smollm2, task, problems, [*range(EPISODES)], sampling)
+    rolled = rollout(smollm2, task, problems, [*range(EPISODES)], sampling)
     told = [group.trajectories[0] for group in rolled.groups]
     turns = [segment.parsed or {} for t in told for segment in t.segments if segment.author == "policy"]
     ends = [t.segments[-1].parsed or {} for t in told]

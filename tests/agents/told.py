@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.episode_around import EpisodeAround
+from selfverify.rollouts.episode_around import EpisodeWrapper
 
 
-class Told(EpisodeAround):
+class Told(EpisodeWrapper):
     """An agent at work that says these turns, whatever the policy says, and nothing behind them."""
 
     def __init__(self, inner: Episode, turns: Sequence[str]) -> None:

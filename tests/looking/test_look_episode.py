@@ -27,7 +27,7 @@ from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import converse, recite
+from selfverify.rollouts.converse import recite, rollout
 from selfverify.tasks.base import Task, judge_integer, user_turn
 from selfverify.tasks.judged import Judged
 from selfverify.tasks.tools import ToolError
@@ -378,7 +378,7 @@ def test_conversations_of_a_real_policy(policy: Policy) -> None:
     task = looking(terminate="refuse", max_steps=2)
     task.use_space(policy.coordinate_space)
     sampling = SamplingConfig(group_size=2, max_new_tokens=8)
-    runs = [converse(policy, task, [task.problem("test", 0, 0)], [3], sampling) for _ in range(2)]
+    runs = [rollout(policy, task, [task.problem("test", 0, 0)], [3], sampling) for _ in range(2)]
     first, second = (run.groups[0].trajectories for run in runs)
     assert [t.tokens for t in first] == [t.tokens for t in second]
     assert all(t.rewards["correct"] == 0 for t in first)

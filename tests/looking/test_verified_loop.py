@@ -19,7 +19,7 @@ from selfverify.looking.looking_task import LookingTask
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
 
@@ -31,7 +31,7 @@ def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
     listener = StepVerifier(verifier, reasoner=reasoner)
     sampling = SamplingConfig(group_size=6, max_new_tokens=12)
     problems = [task.problem("test", 0, 0)]
-    groups = converse(reasoner, task, problems, [5], sampling, listener=listener).groups
+    groups = rollout(reasoner, task, problems, [5], sampling, listener=listener).groups
     [group] = groups
     whole = [t for t in group.trajectories if t.finish == Finish.STOP]
     assert any(len({s.turn for s in t.segments}) == 3 for t in whole)
@@ -71,7 +71,7 @@ def test_the_rule_is_asked_with_delta_r() -> None:
 
 
 def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
-    """`converse` asks the task for its listener; the verifier may be the reasoner itself."""
+    """`rollout` asks the task for its listener; the verifier may be the reasoner itself."""
     policy = adapted(load_policy)
     plain = LookingTask(looking().inner, LookSettings(tools=["crop"]))
     plain.use_policy(policy)
@@ -82,7 +82,7 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     listener = task.hook()
     assert isinstance(listener, StepVerifier) and listener.policies[0] is policy
     sampling = SamplingConfig(group_size=2, max_new_tokens=6)
-    [group] = converse(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups
+    [group] = rollout(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups
     assert all(LOG_RATIO in trajectory.segments[-1].values for trajectory in group.trajectories)
 
 
@@ -96,12 +96,12 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     task.use_policy(policy)
     listener = StepVerifier(verifier, reasoner=policy)
     sampling = SamplingConfig(group_size=2, max_new_tokens=48)
-    groups = converse(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups
+    groups = rollout(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups
     kept = int(stop[-1]) - 1
     if kept:
         # What is left is what ends looking one step before, with that step's tool.
         run = far(stop=f"after:{kept}", max_steps=3)
-        others = converse(policy, run, problems, [5, 6, 7, 8], sampling).groups
+        others = rollout(policy, run, problems, [5, 6, 7, 8], sampling).groups
         assert [t.tokens for g in groups for t in g.trajectories] == [
             t.tokens for g in others for t in g.trajectories
         ]

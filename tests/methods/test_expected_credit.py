@@ -17,7 +17,7 @@ from selfverify.methods.adpo import score_distributions
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.reading import read_rollout_scores
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
@@ -46,7 +46,7 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
         }
         group.append(Trajectory(segments, {} if text == MALFORMED else {"sampled": float(text)}, rewards))
     rollout = Rollout(policy.encode([problem]), [Group(problem, group)])
-    read_rollout(policy, rollout)
+    read_rollout_scores(policy, rollout)
     return rollout
 
 
@@ -240,7 +240,7 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
         [group] = rollout_of(policy, texts, [1.0, 0.0, 0.0]).groups
         groups.append(Group(problem, group.trajectories))
     rollout = Rollout(policy.encode(problems), groups)
-    read_rollout(policy, rollout, temperature=0.7)
+    read_rollout_scores(policy, rollout, temperature=0.7)
     method = make_method("adpo", verification_credit="expected", kl=0.0)
     credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
     streams, _ = select(rollout, credits, True)

@@ -22,7 +22,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.recited import recited
+from selfverify.rollouts.recited import encode_demonstration
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.words.word_sums import WordSums
 
@@ -339,7 +339,7 @@ def test_a_demonstrated_conversation_is_the_templates_own(
     """Prompt, turns and replies are the text that the template writes, up to the last turn's end."""
     policy = ending_policy(load_policy, template, stops)
     problem = Problem("p", [{"role": "user", "content": "Which?"}])
-    told = recited(policy, problem, Asking, ["First.", "Second."])
+    told = encode_demonstration(policy, problem, Asking, ["First.", "Second."])
     [prompt] = policy.encode([problem])
     found = policy.tokenizer.decode([*prompt.ids.tolist(), *told.tokens])
     turns = [("user", "Which?"), ("assistant", "First."), ("user", "Sure?"), ("assistant", "Second.")]
@@ -351,7 +351,9 @@ def test_a_demonstrated_conversation_is_the_templates_own(
 @pytest.mark.parametrize("name", ["digits", "digits-check", "looking", "phone"])
 def test_built_in_policies_end_turns_with_their_own_end_token(name: str) -> None:
     policy = Policy.load(f"builtin:{name}", device="cpu")
-    told = recited(policy, Problem("p", user_turn("Which?", images=0)), Asking, ["First.", "Second."])
+    told = encode_demonstration(
+        policy, Problem("p", user_turn("Which?", images=0)), Asking, ["First.", "Second."]
+    )
     own = [s.tokens[-1] for s in told.segments if s.author == "policy"]
     assert own == [policy.tokenizer.eos_token_id] * 2
 

@@ -10,7 +10,7 @@ from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers_to import answers_to
+from selfverify.rollouts.answers_to import ask_policy
 from selfverify.tasks.base import user_turn
 
 ASKED = Problem("p", user_turn("Judge this.", images=0))
@@ -20,7 +20,7 @@ def tokens(
     policy: Policy, replies: Sequence[Observation], times: int = 2, seed: int = 5
 ) -> list[list[list[int]]]:
     sampling = SamplingConfig(group_size=times, max_new_tokens=8, temperature=0.7)
-    found = answers_to(policy, [(ASKED, reply) for reply in replies], [seed] * len(replies), sampling)
+    found = ask_policy(policy, [(ASKED, reply) for reply in replies], [seed] * len(replies), sampling)
     return [[said.tokens for said in row if said is not None] for row in found]
 
 

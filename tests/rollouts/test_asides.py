@@ -19,7 +19,7 @@ from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.tasks.base import user_turn
 
 SAMPLING = SamplingConfig(group_size=5, max_new_tokens=5, top_p=1.0)
@@ -86,7 +86,7 @@ def hold(policy: Policy, make: Callable[[], Asks], turns: int = 3) -> tuple[list
         return episodes[-1]
 
     limits = EpisodeLimits(turns=turns)
-    groups = converse(policy, Chat(), problems, [3, 4], SAMPLING, opened, limits).groups
+    groups = rollout(policy, Chat(), problems, [3, 4], SAMPLING, opened, limits).groups
     return [trajectory for group in groups for trajectory in group.trajectories], episodes
 
 
@@ -161,6 +161,6 @@ def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> 
     sampling = SAMPLING.model_copy(update={"engine": "vllm"})
     problems = [Problem("plain", user_turn("Say 7.", images=0))]
     with pytest.raises(ConfigError, match="asked aside"):
-        converse(
+        rollout(
             policy, Chat(), problems, [3], sampling, lambda p, s: Asks(probed=True), EpisodeLimits(turns=3)
         )

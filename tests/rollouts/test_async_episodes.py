@@ -17,7 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.hung import HungThreads
 from selfverify.tasks.base import user_turn
 
@@ -89,7 +89,7 @@ def test_many_conversations_wait_at_once(
     count = iter(range(MANY))
     limits = EpisodeLimits(turns=3, reply_threads=MANY, reply_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
-    rolled = converse(
+    rolled = rollout(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
         lambda problem, seed: Remote(desk, loop, next(count) == 5), limits,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_too_few_threads_are_no_deadlock(
         def reset(self) -> Observation | None:
             return Observation(self.loop.run(self.desk.enter(), enter_s))
 
-    rolled = converse(
+    rolled = rollout(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
         lambda problem, seed: Impatient(desk, loop, False), limits,
     )  # fmt: skip

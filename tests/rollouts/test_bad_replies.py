@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 
 __all__ = ["ending_policy"]  # a fixture
 
@@ -48,7 +48,7 @@ def hold(policy: Policy, make: Callable[[], Observation]) -> list[Trajectory]:
         return Shows(make) if next(count) == 1 else Talkative(0, images=False)
 
     problem = Chat().problem("train", 0, 0)
-    return converse(policy, Chat(), [problem], [11], SAMPLING, begin, LIMITS).groups[0].trajectories
+    return rollout(policy, Chat(), [problem], [11], SAMPLING, begin, LIMITS).groups[0].trajectories
 
 
 def png(size: tuple[int, int] = (80, 60)) -> bytes:

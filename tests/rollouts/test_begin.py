@@ -27,7 +27,7 @@ from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import Rollout, converse, recite
+from selfverify.rollouts.converse import Rollout, recite, rollout
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
@@ -74,7 +74,7 @@ def hold(
     def begin(problem: Problem, seed: int) -> Episode:
         return Given(first if next(count) == 1 else lambda: None)
 
-    return converse(policy, Chat(), [problem], [3], SAMPLING, begin, limits).groups[0].trajectories
+    return rollout(policy, Chat(), [problem], [3], SAMPLING, begin, limits).groups[0].trajectories
 
 
 def streams_of(rollout: Rollout, method: Method) -> list[GroupStreams]:
@@ -97,7 +97,7 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
     policy = ending_policy()
     shown = replace(ASKED, messages=user_turn("What is on it?"), images=[picture(3, (84, 56))])
     sampling = SAMPLING.model_copy(update={"group_size": 9})
-    rolled = converse(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
+    rolled = rollout(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
     kinds = set()
     for problem, prompt, group in zip([shown, ASKED], rolled.prompts, rolled.groups, strict=True):
         assert len({tuple(t.segments[0].tokens) for t in group.trajectories}) > 2
@@ -195,7 +195,7 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
     def begin(problem: Problem, seed: int) -> Episode:
         return Given(lambda: Observation(done=True))
 
-    rolled = converse(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
+    rolled = rollout(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
     [group] = rolled.groups
     for reward, trajectory in enumerate(group.trajectories):
         trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
@@ -220,9 +220,9 @@ def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
 def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[..., Policy]) -> None:
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 4})
-    made = converse(policy, Chat(), [ASKED], [5], sampling, lambda p, s: Screen(s), LIMITS)
+    made = rollout(policy, Chat(), [ASKED], [5], sampling, lambda p, s: Screen(s), LIMITS)
     seeds: list[int] = []
-    converse(policy, Chat(), [ASKED], [5], sampling, lambda p, s: seeds.append(s) or Screen(s), LIMITS)  # type: ignore[func-returns-value]
+    rollout(policy, Chat(), [ASKED], [5], sampling, lambda p, s: seeds.append(s) or Screen(s), LIMITS)  # type: ignore[func-returns-value]
     for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
         turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
         again = recite(policy, ASKED, Screen(seed), turns)
@@ -308,7 +308,7 @@ def test_beginnings_come_from_seeds(ending_policy: Callable[..., Policy]) -> Non
         def begin(problem: Problem, seed: int) -> Episode:
             return Screen(seed) if problem.environment_begins else Talkative(seed)
 
-        made = converse(policy, Chat(), problems, seeds, SAMPLING, begin, limits)
+        made = rollout(policy, Chat(), problems, seeds, SAMPLING, begin, limits)
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = talk([ASKED, PLAIN], [3, 4], LIMITS)

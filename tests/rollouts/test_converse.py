@@ -22,7 +22,7 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Group
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.converse import Rollout, rollout
 from selfverify.tasks.base import Judged, Task, user_turn
 from tiny_models import boosted
 
@@ -101,7 +101,7 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
     """What the sampler says of its tokens is what the learner says, over several turns and images."""
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
-    rolled = converse(
+    rolled = rollout(
         policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), EpisodeLimits(turns=5)
     )
     lengths = set()
@@ -124,7 +124,7 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    rolled = converse(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, seed: Talkative(seed), LONG)
+    rolled = rollout(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, seed: Talkative(seed), LONG)
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
@@ -142,7 +142,7 @@ def test_a_problem_alone_equals_itself_in_a_batch(
     policy = ending_policy()
 
     def hold(problems: list[Problem], seeds: list[int], limits: EpisodeLimits) -> list[list[list[int]]]:
-        made = converse(policy, Chat(), problems, seeds, SAMPLING, lambda p, seed: Talkative(seed), limits)
+        made = rollout(policy, Chat(), problems, seeds, SAMPLING, lambda p, seed: Talkative(seed), limits)
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = hold(asked, [3, 4], LONG)
@@ -183,7 +183,7 @@ def test_a_failing_episode_ends_its_own_conversation_only(
             return opened[-1]
 
         limits = LONG.model_copy(update={"reply_threads": 3, "reply_s": 0.3})
-        return converse(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits).groups
+        return rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits).groups
 
     for undisturbed, group in zip(hold(""), hold(how), strict=True):
         for g in (0, 2):
@@ -211,7 +211,7 @@ def test_a_rollout_that_takes_too_long(ending_policy: Callable[..., Policy], ask
 
     policy = ending_policy()
     limits = EpisodeLimits(turns=4, rollout_s=0.01)
-    made = converse(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, s: Slow(s), limits)
+    made = rollout(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, s: Slow(s), limits)
     assert all(t.finish == Finish.ERROR for group in made.groups for t in group.trajectories)
 
 
@@ -226,7 +226,7 @@ def test_a_full_context_ends_a_conversation(
             super().step(said)
             return Observation("word " * (limit // 2))
 
-    made = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
+    made = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
     for trajectory in made.groups[0].trajectories:
         assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
@@ -245,11 +245,11 @@ def test_conversations_in_waves_are_the_same(
         most = max(most, sum(not episode.closed for episode in opened))
         return opened[-1]
 
-    whole = converse(policy, Chat(), asked, [3, 4], SAMPLING, begin, LONG)
+    whole = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, LONG)
     opened.clear()
     most = 0
     limits = LONG.model_copy(update={"at_once": at_once})
-    parts = converse(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits)
+    parts = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits)
     assert most == at_once and [episode.closed for episode in opened] == [1] * 6
     assert set(parts.seconds) == set(whole.seconds)
     for one, other in zip(whole.groups, parts.groups, strict=True):
@@ -266,7 +266,7 @@ def test_the_time_of_a_rollout_is_that_of_all_its_waves(
         return Talkative(seed)
 
     limits = LONG.model_copy(update={"at_once": 1, "rollout_s": 0.15})
-    found = converse(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
+    found = rollout(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
     last = found.groups[1].trajectories[-1]
     assert last.finish == Finish.ERROR and not last.rewards
 
@@ -275,11 +275,11 @@ def test_a_conversation_ends_at_its_limit_of_tokens(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    whole = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), LONG)
+    whole = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), LONG)
     prompt = len(whole.prompts[0].ids)
     lengths = [prompt + len(t.tokens) for t in whole.groups[0].trajectories]
     limits = LONG.model_copy(update={"tokens": max(lengths) - 5})
-    cut = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), limits)
+    cut = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), limits)
     for length, one, other in zip(
         lengths, whole.groups[0].trajectories, cut.groups[0].trajectories, strict=True
     ):

@@ -24,7 +24,7 @@ from selfverify.learner.checkpoint import latest_checkpoint
 from selfverify.policy.policy import Policy
 from selfverify.rollouts import hung as module
 from selfverify.rollouts import replying
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.hung import HungThreads
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.digits.digits_sum import DigitsSum
@@ -73,7 +73,7 @@ def talk(policy: Policy, gate: threading.Event, stuck: int) -> None:
     def begin(problem: Problem, seed: int) -> Episode:
         return Stuck(gate) if next(count) < stuck else Talkative(seed, images=False)
 
-    converse(policy, Chat(), [PROBLEM], [3], SAMPLING, begin, LIMITS)
+    rollout(policy, Chat(), [PROBLEM], [3], SAMPLING, begin, LIMITS)
 
 
 def test_threads_are_counted_over_rollouts(
@@ -159,7 +159,7 @@ def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseExceptio
 
     limits = EpisodeLimits(turns=1, reply_threads=2, reply_s=60.0)
     hung = replying.HUNG.count()
-    found = replying.Replies(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
+    found = replying.EpisodeRunner(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
     assert (
         isinstance(found[0, 0], RuntimeError) and str(found[0, 0]) == f"it ended with {error.__name__}: now"
     )

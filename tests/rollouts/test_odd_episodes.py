@@ -18,7 +18,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.reading import before_score
 from selfverify.tasks.base import Judged, Task, user_turn
 from tiny_models import boosted
@@ -70,7 +70,7 @@ def hold(policy: Policy, second: Callable[[], Any], limits: EpisodeLimits = LIMI
         return second() if next(count) == 1 else Polite()
 
     problem = Anything().problem("train", 0, 0)
-    [group] = converse(policy, Anything(), [problem], [41], SAMPLING, begin, limits).groups
+    [group] = rollout(policy, Anything(), [problem], [41], SAMPLING, begin, limits).groups
     return group.trajectories
 
 
@@ -177,7 +177,7 @@ def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture)
     begun = iter([Closing, Stuck, Closing])
     problem = Anything().problem("train", 0, 0)
     start = time.monotonic()
-    [group] = converse(
+    [group] = rollout(
         short, Anything(), [problem], [41], SAMPLING, lambda problem, seed: next(begun)(), THREADS
     ).groups
     assert time.monotonic() - start < 15.0

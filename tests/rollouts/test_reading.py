@@ -11,7 +11,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.reading import read_rollout, written_score
+from selfverify.rollouts.reading import read_rollout_scores, written_score
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:
 
     def read(*scores: str, as_written: bool = True) -> list[float]:
         made = group(*scores)
-        read_rollout(policy, Rollout(policy.encode([problem]), [made]), as_written=as_written)
+        read_rollout_scores(policy, Rollout(policy.encode([problem]), [made]), as_written=as_written)
         return [trajectory.scores["soft"] for trajectory in made.trajectories]
 
     [tenths], [hundredths] = read("0.8"), read("0.85")

@@ -19,8 +19,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
-from selfverify.rollouts.noted import Noted
+from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.noted import RecordingEpisode
 from selfverify.rollouts.reading import with_images
 from selfverify.tasks.base import user_turn
 
@@ -83,7 +83,7 @@ def hold(
 ) -> list[Group]:
     """Conversations; ``make`` is called with their numbers."""
     numbers = iter(range(100))
-    return converse(
+    return rollout(
         policy, Chat(), problems, [3, 4][: len(problems)], sampling,
         lambda problem, seed: make(next(numbers)), EpisodeLimits(turns=4),
     ).groups  # fmt: skip
@@ -170,7 +170,7 @@ def test_who_may_take_nothing_back(load_policy: Any) -> None:
 def test_nothing_of_it_is_noted() -> None:
     """A file of conversations holds what is left."""
     for back, roles in ((0, ["user", "user"]), (1, ["user", "assistant", "user"])):
-        noted = Noted(TakesBack(back), [{"role": "user", "content": "?"}], lambda image: "name")
+        noted = RecordingEpisode(TakesBack(back), [{"role": "user", "content": "?"}], lambda image: "name")
         noted.reset()
         for turn in [*range(back + 1), back]:
             noted.step(PolicyTurn(f"turn {turn}", [], Finish.STOP, turn))

@@ -20,7 +20,7 @@ from selfverify.policy.loading import resolve
 from selfverify.remote.connection import ServerSettings
 from selfverify.serving.agent_run import run_agent
 from selfverify.serving.agent_run_settings import ActorSettings, AgentRunConfig, AgentRunSettings
-from selfverify.serving.agent_speakers import OnServer
+from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving
@@ -109,7 +109,7 @@ def test_calls_in_a_stream(phone_server: Serving, servers: Loop) -> None:
     """OpenAI's client gets the same call whole and in pieces, without selection and as the choice of six."""
     task = recipe_task(RECIPE)
     problem = task.problem("train", RECIPE.seed, 0)
-    episode, speaker = task.open(problem, 0), OnServer(problem, ServerSettings(phone_server.url), {})
+    episode, speaker = task.open(problem, 0), ServerSpeaker(problem, ServerSettings(phone_server.url), {})
     first = episode.reset()
     episode.release()
     assert first is not None

@@ -20,7 +20,7 @@ from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class PolicyAnswerer(Answerer):
             if asked.store is not None and rollout.seconds and ranks.index() == 0:
                 note_time(asked.store, len(problems) * asked.sampling.group_size, rollout.seconds)
             if asked.scores:
-                read_rollout(self.policy, rollout, as_written=True)
+                read_rollout_scores(self.policy, rollout, as_written=True)
             return make_rows([*asked.problems], rollout)
 
         sweep.store(ranks.everywhere(made))

@@ -25,7 +25,7 @@ from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_task import LookTask
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.held_again import hold_again
 from selfverify.tasks.answering import AnswerOnce
 
@@ -167,7 +167,7 @@ def _held(
     if not problems:
         return []
     asked, seeds = [*problems.values()], [config.seed * 1_000_003 + index for index in problems]
-    held = converse(policy, task, asked, seeds, sampling)
+    held = rollout(policy, task, asked, seeds, sampling)
     hold_again(policy, task, held, seeds, sampling, config.retries)
     silent = task.looking_by({"verifier": None})
     # As it is asked where the first step is taken back: it has begun to speak, and has said nothing.
@@ -177,7 +177,7 @@ def _held(
     def once(problem: Problem, seed: int) -> Episode:
         return AnswerOnce(problem, task.tags, task.verdict)
 
-    before = converse(policy, silent, unseen, seeds, sampling, once, EpisodeLimits(turns=1))
+    before = rollout(policy, silent, unseen, seeds, sampling, once, EpisodeLimits(turns=1))
     image = policy.loaded.family.placeholder(policy.model)
     rows = []
     for index, prompt, group, plain in zip(problems, held.prompts, held.groups, before.groups, strict=True):

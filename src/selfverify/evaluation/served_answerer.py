@@ -92,7 +92,7 @@ class ServedAnswerer(Answerer):
             begin: Begins each conversation, in place of what ``asked`` says.
             limits: As of ``begin``.
         """
-        from selfverify.rollouts.served import ServedRollouts
+        from selfverify.rollouts.served import ServerRollouts
 
         left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
         indices = [*left]
@@ -109,7 +109,7 @@ class ServedAnswerer(Answerer):
 
         at_once = self.config.server.at_once
         scores = asked.scores and SCORE_TAG in asked.task.tags
-        rollouts = ServedRollouts(
+        rollouts = ServerRollouts(
             self.served, asked.task, asked.sampling, at_once, begin, limits, asked.retries, scores
         )
         rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)

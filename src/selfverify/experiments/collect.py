@@ -18,7 +18,7 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.experiments.teaching import Asked, Lessons, School, Taught, at_most, whole
-from selfverify.rollouts.noted import Noted
+from selfverify.rollouts.noted import RecordingEpisode
 from selfverify.tasks.base import Task
 from selfverify.tasks.judged import worth_imitating
 
@@ -73,7 +73,9 @@ def collect(
 
     def ask(index: int) -> Asked:
         problem = task.problem("train", recipe.seed, index)
-        return Asked(problem, lambda seed: Noted(task.open(problem, seed), asked_messages(problem)))
+        return Asked(
+            problem, lambda seed: RecordingEpisode(task.open(problem, seed), asked_messages(problem))
+        )
 
     held = school.hold(journal_of(output), school.settings(), ask, total, progress)
     return _written(task, recipe, held, output, keep)

@@ -24,7 +24,7 @@ from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.sampling import derived_seed
 from selfverify.remote.connection import ServerSettings
-from selfverify.serving.agent_speakers import OnServer
+from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 
 AT_ONCE = 32
@@ -123,7 +123,7 @@ async def _ask(index: int, problem: Problem, teacher: TeacherSettings, seed: int
     """The teacher's answer to one turn."""
     assert teacher.server is not None
     server = ServerSettings(teacher.server, timeout_s=teacher.timeout)
-    speaker = OnServer(problem, server, teacher.fields(derived_seed(seed, index)))
+    speaker = ServerSpeaker(problem, server, teacher.fields(derived_seed(seed, index)))
     said = problem.target["said"]
     replies = [heard.reply() for heard in problem.target["heard"]]
     if problem.images or any(reply.images for reply in replies):

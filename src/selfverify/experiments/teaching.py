@@ -27,9 +27,9 @@ from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.remote.connection import ServerSettings
-from selfverify.rollouts.converse import converse
-from selfverify.rollouts.noted import Message, Noted
-from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
+from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.noted import Message, RecordingEpisode
+from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, Speaker, hold
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.tasks.base import Task
 
@@ -93,7 +93,7 @@ class Asked:
     """
 
     problem: Problem
-    open: Callable[[int], Noted]
+    open: Callable[[int], RecordingEpisode]
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -212,9 +212,9 @@ class School:
     def _speaker(self, problem: Problem, seed: int) -> Speaker:
         if self.teacher.server is None:
             turns = self.task.demonstrate_turns(problem, np.random.default_rng(seed))
-            return Script([turn.text for turn in turns])
+            return ScriptSpeaker([turn.text for turn in turns])
         server = ServerSettings(self.teacher.server, timeout_s=self.teacher.timeout)
-        return OnServer(problem, server, self.teacher.fields(seed))
+        return ServerSpeaker(problem, server, self.teacher.fields(seed))
 
     def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:
         """A speaker to which the task's verifier listens, where there is one."""
@@ -226,7 +226,7 @@ class School:
         """All conversations at once, as rollouts of the policy."""
         if not made:
             return {}
-        opened: list[Noted] = []
+        opened: list[RecordingEpisode] = []
         order = iter([asked for asked in made.values() for _ in range(self.samples)])
 
         def begin(problem: Problem, seed: int) -> Episode:
@@ -242,7 +242,7 @@ class School:
         )  # fmt: skip
         problems = [asked.problem for asked in made.values()]
         seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
-        rolled = converse(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
+        rolled = rollout(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
         told = iter(opened)
         found: dict[int, list[Taught]] = {}
         for index, group in zip(made, rolled.groups, strict=True):
@@ -254,7 +254,7 @@ class School:
         return found
 
 
-def as_taught(noted: Noted, finish: Finish | None = None) -> Taught:
+def as_taught(noted: RecordingEpisode, finish: Finish | None = None) -> Taught:
     """A conversation that has been held as the journal keeps it."""
     ended, finish = noted.ended, finish or noted.finish
     if ended is None or ended.lost:

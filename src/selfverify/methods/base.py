@@ -123,15 +123,15 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
-        from selfverify.rollouts.converse import converse
-        from selfverify.rollouts.reading import read_rollout
+        from selfverify.rollouts.converse import rollout
+        from selfverify.rollouts.reading import read_rollout_scores
 
         def begin(problem: Problem, seed: int) -> Episode:
             return self.open(task, problem, seed)
 
-        rolled = converse(policy, task, problems, seeds, sampling, begin, self.limits)
+        rolled = rollout(policy, task, problems, seeds, sampling, begin, self.limits)
         if self.config.reads_scores:
-            read_rollout(policy, rolled, sampling.temperature)
+            read_rollout_scores(policy, rolled, sampling.temperature)
         return rolled
 
     @property

@@ -85,9 +85,11 @@ class ConversationSFT(Method):
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
     ) -> Trajectory:
-        from selfverify.rollouts.recited import recited
+        from selfverify.rollouts.recited import encode_demonstration
 
-        told = recited(policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns])
+        told = encode_demonstration(
+            policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns]
+        )
         for segment in told.segments:
             if segment.author == "policy" and not turns[segment.turn].taught:
                 segment.channel = CONTEXT

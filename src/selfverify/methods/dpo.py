@@ -76,9 +76,9 @@ class DPO(Method):
         return Rollout(prompts, groups)
 
     def _told(self, policy: Policy, problem: Problem, side: ShownTalk) -> Trajectory:
-        from selfverify.rollouts.recited import recited
+        from selfverify.rollouts.recited import encode_demonstration
 
-        told = recited(policy, problem, lambda: side.episode, side.texts)
+        told = encode_demonstration(policy, problem, lambda: side.episode, side.texts)
         if self.config.level == "answer":
             for segment in told.segments:
                 if segment.author == "policy" and segment.turn < len(side.texts) - 1:

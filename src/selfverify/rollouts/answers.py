@@ -9,7 +9,7 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import OpenEpisode, Rollout, converse
+from selfverify.rollouts.converse import OpenEpisode, Rollout, rollout
 from selfverify.rollouts.held_again import hold_again
 from selfverify.tasks.answering import AskAgain
 from selfverify.tasks.base import Task
@@ -42,7 +42,7 @@ def roll_out(
     """
 
     begin, limits = opening(task, second_turn)
-    rolled = converse(policy, task, problems, seeds, sampling, begin, limits)
+    rolled = rollout(policy, task, problems, seeds, sampling, begin, limits)
     hold_again(policy, task, rolled, seeds, sampling, retries, begin, limits)
     return rolled
 

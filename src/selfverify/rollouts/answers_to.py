@@ -13,11 +13,11 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.tasks.base import Judged, Task
 
 
-def answers_to(
+def ask_policy(
     policy: Policy,
     asked: Sequence[tuple[Problem, Observation]],
     seeds: Sequence[int],
@@ -48,7 +48,7 @@ def answers_to(
         heard.append(_Once(asked[len(heard) // sampling.group_size][1]))
         return heard[-1]
 
-    converse(policy, _Questions(), problems, seeds, sampling, begin, EpisodeLimits(turns=1))
+    rollout(policy, _Questions(), problems, seeds, sampling, begin, EpisodeLimits(turns=1))
     size = sampling.group_size
     return [[once.said for once in heard[b * size : (b + 1) * size]] for b in range(len(problems))]
 

@@ -24,8 +24,8 @@ from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.threads import Place, Threads
 from selfverify.rollouts.endings import close, find_endings
-from selfverify.rollouts.replying import Replies, ending_of
-from selfverify.rollouts.talk import Talk
+from selfverify.rollouts.replying import EpisodeRunner, ending_of
+from selfverify.rollouts.talk import Conversation
 from selfverify.tasks.base import Task
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Rollout:
     """How often conversations that were lost were held again (`held_again.hold_again`)."""
 
 
-def converse(
+def rollout(
     policy: Policy,
     task: Task,
     problems: Sequence[Problem],
@@ -88,18 +88,18 @@ def converse(
     writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
     in_step = sampling.engine != "own"
     names: dict[Place, str] = {}
-    replies = Replies(limits, lambda place: names[place])
+    replies = EpisodeRunner(limits, lambda place: names[place])
     seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
     made: dict[Place, Trajectory] = {}
     for wave in _waves(len(problems), sampling.group_size, limits.at_once, in_step):
         own = sorted({b for b, _ in wave})
-        talks: dict[Place, Talk] = {}
+        talks: dict[Place, Conversation] = {}
         try:
             for b, g in wave:
                 # A wave counts its own problems, so that nothing is computed for those of other waves.
                 place, problem, seed = (own.index(b), g), problems[b], derived_seed(seeds[b], g)
                 names[place] = f"problem {problem.id}, sample {g}"
-                talks[place] = Talk(policy, writer, problem, len(prompts[b].ids), room)
+                talks[place] = Conversation(policy, writer, problem, len(prompts[b].ids), room)
                 talks[place].open(partial(open_episode or task.open, problem, seed))
             if listener is not None:
                 listener.begin({place: talk.problem for place, talk in talks.items()})
@@ -145,7 +145,7 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
         ConfigError: The chat template cannot continue a conversation.
         DataError: A reply cannot be shown to the policy.
     """
-    talk = Talk(policy, ReplyEncoder(policy.encoder), problem)
+    talk = Conversation(policy, ReplyEncoder(policy.encoder), problem)
     try:
         talk.check(episode)
         talk.episode = episode
@@ -166,7 +166,7 @@ class _Rounds:
         threads: The policy's side of the conversations.
         talks: The conversations.
         replies: Asks the episodes.
-        listener: See `converse`.
+        listener: See `rollout`.
         in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
         seconds: Gets the time that saying, replying and hearing took.
     """
@@ -174,8 +174,8 @@ class _Rounds:
     def __init__(
         self,
         threads: Threads,
-        talks: Mapping[Place, Talk],
-        replies: Replies,
+        talks: Mapping[Place, Conversation],
+        replies: EpisodeRunner,
         listener: RolloutHook | None,
         in_step: bool,
         seconds: dict[str, float],
@@ -189,7 +189,7 @@ class _Rounds:
     def run(self, turns: int) -> None:
         """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
         opened = {place: talk.begin for place, talk in self.talks.items() if not talk.over}
-        self._exchange(opened, Talk.start, 0)
+        self._exchange(opened, Conversation.start, 0)
         for turn in range(turns):
             going = [place for place, talk in self.talks.items() if not (talk.over or self._failed)]
             if not (any(ranks.gather(bool(going))) if self.in_step else going):
@@ -197,7 +197,7 @@ class _Rounds:
             more = turn + 1 < turns
             said = self._say(going, turn, more)
             told = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
-            self._exchange(told, partial(Talk.answer, more=more), turn + 1)
+            self._exchange(told, partial(Conversation.answer, more=more), turn + 1)
         if self._failed:
             raise self._failed
 
@@ -213,7 +213,7 @@ class _Rounds:
     def _exchange(
         self,
         calls: Mapping[Place, Callable[[], T]],
-        take: Callable[[Talk, T], Continuation | None],
+        take: Callable[[Conversation, T], Continuation | None],
         turn: int,
     ) -> None:
         """Ask episodes, and let the policy hear what they reply. A conversation whose episode fails is over.
@@ -272,7 +272,7 @@ class _Rounds:
         back()
 
     def _heard(
-        self, replies: Mapping[Place, T | Exception], take: Callable[[Talk, T], Continuation | None]
+        self, replies: Mapping[Place, T | Exception], take: Callable[[Conversation, T], Continuation | None]
     ) -> dict[Place, Continuation]:
         heard = {}
         for place, reply in replies.items():

@@ -12,7 +12,7 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.policy.threads import Place
-from selfverify.rollouts.replying import Replies, ending_of, outcome
+from selfverify.rollouts.replying import EpisodeRunner, ending_of, outcome
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def _answers(episode: Episode) -> list[Tagged]:
     return list(episode.answers())
 
 
-def close(talks: Mapping[Place, Held], replies: Replies) -> None:
+def close(talks: Mapping[Place, Held], replies: EpisodeRunner) -> None:
     """Close all episodes. A conversation is over then, whatever closing its episode comes to."""
     closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
     for place, error in closed.items():

@@ -8,7 +8,7 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.tags import Tagged
 
 
-class EpisodeAround(Episode):
+class EpisodeWrapper(Episode):
     """Passes everything on to another episode; a subclass changes or notes a part of it.
 
     Args:

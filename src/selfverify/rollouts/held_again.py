@@ -12,7 +12,7 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import OpenEpisode, Rollout, converse
+from selfverify.rollouts.converse import OpenEpisode, Rollout, rollout
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def hold_again(
     open_episode: OpenEpisode | None = None,
     limits: EpisodeLimits | None = None,
 ) -> None:
-    """Hold the lost conversations of a rollout again, with `converse`; whatever comes of them replaces them.
+    """Hold the lost conversations of a rollout again, with `rollout`; whatever comes of them replaces them.
 
     A conversation draws what it drew before, so that it becomes what it would have been without the loss.
     One that ended without a verdict (`EpisodeResult.lost`) is not lost in this sense: it is left as it is.
@@ -66,7 +66,7 @@ def hold_again(
         begin = _only(open_episode or task.open, wanted)
         again = [seeds[b] for b in which]
         try:
-            made = converse(policy, task, problems, again, sampling, begin, limits or task.limits)
+            made = rollout(policy, task, problems, again, sampling, begin, limits or task.limits)
         except HungError:
             return  # what has been said is kept; whoever asks for replies next is refused
         groups = dict(zip(which, made.groups, strict=True))

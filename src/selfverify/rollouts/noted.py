@@ -12,7 +12,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts, content_text
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.episode_around import EpisodeAround
+from selfverify.rollouts.episode_around import EpisodeWrapper
 
 KeepImage = Callable[[Image], str]
 """Puts an image somewhere and returns its name."""
@@ -21,7 +21,7 @@ Message = dict[str, Any]
 "image": NAME}``."""
 
 
-class Noted(EpisodeAround):
+class RecordingEpisode(EpisodeWrapper):
     """An episode whose conversation is noted down.
 
     Args:

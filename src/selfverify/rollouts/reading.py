@@ -42,7 +42,7 @@ def written_score(trajectory: Trajectory) -> str:
     return trajectory.segments[-1].text.rpartition(OPENING)[2].partition(CLOSING)[0]
 
 
-def read_rollout(
+def read_rollout_scores(
     policy: Policy, rollout: Rollout, temperature: float = 1.0, as_written: bool = False
 ) -> None:
     """Read the score distribution behind every answer whose score is well formed.

@@ -21,7 +21,7 @@ from selfverify.tasks.base import Task
 logger = logging.getLogger(__name__)
 
 
-def recited(
+def encode_demonstration(
     policy: Policy, problem: Problem, open_episode: Callable[[], Episode], texts: Sequence[str]
 ) -> Trajectory:
     """The conversation in which the policy says these texts; one whose episode fails takes no part.

@@ -23,7 +23,7 @@ from selfverify.rollouts.hung import HUNG
 T = TypeVar("T")
 
 
-class Replies:
+class EpisodeRunner:
     """Asks the episodes of one rollout for their replies.
 
     A thread that hangs in a reply cannot be ended. It is abandoned and counted (`HUNG`); its late reply is

@@ -9,11 +9,11 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.episode_around import EpisodeAround
+from selfverify.rollouts.episode_around import EpisodeWrapper
 from selfverify.rollouts.noted import KeepImage, Message, noted_content
 
 
-class Resumed(EpisodeAround):
+class ResumedEpisode(EpisodeWrapper):
     """An episode to which the first turns of a conversation are said before the policy speaks.
 
     What it replies to them has to be what was replied then: what comes after would belong to another

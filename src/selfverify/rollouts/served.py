@@ -1,4 +1,4 @@
-"""Conversations with a model behind an OpenAI-compatible server, as `converse` holds them with a policy."""
+"""Conversations with a model behind an OpenAI-compatible server, as `rollout` holds them with a policy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.rollouts.converse import OpenEpisode
 from selfverify.rollouts.endings import close, find_endings
-from selfverify.rollouts.replying import Replies
-from selfverify.rollouts.served_talk import ServedTalk
+from selfverify.rollouts.replying import EpisodeRunner
+from selfverify.rollouts.served_talk import ServedConversation
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class _Asking:
 
 
 @dataclass(slots=True)
-class ServedRollouts:
+class ServerRollouts:
     """Asks a server about problems, each in as few requests as the server allows.
 
     Args:
@@ -87,7 +87,7 @@ class ServedRollouts:
     def ask(self, problems: Sequence[Problem], seeds: Sequence[int], keep: Keep) -> None:
         """Hold all conversations about the problems.
 
-        An episode that fails ends its conversation without a verdict, as in `converse`; so does a server that
+        An episode that fails ends its conversation without a verdict, as in `rollout`; so does a server that
         refuses to go on with one. A conversation that reaches the model's context ends there. When the server
         fails a problem, those that were begun are still finished and kept, and no other one is begun.
 
@@ -179,12 +179,12 @@ class ServedRollouts:
     ) -> dict[int, Trajectory]:
         """Some conversations about a problem, judged."""
         limits = self.limits or self.task.limits
-        replies = Replies(limits, lambda place: f"problem {problem.id}, sample {place[1]}")
-        talks: dict[Place, ServedTalk] = {}
+        replies = EpisodeRunner(limits, lambda place: f"problem {problem.id}, sample {place[1]}")
+        talks: dict[Place, ServedConversation] = {}
         try:
             for g in numbers:
                 listener = None if limits.turns == 1 else self.task.hook()
-                talk = ServedTalk(problem, "think" in self.task.tags, listener, self._listening)
+                talk = ServedConversation(problem, "think" in self.task.tags, listener, self._listening)
                 talks[0, g] = talk
                 talk.open(partial(self.open_episode or self.task.open, problem, derived_seed(seed, g)))
             await self._hold(asking, replies, problem, seed, talks, seconds)
@@ -203,10 +203,10 @@ class ServedRollouts:
     async def _hold(
         self,
         asking: _Asking,
-        replies: Replies,
+        replies: EpisodeRunner,
         problem: Problem,
         seed: int,
-        talks: Mapping[Place, ServedTalk],
+        talks: Mapping[Place, ServedConversation],
         seconds: dict[str, float],
     ) -> None:
         """Hold the conversations about one problem to their ends; what begins alike is asked for together."""
@@ -248,7 +248,7 @@ class ServedRollouts:
                     await self._off_loop(partial(talks[place].answer, said[place], heard, more))
 
     async def _replied(
-        self, replies: Replies, calls: Mapping[Place, Callable[[], T]], what: str
+        self, replies: EpisodeRunner, calls: Mapping[Place, Callable[[], T]], what: str
     ) -> dict[Place, T | Exception]:
         """Ask episodes; each reply of a conversation on a thread, as others go on meanwhile."""
         if (self.limits or self.task.limits).turns == 1:
@@ -264,7 +264,7 @@ class ServedRollouts:
             await asyncio.to_thread(call)
 
     async def _draw(
-        self, asking: _Asking, talk: ServedTalk, seed: int, turn: int, first: int, count: int
+        self, asking: _Asking, talk: ServedConversation, seed: int, turn: int, first: int, count: int
     ) -> list[Completion]:
         """What the model says in ``count`` conversations that are alike so far, ``first`` among them."""
         sampling = self.sampling
@@ -291,12 +291,14 @@ class ServedRollouts:
         alternatives = self.read_scores and asking.reader is None
         return await asking.client.with_logprobs(self.served.model, draw, alternatives)
 
-    async def _soft(self, reader: ScoreReader | None, talks: Sequence[ServedTalk]) -> list[float | None]:
+    async def _soft(
+        self, reader: ScoreReader | None, talks: Sequence[ServedConversation]
+    ) -> list[float | None]:
         """The expected score behind each conversation's last words; None where the server does not say."""
         if not self.read_scores:
             return [None] * len(talks)
 
-        async def read(talk: ServedTalk) -> float | None:
+        async def read(talk: ServedConversation) -> float | None:
             if talk.last is None:
                 return None
             found = soft_score(talk.last.logprobs)

@@ -33,7 +33,7 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 """Where servers keep thoughts that they take out of a message."""
 
 
-class ServedTalk:
+class ServedConversation:
     """A conversation about a problem, between a model behind a server and an episode.
 
     Args:

@@ -44,7 +44,7 @@ class _SaidBefore:
     said: Sequence[int]
 
 
-class Talk:
+class Conversation:
     """A conversation about a problem, between a policy and an episode.
 
     Args:

@@ -23,9 +23,9 @@ from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.policy.policy import Policy
 from selfverify.remote.connection import ServerSettings
 from selfverify.reports.report import write_agent_page
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.serving.agent_run_settings import AgentRunSettings
-from selfverify.serving.agent_speakers import OnServer, Script, hold
+from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.judged import Judged
 
 OnTurn = Callable[[int, Worked, str, str], None]
@@ -182,7 +182,7 @@ def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> C
     actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
     if actor.expert:
         shown = task.demonstrate_turns(problem, np.random.default_rng(seed))
-        script = Script([turn.text for turn in shown])
+        script = ScriptSpeaker([turn.text for turn in shown])
         return lambda watched: hold(watched, script, turns)
     if actor.server is not None:
         fields: dict[str, Any] = {
@@ -191,7 +191,7 @@ def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> C
             "max_tokens": actor.max_new_tokens,
             "seed": seed,
         }
-        speaker = OnServer(problem, ServerSettings(actor.server, timeout_s=actor.timeout), fields)
+        speaker = ServerSpeaker(problem, ServerSettings(actor.server, timeout_s=actor.timeout), fields)
         return lambda watched: hold(watched, speaker, turns)
     policy = Policy.load(actor.model or "")
     sampling = SamplingConfig(
@@ -200,7 +200,7 @@ def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> C
 
     def converses(watched: Watched) -> None:
         task.use_policy(policy)
-        converse(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
+        rollout(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
 
     return converses
 

@@ -30,7 +30,7 @@ class Speaker(ABC):
         """Say what is to be done next."""
 
 
-class Script(Speaker):
+class ScriptSpeaker(Speaker):
     """Says what was written beforehand.
 
     Args:
@@ -74,7 +74,7 @@ class AwaitedSpeaker(Speaker):
         return self.speaker.speak(turn)
 
 
-class OnServer(Speaker):
+class ServerSpeaker(Speaker):
     """A model behind an OpenAI-compatible server, with tools as the server knows them.
 
     Calls are taken from the reply's ``tool_calls``; a reply without them is read as text, in which a model

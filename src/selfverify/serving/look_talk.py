@@ -13,7 +13,7 @@ from selfverify.looking.looking_task import LookingTask
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.server_replies import Completion, read_text
 from selfverify.remote.usage import Usage, estimated_tokens
-from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold
+from selfverify.serving.agent_speakers import AwaitedSpeaker, ServerSpeaker, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.told_looks import OnStep, ToldLooks
@@ -66,7 +66,7 @@ def look_once(
         DataError: An image cannot be looked at.
         ServerError: The server cannot be reached or refuses, or nobody waits.
     """
-    look, speaker = looking.look(asked), OnServer(asked, server, fields, usage)
+    look, speaker = looking.look(asked), ServerSpeaker(asked, server, fields, usage)
     try:
         with lock:  # the first conversation loads the verifier
             listener = looking.hook()

@@ -17,7 +17,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import converse
+from selfverify.rollouts.converse import rollout
 from selfverify.selection.free_answers import Kind
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.backend import OnLook
@@ -135,7 +135,7 @@ def look_here(
         number, opened = next(numbers), look.look(problem)  # episodes are opened in order
         return ToldLooks(opened, partial(tell, number))
 
-    rolled = converse(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
+    rolled = rollout(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
     [group] = rolled.groups
     rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
     score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)

@@ -8,13 +8,13 @@ from typing import Any
 
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.looking.look_episode import LookEpisode
-from selfverify.rollouts.episode_around import EpisodeAround
+from selfverify.rollouts.episode_around import EpisodeWrapper
 
 OnStep = Callable[[Mapping[str, Any]], None]
 """Told what came of a step (`LookStep`), once its tool has run; from any thread."""
 
 
-class ToldLooks(EpisodeAround):
+class ToldLooks(EpisodeWrapper):
     """Tells of every step of a conversation.
 
     Args:

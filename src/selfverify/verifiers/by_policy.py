@@ -21,7 +21,7 @@ from selfverify.policy.reply_parts import TooLongError
 from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.reading import read_rollout_scores
 from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Soft:
         """See `Verifier.score`."""
         problems = [group.problem for group in groups]
         rollout = Rollout(self.policy.encode(problems), list(groups))
-        read_rollout(self.policy, rollout, as_written=True)
+        read_rollout_scores(self.policy, rollout, as_written=True)
         return [[t.scores.get(self.decoding) for t in group.trajectories] for group in groups]
 
 

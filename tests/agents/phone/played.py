@@ -13,7 +13,7 @@ from selfverify.agents.cases import Panel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredSample
 from selfverify.serving.agent_run import Watched, hold
-from selfverify.serving.agent_speakers import Script
+from selfverify.serving.agent_speakers import ScriptSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 
@@ -36,7 +36,7 @@ def played(
     episode.panel = panel or episode.panel
     watched = Watched(episode, images, lambda *about: None)
     try:
-        hold(watched, Script(texts), len(texts))
+        hold(watched, ScriptSpeaker(texts), len(texts))
     finally:
         watched.release()
     return watched.sample(problem.id)

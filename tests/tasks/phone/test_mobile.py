@@ -25,7 +25,7 @@ from selfverify.experiments.run import learn
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.reading import read_rollout_scores
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.phone.mobile_action import parse_tool_call
 
@@ -255,7 +255,7 @@ def test_contrast_is_step_success(policy: Policy) -> None:
 def test_expected_credit_reads_the_scores_behind_a_call(policy: Policy) -> None:
     task = mobile()
     group, rows = trajectories(policy, task)
-    read_rollout(policy, Rollout(policy.encode([group.problem]), [group]))
+    read_rollout_scores(policy, Rollout(policy.encode([group.problem]), [group]))
     assert all(0 <= row.scores["soft"] <= 1 for row in rows)
     adpo = make_method("adpo", verification_credit="expected")
     _, score = adpo.credit(group, torch.ones(4, dtype=torch.bool))

@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers_to import answers_to
+from selfverify.rollouts.answers_to import ask_policy
 from selfverify.tasks.base import user_turn
 
 AT_ONCE = 64
@@ -127,7 +127,7 @@ class OwnJudge(Juror):
         )
         asked = [(self._question(request), _shown(request.rendered)) for request in batch]
         seeds = [zlib.crc32(request.rendered.text.encode()) for request in batch]
-        for request, said in zip(batch, answers_to(self.policy, asked, seeds, sampling), strict=True):
+        for request, said in zip(batch, ask_policy(self.policy, asked, seeds, sampling), strict=True):
             read = len(self.policy.tokenizer(request.rendered.text, add_special_tokens=False)["input_ids"])
             request.ballots = [self._ballot(request, n, said[n], read) for n in request.numbers]
 

@@ -36,8 +36,8 @@ from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import ANSWER_NOW
 from selfverify.looking.look_task import LookTask
 from selfverify.looking.traces import LookTrace, is_image, parts_of
-from selfverify.rollouts.noted import Message, Noted, noted_messages
-from selfverify.rollouts.resumed import Resumed
+from selfverify.rollouts.noted import Message, RecordingEpisode, noted_messages
+from selfverify.rollouts.resumed import ResumedEpisode
 from selfverify.tasks.judged import worth_imitating
 
 INDUCE = (
@@ -109,7 +109,7 @@ def collect_looks(
             shown = _with_examples(problem, [examples[place] for place in drawn])
         about = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
         about |= _judged_by(problem)
-        return Asked(shown, lambda seed: Noted(task.open(problem, seed), asked, keep), about)
+        return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
 
     settings = school.settings() | {"shots": None if shots is None else [str(shots), shot_count]}
     return _summary(school.hold(folder / SOURCES["sampled"], settings, ask, total, progress))
@@ -172,8 +172,10 @@ def branch_looks(
             "steps": trace.steps[:kept],
         }  # fmt: skip
 
-        def begin(seed: int) -> Noted:
-            return Noted(Resumed(task.open(problem, seed), told[trace.told :], keep), told, keep)
+        def begin(seed: int) -> RecordingEpisode:
+            return RecordingEpisode(
+                ResumedEpisode(task.open(problem, seed), told[trace.told :], keep), told, keep
+            )
 
         return Asked(shown, begin, about)
 
