@@ -8,7 +8,7 @@ stands in a prompt is forwarded once for a group here and many times by the othe
 descriptions would favour us.
 
 - `kept`: `rollout` as rollouts use it;
-- `anew`: the same, but every turn prefills its whole conversation (`ApartThreads`);
+- `anew`: the same, but every turn prefills its whole conversation (`RecomputingSession`);
 - `TRL`: ``GRPOTrainer._generate_and_score_completions`` with the phone lent by `TrlEnvironments`: resets,
   sampling, calls of tools, rewards; without a reference model, and no update.
 
@@ -38,9 +38,9 @@ from common import finish, show
 from trl_agents import trl_agents
 
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.threads import Threads
+from selfverify.policy.threads import KVSession
 from selfverify.rollouts.converse import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8
@@ -53,10 +53,10 @@ class Forgetful(Actor):
 
     def threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
-    ) -> Threads:
+    ) -> KVSession:
         """See `Policy.threads`."""
         sampling = sampling or SamplingConfig()
-        return ApartThreads(self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended)
+        return RecomputingSession(self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import TokenSampler
 from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
 from selfverify_phone.small_policy import corpus, phrases
 from selfverify_phone.task import LOOKING, PhoneAgents, PhoneAgentsConfig
@@ -105,14 +105,14 @@ class Inline(Screens):
 
 
 @dataclass
-class Scripted(Voice):
+class Scripted(TokenSampler):
     """A voice that samples as ever, and then says what is given."""
 
     script: Iterator[int]
 
     def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Voice.choose`."""
-        tokens, logprobs = Voice.choose(self, hidden, uniform)
+        """See `TokenSampler.choose`."""
+        tokens, logprobs = TokenSampler.choose(self, hidden, uniform)
         return tokens.fill_(next(self.script)), logprobs
 
 
@@ -125,7 +125,7 @@ class Actor(Policy):
         """Begin at the first turn."""
         self._script = (token for turn in self.turns for token in turn)
 
-    def voice(self, sampling: SamplingConfig) -> Voice:
+    def voice(self, sampling: SamplingConfig) -> TokenSampler:
         """See `Policy.voice`."""
         made = super().voice(sampling)
         return Scripted(made.head, made.sampling, made.stop, made.suppressed, made.name, self._script)

@@ -5,7 +5,7 @@ A step has 18 tokens, as the teacher of `digits-far` writes them, and is shown w
 neighbours of a group see the same one. Once with images of 256 tokens, and once with crops of 16. Three
 comparisons in one process:
 
-- the reasoner: `kept` (`SharedThreads`, as rollouts use them) against two ways to prefill the whole
+- the reasoner: `kept` (`SharedKVSession`, as rollouts use them) against two ways to prefill the whole
   conversation in every step: `afresh`, with all its images, and `anew`, where features of images are kept.
   All sample equally many tokens;
 - the verifier with an adapter, and its base: `incremental` (`StepVerifier`) against scoring the whole
@@ -53,13 +53,13 @@ from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import Batched, shared
 from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.threads import Place, Threads
+from selfverify.policy.threads import KVSession, SampleIndex
 from selfverify.policy.tiny import write_tiny
 
 STEPS, GROUP, ALIKE = 6, 8, 2
@@ -116,17 +116,21 @@ def sides(
     seeds, places = [*range(len(prompts))], [(b, g) for b in range(len(prompts)) for g in range(GROUP)]
     sampling = SamplingConfig(group_size=GROUP, max_new_tokens=said)
 
-    def look(threads: Threads) -> None:
+    def look(threads: KVSession) -> None:
         for step in range(script.turns):
-            threads.say(places, step)
-            threads.hear({place: script.piece(place, step) for place in places})
-        threads.say(places, script.turns, more=False)
+            threads.generate(places, step)
+            threads.append({place: script.piece(place, step) for place in places})
+        threads.generate(places, script.turns, more=False)
 
     def kept() -> None:
         look(policy.threads(prompts, sampling, seeds=seeds))
 
     def anew() -> None:
-        look(ApartThreads(policy.sample, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended))
+        look(
+            RecomputingSession(
+                policy.sample, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended
+            )
+        )
 
     def afresh() -> None:
         cache, policy.forward.cache = policy.forward.cache, None
@@ -163,12 +167,12 @@ class Heard:
         """What each conversation says in a turn."""
         return PolicyTurn(STEP, list(self.tokens), Finish.STOP, turn)
 
-    def shown(self, place: Place, turn: int) -> Observation:
+    def shown(self, place: SampleIndex, turn: int) -> Observation:
         """What a conversation is shown after a turn."""
         words = [{"type": "text", "text": f"Image {turn + 2}:"}, {"type": "image"}]
         return Observation(words, [self.script.picture(place, turn)])
 
-    def incremental(self) -> list[dict[Place, float]]:
+    def incremental(self) -> list[dict[SampleIndex, float]]:
         """Δr of each turn, as soon as it has been said."""
         verifier = StepVerifier(self.policy, self.base, reasoner=self.policy)
         verifier.begin(self.by_place)
@@ -181,11 +185,11 @@ class Heard:
                 verifier.shown({place: self.shown(place, turn) for place in self.by_place})
         return found
 
-    def whole(self) -> list[dict[Place, float]]:
+    def whole(self) -> list[dict[SampleIndex, float]]:
         """The same from the whole conversation up to each turn, which both models score anew."""
         writer = ReplyEncoder(self.policy.encoder)
-        tokens: dict[Place, list[int]] = {place: [] for place in self.by_place}
-        images: dict[Place, list[Any]] = {place: [] for place in self.by_place}
+        tokens: dict[SampleIndex, list[int]] = {place: [] for place in self.by_place}
+        images: dict[SampleIndex, list[Any]] = {place: [] for place in self.by_place}
         found = []
         for turn in range(self.script.turns + 1):
             for place in self.by_place:
@@ -200,7 +204,7 @@ class Heard:
                 images[place] += piece.images
         return found
 
-    def afresh(self) -> list[dict[Place, float]]:
+    def afresh(self) -> list[dict[SampleIndex, float]]:
         """`whole` with all images encoded in every step, by each of the models."""
         models = (self.policy, self.base)
         for model in models:
@@ -208,8 +212,8 @@ class Heard:
         return self.whole()
 
     def _last_ratio(
-        self, tokens: Mapping[Place, Sequence[int]], images: Mapping[Place, Sequence[Any]]
-    ) -> dict[Place, float]:
+        self, tokens: Mapping[SampleIndex, Sequence[int]], images: Mapping[SampleIndex, Sequence[Any]]
+    ) -> dict[SampleIndex, float]:
         """Each conversation's log-ratio of what was said last."""
         rows = [
             [Continuation([*tokens[b, g]], [*images[b, g]]) for g in range(GROUP)]
@@ -238,7 +242,7 @@ def adapted(folder: str, seed: int) -> Policy:
     return policy
 
 
-def check_same(one: Sequence[dict[Place, float]], other: Sequence[dict[Place, float]]) -> float:
+def check_same(one: Sequence[dict[SampleIndex, float]], other: Sequence[dict[SampleIndex, float]]) -> float:
     """The largest difference of two ways to find Δr.
 
     Raises:

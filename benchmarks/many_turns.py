@@ -4,9 +4,9 @@
 says exactly 40 tokens (ends are suppressed), then each conversation hears 16 tokens; with images also one of
 256 tokens in every third turn. The three sides:
 
-- `kept`: `SharedThreads`, as rollouts use them;
+- `kept`: `SharedKVSession`, as rollouts use them;
 - `one go`: one turn of 1,200 tokens, then one pass over all that was heard in the 30 turns;
-- `anew`: `ApartThreads`, where every turn prefills the whole conversation, and each prompt 8 times.
+- `anew`: `RecomputingSession`, where every turn prefills the whole conversation, and each prompt 8 times.
 
 Time is the process's CPU time, in rounds of all three (`kept` first in every other one); ratios are medians
 over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go),
@@ -31,12 +31,12 @@ from ragged_update import measure as measure_ragged
 from ragged_update import table
 
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.threads import Place, Threads
-from selfverify.policy.voice import Voice
+from selfverify.policy.threads import KVSession, SampleIndex
+from selfverify.policy.voice import TokenSampler
 
 TURNS, SAID, HEARD = 30, 40, 16
 IMAGE_EVERY, IMAGE_SIDE, PIXELS_PER_TOKEN = 3, 256, 16 * 16
@@ -45,7 +45,7 @@ IMAGE_EVERY, IMAGE_SIDE, PIXELS_PER_TOKEN = 3, 256, 16 * 16
 class Endless(Policy):
     """A policy that never ends what it says."""
 
-    def voice(self, sampling: SamplingConfig) -> Voice:
+    def voice(self, sampling: SamplingConfig) -> TokenSampler:
         """See `Policy.voice`."""
         made = super().voice(sampling)
         made.suppressed = torch.cat([made.suppressed, made.stop])
@@ -76,14 +76,14 @@ class Script:
         self.policy, self.images, self.turns = policy, images, turns
         self.every, self.side, self.alike = every, side, alike
 
-    def picture(self, place: Place, turn: int) -> Image.Image:
+    def picture(self, place: SampleIndex, turn: int) -> Image.Image:
         """The image that a conversation sees after a turn."""
         pair = 0 if self.alike is None else place[1] // self.alike
         noise = torch.Generator().manual_seed(10_000 * pair + 100 * place[0] + turn)
         pixels = torch.randint(256, (self.side, self.side, 3), generator=noise, dtype=torch.uint8)
         return Image.fromarray(pixels.numpy())
 
-    def piece(self, place: Place, turn: int) -> Continuation:
+    def piece(self, place: SampleIndex, turn: int) -> Continuation:
         """What a conversation hears after a turn."""
         words = [70 + (turn + place[1]) % 20] * HEARD
         if not self.images or turn % self.every:
@@ -94,17 +94,17 @@ class Script:
         shown = self.policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
         return Continuation([*words, *shown], [image])
 
-    def all_of(self, place: Place) -> Continuation:
+    def all_of(self, place: SampleIndex) -> Continuation:
         """What it hears in all turns, in one piece."""
         pieces = [self.piece(place, turn) for turn in range(self.turns)]
         return Continuation([t for p in pieces for t in p.tokens], [i for p in pieces for i in p.images])
 
 
-def talk(threads: Threads, places: Sequence[Place], script: Script) -> None:
+def talk(threads: KVSession, places: Sequence[SampleIndex], script: Script) -> None:
     """All turns, one after the other."""
     for turn in range(script.turns):
-        threads.say(places, turn)
-        threads.hear({place: script.piece(place, turn) for place in places})
+        threads.generate(places, turn)
+        threads.append({place: script.piece(place, turn) for place in places})
 
 
 def sides(
@@ -121,11 +121,13 @@ def sides(
 
     def one_go() -> None:
         threads = policy.threads(prompts, long, seeds=seeds)
-        threads.say(places, 0)
-        threads.hear({place: script.all_of(place) for place in places})
+        threads.generate(places, 0)
+        threads.append({place: script.all_of(place) for place in places})
 
     def anew() -> None:
-        apart = ApartThreads(policy.sample, policy.logprobs, prompts, seeds, short, policy.encoder.extended)
+        apart = RecomputingSession(
+            policy.sample, policy.logprobs, prompts, seeds, short, policy.encoder.extended
+        )
         talk(apart, places, script)
 
     return {"kept": kept, "one go": one_go, "anew": anew}

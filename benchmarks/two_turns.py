@@ -55,19 +55,19 @@ from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import TokenSampler
 from selfverify.rollouts.converse import Rollout
 
 
-class Timed(Voice):
+class Timed(TokenSampler):
     """Ends every turn with its last token, and none before."""
 
     said = 0
     """How many tokens have been chosen so far; a step chooses for all responses together."""
 
     def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Voice.choose`."""
-        tokens, logprobs = Voice.choose(self, hidden, uniform)
+        """See `TokenSampler.choose`."""
+        tokens, logprobs = TokenSampler.choose(self, hidden, uniform)
         self.said += 1
         end, other = self.stop[0], self.stop[0] - 1
         early = tokens.where(~torch.isin(tokens, self.stop), other)
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", action="store_true", help="2 problems with an image of 1,024 tokens")
     parser.add_argument("--cpu-time", action="store_true", help="time of the process instead of the clock's")
     options = parse(parser, argv)
-    policy_module.Voice = Timed  # type: ignore[misc]
+    policy_module.TokenSampler = Timed  # type: ignore[misc]
     rows: list[list[Any]] = []
     ratios = {}
     with model_folder(options.seed) as folder:

@@ -7,7 +7,7 @@ from typing import Any
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
@@ -22,13 +22,15 @@ def drawn(policy: Policy, text: str, ends: bool = True, logprob: float = -0.5) -
 
 def sampled_threads(
     policy: Policy, sample: Callable[..., Any]
-) -> Callable[[Sequence[Prompt], SamplingConfig], ApartThreads]:
+) -> Callable[[Sequence[Prompt], SamplingConfig], RecomputingSession]:
     """What stands for ``policy.threads``: first turns of all threads are one call of ``sample``."""
 
     def asked(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
         return sample(prompts, sampling, seeds=seeds) if prompts else []
 
-    def threads(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> ApartThreads:
-        return ApartThreads(asked, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended)
+    def threads(
+        prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
+    ) -> RecomputingSession:
+        return RecomputingSession(asked, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended)
 
     return threads

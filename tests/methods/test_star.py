@@ -26,7 +26,7 @@ from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 WORDS = "Check the answer."
@@ -67,10 +67,12 @@ class ScriptedThreads:
 
     def __init__(self, script: Scripted, prompts: Sequence[Prompt], seeds: Sequence[int]) -> None:
         self.script, self.prompts, self.seeds = script, prompts, seeds
-        self.whole: dict[Place, list[int]] = {}
+        self.whole: dict[SampleIndex, list[int]] = {}
 
-    def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
-        """See `Threads.say`; in the third turn what it is asked is on record."""
+    def generate(
+        self, places: Collection[SampleIndex], turn: int, more: bool = True
+    ) -> dict[SampleIndex, Sample]:
+        """See `KVSession.generate`; in the third turn what it is asked is on record."""
         script, said = self.script, {}
         if turn == 2:
             script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in places])
@@ -81,8 +83,10 @@ class ScriptedThreads:
             self.whole[b, g] = self.whole.get((b, g), self.prompts[b].ids.tolist()) + sample.tokens
         return said
 
-    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, torch.Tensor]:
-        """See `Threads.hear`."""
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, torch.Tensor]:
+        """See `KVSession.append`."""
         for place, piece in pieces.items():
             self.whole[place] += piece.tokens
         return {}

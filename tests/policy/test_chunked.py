@@ -19,7 +19,7 @@ from selfverify.policy.families import ImageInput
 from selfverify.policy.features import few_at_once
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
-from selfverify.policy.shared_threads import SharedThreads
+from selfverify.policy.shared_threads import SharedKVSession
 from selfverify.tasks.base import user_turn
 
 KINDS = ["tiny", "llama", "mistral", "gemma3_text"]
@@ -102,10 +102,10 @@ def hearing(policy: Policy, group: int, piece: Callable[[int], Continuation]) ->
     pieces = {(0, g): piece(g) for g in range(group)}
     with Meter() as meter:
         threads = policy.threads(prompts, SamplingConfig(group_size=group), seeds=[0])
-        assert isinstance(threads, SharedThreads)
+        assert isinstance(threads, SharedKVSession)
         threads._layout.least_room = 8192  # so that keys never grow
         with meter.span() as span:
-            threads.hear(pieces)
+            threads.append(pieces)
         pairs = [*threads._layout.prompt_keys.values(), *threads._layout.own_keys.values()]
         kept = sum(x.nbytes for pair in pairs for x in pair)
     return span.total - kept

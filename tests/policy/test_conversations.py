@@ -19,8 +19,8 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.shared_threads import SharedThreads
-from selfverify.policy.threads import Place
+from selfverify.policy.shared_threads import SharedKVSession
+from selfverify.policy.threads import SampleIndex
 from selfverify.tasks.base import user_turn
 
 TURNS = 4
@@ -59,13 +59,13 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
     """Threads of ragged lengths, some of which pause for a turn or end; images in every second reply."""
     prompts, writer = policy.encode(problems), ReplyEncoder(policy.encoder)
     threads = policy.threads(prompts, SAMPLING, seeds=range(3, 3 + len(problems)))
-    assert isinstance(threads, SharedThreads)
+    assert isinstance(threads, SharedKVSession)
     places = [(b, g) for b in range(len(problems)) for g in range(SAMPLING.group_size)]
-    rows: dict[Place, Row] = {place: (Continuation([], []), []) for place in places}
+    rows: dict[SampleIndex, Row] = {place: (Continuation([], []), []) for place in places}
     rng = random.Random(0)
 
-    def hear(pieces: dict[Place, Continuation]) -> None:
-        for place, values in threads.hear(pieces, score=True).items():
+    def hear(pieces: dict[SampleIndex, Continuation]) -> None:
+        for place, values in threads.append(pieces, score=True).items():
             before, known = rows[place]
             piece = pieces[place]
             tokens, images = [*before.tokens, *piece.tokens], [*before.images, *piece.images]
@@ -74,7 +74,7 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
     first = [p for p in places if problems[p[0]].environment_begins]
     hear({p: writer.opening(problems[p[0]], reply(rng) if p[1] else None) for p in first})
     for turn in range(TURNS):
-        for place, sample in threads.say(places, turn).items():
+        for place, sample in threads.generate(places, turn).items():
             piece, values = rows[place]
             rows[place] = (
                 Continuation([*piece.tokens, *sample.tokens], piece.images),

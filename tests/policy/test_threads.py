@@ -16,14 +16,14 @@ from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
-from selfverify.policy.shared_threads import SharedThreads
-from selfverify.policy.threads import Threads
+from selfverify.policy.shared_threads import SharedKVSession
+from selfverify.policy.threads import KVSession
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 from tiny_models import boosted, write_checkpoint
@@ -53,18 +53,18 @@ def between(policy: Policy, problems: list[Problem]) -> list[list[int]]:
 
 
 def talk(
-    threads: Threads, policy: Policy, problems: Sequence[Problem], sampling: SamplingConfig
+    threads: KVSession, policy: Policy, problems: Sequence[Problem], sampling: SamplingConfig
 ) -> list[list[Turns]]:
     """Every thread says something, is asked `WORDS` unless it was cut off, and answers."""
     writer, size = ReplyEncoder(policy.encoder), sampling.group_size
-    said = threads.say([(b, g) for b in range(len(problems)) for g in range(size)], 0)
+    said = threads.generate([(b, g) for b in range(len(problems)) for g in range(size)], 0)
     pieces = {
         place: without_written_end(sample.tokens, writer.encode(problems[place[0]], Observation(WORDS), 1))
         for place, sample in said.items()
         if sample.finish == Finish.STOP
     }
-    assert threads.hear(pieces) == {}
-    again = threads.say(list(pieces), 1, more=False)
+    assert threads.append(pieces) == {}
+    again = threads.generate(list(pieces), 1, more=False)
     groups = [
         [
             Turns(said[b, g], list(pieces[b, g].tokens) if (b, g) in pieces else [], again.get((b, g)))
@@ -85,7 +85,7 @@ def sample_turns(
     seeds: Sequence[int],
 ) -> list[list[Turns]]:
     threads = policy.threads(prompts, sampling, seeds=seeds)
-    assert isinstance(threads, SharedThreads)
+    assert isinstance(threads, SharedKVSession)
     return talk(threads, policy, problems, sampling)
 
 
@@ -141,7 +141,9 @@ def test_greedy_second_turns_equal_those_with_their_own_prompt(
     prompts = policy.encode(problems)
     greedy = SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=40)
     shared = sample_turns(policy, prompts, problems, greedy, seeds=[0, 0, 0])
-    own = ApartThreads(policy.sample, policy.logprobs, prompts, [0, 0, 0], greedy, policy.encoder.extended)
+    own = RecomputingSession(
+        policy.sample, policy.logprobs, prompts, [0, 0, 0], greedy, policy.encoder.extended
+    )
     apart = talk(own, policy, problems, greedy)
     assert any(turns.second for group in shared for turns in group)
     assert [[continuation(t) for t in g] for g in shared] == [[continuation(t) for t in g] for g in apart]
@@ -155,8 +157,10 @@ def test_first_turns_apart_do_not_depend_on_who_speaks(load_policy: Any, problem
     sampling = SamplingConfig(group_size=3, max_new_tokens=5)
 
     def first(places: list[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-        own = ApartThreads(policy.sample, policy.logprobs, prompts, [3, 4], sampling, policy.encoder.extended)
-        return {place: sample.tokens for place, sample in own.say(places, 0).items()}
+        own = RecomputingSession(
+            policy.sample, policy.logprobs, prompts, [3, 4], sampling, policy.encoder.extended
+        )
+        return {place: sample.tokens for place, sample in own.generate(places, 0).items()}
 
     everybody = first([(b, g) for b in range(2) for g in range(3)])
     some = [(1, 2), (0, 1)]
@@ -199,10 +203,10 @@ def test_threads_that_hear_nothing_go_on(load_policy: Any, problems: list[Proble
     sampling = SamplingConfig(group_size=2, max_new_tokens=4)
     threads = policy.threads(prompts, sampling, seeds=[1])
     places = [(0, 0), (0, 1)]
-    assert threads.hear({(0, 0): Continuation([])}, score=True)[0, 0].tolist() == []
-    said = [threads.say(places, turn) for turn in range(3)]
-    threads.hear({(0, 0): Continuation([])})
-    said.append(threads.say(places, 3))
+    assert threads.append({(0, 0): Continuation([])}, score=True)[0, 0].tolist() == []
+    said = [threads.generate(places, turn) for turn in range(3)]
+    threads.append({(0, 0): Continuation([])})
+    said.append(threads.generate(places, 3))
     rows = [[token for turn in said for token in turn[place].tokens] for place in places]
     for place, values in zip(places, policy.logprobs(prompts, [rows])[0], strict=True):
         found = [value for turn in said for value in turn[place].logprobs]

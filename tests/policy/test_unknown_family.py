@@ -25,7 +25,7 @@ from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError, SamplingError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
@@ -213,13 +213,13 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
         for sample, row in zip(group, rows, strict=True):
             assert_close(sample.logprobs, row[len(s) :][: len(sample.tokens)])
     threads = policy.threads(prompts, sampling, seeds=[1, 2])
-    assert isinstance(threads, ApartThreads)
+    assert isinstance(threads, RecomputingSession)
     places = [(b, g) for b in range(2) for g in range(3)]
-    first = threads.say(places, 0)
+    first = threads.generate(places, 0)
     assert set(first) == set(places)
     asked = {(b, g): without_written_end(first[b, g].tokens, follow[b]) for b, g in [(0, 1), (1, 0), (1, 2)]}
-    heard = threads.hear(asked, score=True)
-    second = threads.say(list(asked), 1)
+    heard = threads.append(asked, score=True)
+    second = threads.generate(list(asked), 1)
     assert set(second) == set(asked)
     for (b, g), piece in asked.items():
         turns = [*first[b, g].tokens, *piece.tokens, *second[b, g].tokens]
@@ -237,11 +237,11 @@ def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem
     asked = [*problems, *(replace(problem, environment_begins=True) for problem in problems)]
     prompts, writer = policy.encode(asked), ReplyEncoder(policy.encoder)
     threads = policy.threads(prompts, sampling, seeds=[1, 2, 3, 4])
-    assert isinstance(threads, ApartThreads)
+    assert isinstance(threads, RecomputingSession)
     opened = [(b, g) for b in (2, 3) for g in range(3)]
     pieces = {(b, g): writer.opening(asked[b], Observation(f"Screen {g}.") if g else None) for b, g in opened}
-    threads.hear(pieces)
-    said = threads.say([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0)
+    threads.append(pieces)
+    said = threads.generate([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0)
     alone = policy.sample(prompts[:2], sampling, seeds=[1, 2])
     assert [[said[b, g] for g in range(3)] for b in (0, 1)] == alone
     for (b, g), piece in pieces.items():

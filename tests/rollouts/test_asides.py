@@ -16,7 +16,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
@@ -66,9 +66,11 @@ class Fails(Asks):
 def apart(policy: Policy) -> Callable[..., Any]:
     """`Policy.threads` of a policy whose prompts cannot be shared."""
 
-    def threads(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> ApartThreads:
+    def threads(
+        prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
+    ) -> RecomputingSession:
         extended = policy.encoder.extended
-        return ApartThreads(policy.sample, policy.logprobs, prompts, seeds, sampling, extended)
+        return RecomputingSession(policy.sample, policy.logprobs, prompts, seeds, sampling, extended)
 
     return threads
 

@@ -18,7 +18,7 @@ from PIL import Image
 from sampled_threads import sampled_threads
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import TokenSampler
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway
@@ -337,7 +337,7 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
 ) -> None:
     """Two of four candidates have ended when the time is over; the others are cut off and lost."""
     steps, over = [0], threading.Event()
-    real, choose = type(policy.forward).grow, Voice.choose
+    real, choose = type(policy.forward).grow, TokenSampler.choose
     other = policy.tokenizer("x", add_special_tokens=False)["input_ids"][0]
 
     def grow(self: Any, tokens: Any, *others: Any) -> Any:
@@ -345,7 +345,7 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
             assert over.wait(30)
         return real(self, tokens, *others)
 
-    def chosen(self: Voice, hidden: Any, uniform: Any) -> Any:
+    def chosen(self: TokenSampler, hidden: Any, uniform: Any) -> Any:
         tokens, logprobs = choose(self, hidden, uniform)
         tokens = torch.full_like(tokens, other)
         steps[0] += 1
@@ -354,7 +354,7 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
         return tokens, logprobs
 
     monkeypatch.setattr(type(policy.forward), "grow", grow)
-    monkeypatch.setattr(Voice, "choose", chosen)
+    monkeypatch.setattr(TokenSampler, "choose", chosen)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
         try:

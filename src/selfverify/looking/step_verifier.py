@@ -23,7 +23,7 @@ from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.threads import Place, Threads
+from selfverify.policy.threads import KVSession, SampleIndex
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class _Reader:
 
     policy: Policy
     writer: ReplyEncoder
-    threads: Threads
+    threads: KVSession
 
 
 @dataclass(slots=True)
@@ -104,9 +104,9 @@ class StepVerifier(RolloutHook):
         self.reads_tokens = reasoner is not None and reasoner.tokenizer.get_vocab() == vocabulary
         """Whether it takes R's tokens as they were sampled."""
         self._readers: list[_Reader] = []
-        self._heard: dict[Place, _Heard] = {}
+        self._heard: dict[SampleIndex, _Heard] = {}
 
-    def begin(self, problems: Mapping[Place, Problem]) -> None:
+    def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
         """See `RolloutHook`.
 
         Raises:
@@ -127,9 +127,9 @@ class StepVerifier(RolloutHook):
         for place in self._heard:
             self._mark(place)
 
-    def said(self, said: Mapping[Place, PolicyTurn]) -> None:
+    def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
         """See `RolloutHook`."""
-        pieces: dict[Place, Sequence[Continuation]] = {}
+        pieces: dict[SampleIndex, Sequence[Continuation]] = {}
         for place, words in said.items():
             talk = self._heard[place]
             if talk.deaf:
@@ -152,9 +152,9 @@ class StepVerifier(RolloutHook):
             of_plan, of_action = step_log_ratios(own[place].cpu(), base[place].cpu(), step, 2).tolist()
             words.values |= {LOG_RATIO: of_plan + of_action, LOG_RATIO_PLAN: of_plan}
 
-    def shown(self, replies: Mapping[Place, Observation]) -> None:
+    def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
         """See `RolloutHook`."""
-        pieces: dict[Place, Sequence[Continuation]] = {}
+        pieces: dict[SampleIndex, Sequence[Continuation]] = {}
         for place, reply in replies.items():
             talk = self._heard[place]
             if talk.deaf:
@@ -175,10 +175,10 @@ class StepVerifier(RolloutHook):
                 pieces[place] = encoded
         self._hear(pieces, score=False)
 
-    def _mark(self, place: Place) -> None:
+    def _mark(self, place: SampleIndex) -> None:
         """Remember where a conversation stands before something is shown in it."""
         talk = self._heard[place]
-        back = [reader.threads.bookmark([place]) for reader in self._readers]
+        back = [reader.threads.mark([place]) for reader in self._readers]
         talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
 
     def _go_back(self, talk: _Heard) -> None:
@@ -189,15 +189,15 @@ class StepVerifier(RolloutHook):
         talk.used, talk.last, talk.turns = talk.before.used, talk.before.last, talk.before.turns
 
     def _hear(
-        self, pieces: Mapping[Place, Sequence[Continuation]], score: bool
-    ) -> tuple[dict[Place, Tensor], ...]:
+        self, pieces: Mapping[SampleIndex, Sequence[Continuation]], score: bool
+    ) -> tuple[dict[SampleIndex, Tensor], ...]:
         """Both models read what is new; with ``score`` log-probabilities of V_φ, and those of V_φ0."""
         if not pieces:
             return tuple({} for _ in self._readers)
         for place, piece in pieces.items():
             self._heard[place].used += len(piece[0].tokens)
         return tuple(
-            reader.threads.hear({place: piece[number] for place, piece in pieces.items()}, score)
+            reader.threads.append({place: piece[number] for place, piece in pieces.items()}, score)
             for number, reader in enumerate(self._readers)
         )
 

@@ -11,10 +11,10 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.sampling import Sample, derived_seed
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 
 
-class ApartThreads:
+class RecomputingSession:
     """Threads each of which has a prompt of its own, which is prefilled whenever the policy goes on.
 
     Args:
@@ -37,10 +37,13 @@ class ApartThreads:
     ) -> None:
         self._sample, self._logprobs, self._extend = sample, logprobs, extend
         self.prompts, self.seeds, self.sampling = prompts, seeds, sampling
-        self._longer: dict[Place, Prompt] = {}
+        self._longer: dict[SampleIndex, Prompt] = {}
 
-    def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
-        """See `Threads.say`. vLLM is called by all processes together, also by one with nothing to ask."""
+    def generate(
+        self, places: Collection[SampleIndex], turn: int, more: bool = True
+    ) -> dict[SampleIndex, Sample]:
+        """See `KVSession.generate`. vLLM is called by all processes together, also by one with nothing to
+        ask."""
         said = {}
         asked = list(places)
         if turn == 0:
@@ -62,8 +65,10 @@ class ApartThreads:
                 self._append(place, Continuation(sample.tokens))
         return said
 
-    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, Tensor]:
-        """See `Threads.hear`."""
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, Tensor]:
+        """See `KVSession.append`."""
         found = {}
         if score:
             asked = list(pieces)
@@ -79,8 +84,8 @@ class ApartThreads:
             self._append(place, piece)
         return found
 
-    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
-        """See `Threads.bookmark`."""
+    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
+        """See `KVSession.mark`."""
         kept = {place: self._longer.get(place) for place in places}
 
         def back() -> None:
@@ -91,5 +96,5 @@ class ApartThreads:
 
         return back
 
-    def _append(self, place: Place, piece: Continuation) -> None:
+    def _append(self, place: SampleIndex, piece: Continuation) -> None:
         self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)

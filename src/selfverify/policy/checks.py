@@ -20,8 +20,8 @@ from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
 from selfverify.policy.loading import Loaded
 from selfverify.policy.shared_attention import SharingError, check_kinds
-from selfverify.policy.shared_threads import SharedThreads
-from selfverify.policy.voice import Voice, not_finite
+from selfverify.policy.shared_threads import SharedKVSession
+from selfverify.policy.voice import TokenSampler, not_finite
 
 logger = logging.getLogger(__name__)
 
@@ -188,15 +188,15 @@ def _grown(forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Conti
     """Log-probabilities ``[tokens]`` of what grows behind kept prompts: twice a token, then all others."""
     nothing = torch.zeros(0, dtype=torch.long, device=forward.device)
     b, g, width = batch.ids_bgr.shape
-    voice = Voice(head, SamplingConfig(group_size=g, temperature=1.0), nothing, nothing, "checked")
-    threads = SharedThreads(forward, voice, prompts, [0] * b, lambda run: run())
+    voice = TokenSampler(head, SamplingConfig(group_size=g, temperature=1.0), nothing, nothing, "checked")
+    threads = SharedKVSession(forward, voice, prompts, [0] * b, lambda run: run())
     rows = {
         (i, j): batch.ids_bgr[i, j, : int(batch.lengths_bg[i, j])].tolist()
         for i in range(b)
         for j in range(g)
     }
     parts = [
-        threads.hear({place: Continuation(row[start:end]) for place, row in rows.items()}, score=True)
+        threads.append({place: Continuation(row[start:end]) for place, row in rows.items()}, score=True)
         for start, end in ((0, 1), (1, 2), (2, width))
     ]
     return torch.cat([part[place] for place in rows for part in parts]).to(forward.device)

@@ -20,7 +20,7 @@ from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters, saving
-from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.checks import (
     check_causal,
     check_head,
@@ -38,14 +38,14 @@ from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
 from selfverify.policy.loading import Loaded, load
 from selfverify.policy.offload import offloaded
-from selfverify.policy.root import Root
-from selfverify.policy.running import Running
+from selfverify.policy.root import ModuleRoot
+from selfverify.policy.running import ModuleRunner
 from selfverify.policy.sampling import Sample
-from selfverify.policy.shared_threads import GivenUp, SharedThreads
-from selfverify.policy.threads import Threads
+from selfverify.policy.shared_threads import GivenUp, SharedKVSession
+from selfverify.policy.threads import KVSession
 from selfverify.policy.unshared import Unshared
-from selfverify.policy.voice import Voice
-from selfverify.policy.watching import Watcher
+from selfverify.policy.voice import TokenSampler
+from selfverify.policy.watching import TokenCallback
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -100,7 +100,9 @@ class Policy:
         self.tokenizer: Any = loaded.tokenizer
         self.forward = Forward(loaded, self.cache, self.config.prefill_chunk)
         self.head = Head(loaded.model, self.config.logprob_chunk)
-        self.running = Running(loaded.model, Root(loaded.model, loaded.family.backbone(loaded.model)))
+        self.running = ModuleRunner(
+            loaded.model, ModuleRoot(loaded.model, loaded.family.backbone(loaded.model))
+        )
 
     @property
     def shares_prefix(self) -> bool | None:
@@ -170,7 +172,7 @@ class Policy:
         reference = copy.copy(self)
         reference.engine = None
         if adapters.is_adapted(self.model):
-            reference.running = Running(self.model, self.root, "start")
+            reference.running = ModuleRunner(self.model, self.root, "start")
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
@@ -191,7 +193,7 @@ class Policy:
         if self.cache is not None and adapters.adapts_tower(self.model, self.loaded.family):
             base.cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
             base.forward = Forward(self.loaded, base.cache, self.config.prefill_chunk)
-        base.running = Running(self.model, self.root, "off")
+        base.running = ModuleRunner(self.model, self.root, "off")
         return base
 
     def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:
@@ -256,7 +258,7 @@ class Policy:
         *,
         seeds: Sequence[int],
         given_up: GivenUp | None = None,
-        watcher: Watcher | None = None,
+        watcher: TokenCallback | None = None,
     ) -> list[list[Sample]]:
         """G samples for each prompt; the prompt is prefilled once.
 
@@ -296,12 +298,12 @@ class Policy:
             return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
-        said = threads.say(places, 0, more=False, given_up=given_up, watcher=watcher)
+        said = threads.generate(places, 0, more=False, given_up=given_up, watcher=watcher)
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
     def threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
-    ) -> Threads:
+    ) -> KVSession:
         """Growing conversations behind each prompt, G of each; see `sample` for the arguments.
 
         Raises:
@@ -310,15 +312,17 @@ class Policy:
         """
         sampling = sampling or SamplingConfig()
         if sampling.engine == "vllm" or not prompts or not self._shares():
-            return ApartThreads(self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended)
+            return RecomputingSession(
+                self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended
+            )
         return self._shared_threads(prompts, sampling, seeds)
 
     def _shared_threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
-    ) -> SharedThreads:
-        return SharedThreads(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
+    ) -> SharedKVSession:
+        return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
 
-    def voice(self, sampling: SamplingConfig) -> Voice:
+    def voice(self, sampling: SamplingConfig) -> TokenSampler:
         """How this policy speaks with these settings.
 
         Raises:
@@ -329,7 +333,7 @@ class Policy:
             torch.tensor(sorted(ids), dtype=torch.long, device=self.device)
             for ids in (self.stop_tokens, self.suppressed_tokens)
         )
-        return Voice(self.head, sampling, stop, suppressed, self.config.path)
+        return TokenSampler(self.head, sampling, stop, suppressed, self.config.path)
 
     @property
     def root(self) -> nn.Module:
@@ -341,11 +345,11 @@ class Policy:
         self.running.root = root
 
     def inside(self, run: Callable[[], T]) -> T:
-        """See `Running.inside`."""
+        """See `ModuleRunner.inside`."""
         return self.running.inside(run)
 
     def whole(self, run: Callable[[], T]) -> T:
-        """See `Running.whole`."""
+        """See `ModuleRunner.whole`."""
         return self.running.whole(run)
 
     def _check_head(self) -> None:

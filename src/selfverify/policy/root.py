@@ -20,7 +20,7 @@ from selfverify.core.errors import ConfigError
 T = TypeVar("T")
 
 
-class Root(nn.Module):
+class ModuleRoot(nn.Module):
     """Holds the model; ``forward(run)`` returns ``run()``, which computes with it."""
 
     def __init__(self, model: Any, decoder: nn.Module) -> None:

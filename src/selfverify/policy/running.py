@@ -18,7 +18,7 @@ Adapter = Literal["learnt", "start", "off"]
 """With which adapter a model computes: the one it has, as it was before training, or none."""
 
 
-class Running:
+class ModuleRunner:
     """Calls what computes with a model. Calls inside of calls run as they are.
 
     Args:

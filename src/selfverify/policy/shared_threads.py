@@ -15,10 +15,10 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.sampling import Sample, uniforms
-from selfverify.policy.thread_rows import ThreadRows, neighbours, packed_rows
-from selfverify.policy.threads import Place
-from selfverify.policy.voice import Voice, require_finite
-from selfverify.policy.watching import Watcher, show
+from selfverify.policy.thread_rows import SessionRows, neighbours, packed_rows
+from selfverify.policy.threads import SampleIndex
+from selfverify.policy.voice import TokenSampler, require_finite
+from selfverify.policy.watching import TokenCallback, show
 
 T = TypeVar("T")
 
@@ -27,14 +27,14 @@ GivenUp = Callable[[], Collection[int]]
 
 
 class Inside(Protocol):
-    """`Running.infer`: it calls what computes with the model where the model's wrappers see it."""
+    """`ModuleRunner.infer`: it calls what computes with the model where the model's wrappers see it."""
 
     def __call__(self, run: Callable[[], T]) -> T:
         """The result of ``run()``."""
         ...
 
 
-class SharedThreads:
+class SharedKVSession:
     """Threads of a model whose prompts can be shared.
 
     Args:
@@ -42,13 +42,13 @@ class SharedThreads:
         voice: How it speaks.
         prompts: B prompts; they are prefilled here.
         seeds: One per prompt.
-        inside: Calls what computes with the model where its wrappers see it (`Running.infer`).
+        inside: Calls what computes with the model where its wrappers see it (`ModuleRunner.infer`).
     """
 
     def __init__(
         self,
         forward: Forward,
-        voice: Voice,
+        voice: TokenSampler,
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         inside: Inside,
@@ -65,7 +65,7 @@ class SharedThreads:
         """Own tokens of each thread whose keys are kept."""
         self._next_bg = torch.tensor([prompt.next_position for prompt in prompts])[:, None].repeat(1, g)
         """The position of each thread's next token."""
-        self._pending: dict[Place, int] = {}
+        self._pending: dict[SampleIndex, int] = {}
         """The last token that a thread has said, which no forward pass has seen."""
         self.forwarded = 0
         """Tokens that have passed through the model behind the prompts, padding included."""
@@ -74,15 +74,16 @@ class SharedThreads:
         with torch.no_grad():
             return self._inside(run)
 
-    def say(
+    def generate(
         self,
-        places: Collection[Place],
+        places: Collection[SampleIndex],
         turn: int,
         more: bool = True,
         given_up: GivenUp | None = None,
-        watcher: Watcher | None = None,
-    ) -> dict[Place, Sample]:
-        """See `Threads.say`. ``given_up`` is called before every token; what it names is cut off there.
+        watcher: TokenCallback | None = None,
+    ) -> dict[SampleIndex, Sample]:
+        """See `KVSession.generate`. ``given_up`` is called before every token; what it names is cut off
+        there.
         ``watcher`` is told what is said; it changes nothing.
 
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
@@ -92,12 +93,12 @@ class SharedThreads:
 
     def _say(
         self,
-        places: Collection[Place],
+        places: Collection[SampleIndex],
         turn: int,
         more: bool,
         given_up: GivenUp | None,
-        watcher: Watcher | None,
-    ) -> dict[Place, Sample]:
+        watcher: TokenCallback | None,
+    ) -> dict[SampleIndex, Sample]:
         # A thread that has heard nothing since it last spoke goes on from its last token.
         unheard = {place: Continuation([]) for place in places if place in self._pending}
         if unheard:
@@ -161,7 +162,7 @@ class SharedThreads:
         prompts_b = torch.tensor([len(prompt.ids) for prompt in self.prompts])
         return (self._room - prompts_b[:, None] - self.lengths_bg).clamp(1, steps) - 1
 
-    def _decode(self, chosen: Tensor, rows: ThreadRows, layout: SharedLayout, step: int) -> Tensor:
+    def _decode(self, chosen: Tensor, rows: SessionRows, layout: SharedLayout, step: int) -> Tensor:
         """States ``[B', G', H]`` behind the tokens ``chosen`` [B', G'], the ``step``-th of what is said."""
         layout.place(rows.kept + step, rows.most + step, rows.least == rows.most)
         positions = (rows.next + step)[..., None]
@@ -172,16 +173,18 @@ class SharedThreads:
         self.forwarded += chosen.numel()
         return self.forward.grow(chosen[..., None], positions, layout)[:, :, 0]
 
-    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, Tensor]:
-        """See `Threads.hear`. ``Forward.chunk`` tokens go through the model at a time."""
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, Tensor]:
+        """See `KVSession.append`. ``Forward.chunk`` tokens go through the model at a time."""
         return self._compute(lambda: self._hear(pieces, score)) if pieces else {}
 
-    def _hear(self, pieces: Mapping[Place, Continuation], score: bool) -> dict[Place, Tensor]:
+    def _hear(self, pieces: Mapping[SampleIndex, Continuation], score: bool) -> dict[SampleIndex, Tensor]:
         given = {place: [*self._said(place), *pieces[place].tokens] for place in sorted(pieces)}
         widths = {place: (place[0], max(len(tokens), 1)) for place, tokens in given.items()}
         together = batches(widths, self.forward.chunk)
         self._hidden_bgh = self._hidden_bgh.clone()
-        found: dict[Place, Tensor] = {}
+        found: dict[SampleIndex, Tensor] = {}
         for few in together:
             # A copy of nearly all threads costs more than it saves, unless it bounds memory.
             rows = self._chosen(self._flags(few), 0.8 if len(together) == 1 else 1.0)
@@ -190,11 +193,11 @@ class SharedThreads:
 
     def _hear_together(
         self,
-        given: Mapping[Place, Sequence[int]],
-        pieces: Mapping[Place, Continuation],
-        rows: ThreadRows,
+        given: Mapping[SampleIndex, Sequence[int]],
+        pieces: Mapping[SampleIndex, Continuation],
+        rows: SessionRows,
         score: bool,
-    ) -> dict[Place, Tensor]:
+    ) -> dict[SampleIndex, Tensor]:
         """`hear` in some threads at once.
 
         Args:
@@ -235,9 +238,9 @@ class SharedThreads:
 
     def _heard(
         self,
-        given: Mapping[Place, Sequence[int]],
-        pieces: Mapping[Place, Continuation],
-        rows: ThreadRows,
+        given: Mapping[SampleIndex, Sequence[int]],
+        pieces: Mapping[SampleIndex, Continuation],
+        rows: SessionRows,
         width: int,
     ) -> Heard:
         """The tokens ``given`` as rows of ``width`` tokens; see `_hear_together`."""
@@ -260,8 +263,8 @@ class SharedThreads:
             ids_bgr.to(device), positions_abgr.to(device), rows.kept, rows.most, even, images, owners
         )
 
-    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
-        """See `Threads.bookmark`. Keys behind where a thread stands are hidden, and written over later."""
+    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
+        """See `KVSession.mark`. Keys behind where a thread stands are hidden, and written over later."""
         kept = [
             (
                 place, int(self.lengths_bg[place]), int(self._next_bg[place]),
@@ -281,23 +284,23 @@ class SharedThreads:
 
         return back
 
-    def _said(self, place: Place) -> list[int]:
+    def _said(self, place: SampleIndex) -> list[int]:
         """The last token that a thread has said, as a list; empty where its state is known."""
         return [self._pending[place]] if place in self._pending else []
 
-    def _flags(self, places: Iterable[Place]) -> Tensor:
+    def _flags(self, places: Iterable[SampleIndex]) -> Tensor:
         """``[B, G]`` True at ``places``."""
         flags_bg = torch.zeros_like(self.lengths_bg, dtype=torch.bool)
         for place in places:
             flags_bg[place] = True
         return flags_bg
 
-    def _rows(self, problems: Tensor, slots: Tensor) -> ThreadRows:
+    def _rows(self, problems: Tensor, slots: Tensor) -> SessionRows:
         here = problems.cpu(), slots.cpu()
         known = self.lengths_bg[here[0][:, None], here[1]]
         following = self._next_bg[here[0][:, None], here[1]]
         device = slots.device
-        return ThreadRows(
+        return SessionRows(
             problems,
             slots,
             known.to(device),
@@ -307,7 +310,7 @@ class SharedThreads:
             neighbours(*here, self.lengths_bg.shape[1]),
         )
 
-    def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> ThreadRows:
+    def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> SessionRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
         b, g = wanted_bg.shape
         device = self.forward.device
@@ -316,19 +319,19 @@ class SharedThreads:
             return self._rows(which.to(device), slots.to(device))
         return self._rows(torch.arange(b, device=device), torch.arange(g, device=device).expand(b, g))
 
-    def _view(self, rows: ThreadRows, columns: int) -> SharedLayout | None:
+    def _view(self, rows: SessionRows, columns: int) -> SharedLayout | None:
         """The layout of ``rows`` as a view with room for ``columns`` own tokens; None where there is none."""
         if rows.neighbours is None or not self._layout.own_keys:
             return None
         return self._layout.part(*rows.neighbours, columns)
 
-    def _take(self, rows: ThreadRows, columns: int | None = None, more: int = 0) -> SharedLayout:
+    def _take(self, rows: SessionRows, columns: int | None = None, more: int = 0) -> SharedLayout:
         """The layout of ``rows``: a copy of some, see `SharedLayout.select`, or that of all."""
         if rows.slots.numel() == self.lengths_bg.numel():
             return self._layout
         return self._layout.select(rows.problems, rows.slots, columns, more)
 
-    def _put_back(self, layout: SharedLayout, rows: ThreadRows, count: int, more: bool) -> None:
+    def _put_back(self, layout: SharedLayout, rows: SessionRows, count: int, more: bool) -> None:
         """Keep the last ``count`` tokens of a copy, unless no thread will be continued."""
         if layout is not self._layout and not layout.is_part and more and count:
             self._layout.put_back(layout, rows.problems, rows.slots, rows.least, rows.most + count)

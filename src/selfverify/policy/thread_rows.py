@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 
 
 @dataclass(slots=True)
-class ThreadRows:
+class SessionRows:
     """The threads that pass through the model together.
 
     Args:
@@ -38,7 +38,7 @@ class ThreadRows:
         """The index of the threads in a tensor ``[B, G, ...]``."""
         return self.problems[:, None], self.slots
 
-    def where(self) -> dict[Place, Place]:
+    def where(self) -> dict[SampleIndex, SampleIndex]:
         """For each thread where it stands among these."""
         slots = self.slots.tolist()
         return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
@@ -48,8 +48,8 @@ def neighbours(problems: Tensor, slots: Tensor, group: int) -> tuple[int, int] |
     """The first of ``problems`` [B'] and the end, where they and all of ``slots`` [B', G'] are in order.
 
     Args:
-        problems: See `ThreadRows`.
-        slots: See `ThreadRows`.
+        problems: See `SessionRows`.
+        slots: See `SessionRows`.
         group: G, the threads of each problem.
     """
     first, end = int(problems[0]), int(problems[-1]) + 1

@@ -1,8 +1,8 @@
 """Conversations that grow: what the policy says, what it hears.
 
-A thread is one of the G conversations that follow a prompt. `shared_threads.SharedThreads` keeps each
-prompt's keys and values once for its group, and each thread's own behind them. `apart_threads.ApartThreads`
-serves vLLM and families whose prompts cannot be shared.
+A thread is one of the G conversations that follow a prompt. `shared_threads.SharedKVSession` keeps each
+prompt's keys and values once for its group, and each thread's own behind them.
+`apart_threads.RecomputingSession` serves vLLM and families whose prompts cannot be shared.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from torch import Tensor
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.sampling import Sample
 
-Place = tuple[int, int]
+SampleIndex = tuple[int, int]
 """A thread: its prompt's place in the batch, and its own in the group."""
 
 
-class Threads(Protocol):
+class KVSession(Protocol):
     """The conversations of B prompts, G of each."""
 
-    def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
+    def generate(
+        self, places: Collection[SampleIndex], turn: int, more: bool = True
+    ) -> dict[SampleIndex, Sample]:
         """Let the policy go on in some threads.
 
         Args:
@@ -36,7 +38,9 @@ class Threads(Protocol):
         """
         ...
 
-    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, Tensor]:
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, Tensor]:
         """Put tokens and images behind threads that were not drawn from the policy.
 
         Args:
@@ -48,6 +52,6 @@ class Threads(Protocol):
         """
         ...
 
-    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
+    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
         """What brings threads back to where they stand now: it forgets what they say and hear from now on."""
         ...

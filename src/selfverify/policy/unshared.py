@@ -17,7 +17,7 @@ from selfverify.policy.continuations import Continuations
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
 from selfverify.policy.sampling import Sample, uniforms
-from selfverify.policy.voice import Voice, require_finite
+from selfverify.policy.voice import TokenSampler, require_finite
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Unshared:
     def sample(
         self,
         forward: Forward,
-        voice: Voice,
+        voice: TokenSampler,
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         logprobs: Callable[..., Tensor],
@@ -92,7 +92,7 @@ class Unshared:
         self._keeps = False
         return self.sample(forward, voice, prompts, seeds, logprobs)
 
-    def _draw(self, forward: Forward, voice: Voice, prompt: Prompt, seed: int) -> list[Sample]:
+    def _draw(self, forward: Forward, voice: TokenSampler, prompt: Prompt, seed: int) -> list[Sample]:
         """Draw the samples of a prompt."""
         steps, room = voice.sampling.max_new_tokens, longest_row(forward.model)
         if room is not None:
@@ -117,7 +117,7 @@ class _Said(LogitsProcessor):
         draws_gt: ``[G, steps]`` numbers in [0, 1), one for each token.
     """
 
-    def __init__(self, voice: Voice, draws_gt: Tensor) -> None:
+    def __init__(self, voice: TokenSampler, draws_gt: Tensor) -> None:
         self.voice, self.draws_gt = voice, draws_gt
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []

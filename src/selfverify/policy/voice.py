@@ -15,7 +15,7 @@ from selfverify.policy.sampling import Sample, pick_tokens
 
 
 @dataclass(slots=True)
-class Voice:
+class TokenSampler:
     """How the policy speaks: what drawing its tokens needs beside its forward passes.
 
     Args:

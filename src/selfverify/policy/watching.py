@@ -8,26 +8,26 @@ from torch import Tensor
 
 from selfverify.core.trajectory import Finish
 from selfverify.policy.sampling import Sample
-from selfverify.policy.thread_rows import ThreadRows
-from selfverify.policy.threads import Place
+from selfverify.policy.thread_rows import SessionRows
+from selfverify.policy.threads import SampleIndex
 
 
-class Watcher(Protocol):
+class TokenCallback(Protocol):
     """Told of every token and of every finished sample, in the thread that samples, which waits meanwhile."""
 
-    def token(self, place: Place, token: int) -> None:
+    def token(self, place: SampleIndex, token: int) -> None:
         """A thread has said a token, which may be the one that ends what it says."""
         ...
 
-    def ended(self, place: Place, sample: Sample) -> None:
+    def ended(self, place: SampleIndex, sample: Sample) -> None:
         """A thread has said all that it says."""
         ...
 
 
 def show(
-    watcher: Watcher,
-    writing: dict[Place, Sample],
-    rows: ThreadRows,
+    watcher: TokenCallback,
+    writing: dict[SampleIndex, Sample],
+    rows: SessionRows,
     chosen: Tensor,
     logprobs: Tensor,
     stopped: Tensor,

@@ -22,7 +22,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.sampling import Sample, derived_seed
-from selfverify.policy.threads import Place, Threads
+from selfverify.policy.threads import KVSession, SampleIndex
 from selfverify.rollouts.endings import close, find_endings
 from selfverify.rollouts.replying import EpisodeRunner, ending_of
 from selfverify.rollouts.talk import Conversation
@@ -42,7 +42,7 @@ class Rollout:
     groups: list[Group]
     seconds: dict[str, float] = field(default_factory=dict)
     """Where conversations may have several turns: the time that saying, replying and hearing took."""
-    held_again: Counter[Place] = field(default_factory=Counter)
+    held_again: Counter[SampleIndex] = field(default_factory=Counter)
     """How often conversations that were lost were held again (`held_again.hold_again`)."""
 
 
@@ -87,13 +87,13 @@ def rollout(
     prompts = policy.encode(problems)
     writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
     in_step = sampling.engine != "own"
-    names: dict[Place, str] = {}
+    names: dict[SampleIndex, str] = {}
     replies = EpisodeRunner(limits, lambda place: names[place])
     seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
-    made: dict[Place, Trajectory] = {}
+    made: dict[SampleIndex, Trajectory] = {}
     for wave in _waves(len(problems), sampling.group_size, limits.at_once, in_step):
         own = sorted({b for b, _ in wave})
-        talks: dict[Place, Conversation] = {}
+        talks: dict[SampleIndex, Conversation] = {}
         try:
             for b, g in wave:
                 # A wave counts its own problems, so that nothing is computed for those of other waves.
@@ -122,7 +122,7 @@ def _room(policy: Policy, limits: EpisodeLimits) -> int | None:
     return min(known, default=None)
 
 
-def _waves(problems: int, samples: int, at_once: int | None, in_step: bool) -> list[list[Place]]:
+def _waves(problems: int, samples: int, at_once: int | None, in_step: bool) -> list[list[SampleIndex]]:
     """Which conversations are held at the same time, in order.
 
     Args:
@@ -173,8 +173,8 @@ class _Rounds:
 
     def __init__(
         self,
-        threads: Threads,
-        talks: Mapping[Place, Conversation],
+        threads: KVSession,
+        talks: Mapping[SampleIndex, Conversation],
         replies: EpisodeRunner,
         listener: RolloutHook | None,
         in_step: bool,
@@ -183,7 +183,7 @@ class _Rounds:
         self.threads, self.talks, self.replies = threads, talks, replies
         self.listener, self.in_step, self.seconds = listener, in_step, seconds
         self._failed: SelfVerifyError | None = None
-        self._back: dict[Place, Callable[[], None]] = {}
+        self._back: dict[SampleIndex, Callable[[], None]] = {}
         """What brings threads whose last turn may be taken back to where they stood before that."""
 
     def run(self, turns: int) -> None:
@@ -201,10 +201,10 @@ class _Rounds:
         if self._failed:
             raise self._failed
 
-    def _say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, PolicyTurn]:
+    def _say(self, places: Sequence[SampleIndex], turn: int, more: bool) -> dict[SampleIndex, PolicyTurn]:
         """Let the policy go on in some conversations."""
         with self._timed("say"):
-            samples = self.threads.say(places, turn, more)
+            samples = self.threads.generate(places, turn, more)
             said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
             if self.listener is not None:
                 self.listener.said(said)
@@ -212,7 +212,7 @@ class _Rounds:
 
     def _exchange(
         self,
-        calls: Mapping[Place, Callable[[], T]],
+        calls: Mapping[SampleIndex, Callable[[], T]],
         take: Callable[[Conversation, T], Continuation | None],
         turn: int,
     ) -> None:
@@ -231,7 +231,7 @@ class _Rounds:
                 self._go_back(replies)
                 self._ask_aside(heard, turn)
                 heard = {place: piece for place, piece in heard.items() if not self.talks[place].over}
-                self.threads.hear(heard)
+                self.threads.append(heard)
                 if self.listener is not None:
                     shown = {place: replies[place] for place in heard}
                     self.listener.shown(
@@ -243,7 +243,7 @@ class _Rounds:
             # The others go on to ask the engine, which takes this process, too, if with nothing to say.
             self._failed = error
 
-    def _go_back(self, places: Iterable[Place]) -> None:
+    def _go_back(self, places: Iterable[SampleIndex]) -> None:
         """Let the policy forget turns that are taken back, and mark where others stand that may be."""
         for place in places:
             talk = self.talks[place]
@@ -252,9 +252,9 @@ class _Rounds:
             elif talk.taken_back:
                 self._back[place]()
             else:
-                self._back[place] = self.threads.bookmark([place])
+                self._back[place] = self.threads.mark([place])
 
-    def _ask_aside(self, places: Iterable[Place], turn: int) -> None:
+    def _ask_aside(self, places: Iterable[SampleIndex], turn: int) -> None:
         """Let the policy answer asides; its conversations then go on as though it had not.
 
         Raises:
@@ -265,15 +265,17 @@ class _Rounds:
             return
         if self.in_step:
             raise ConfigError("only a model that runs here can be asked aside: set sampling.engine to own")
-        back = self.threads.bookmark(asides)
-        self.threads.hear(asides)
-        for place, sample in self.threads.say(asides, turn, more=False).items():
+        back = self.threads.mark(asides)
+        self.threads.append(asides)
+        for place, sample in self.threads.generate(asides, turn, more=False).items():
             self.talks[place].overhear(sample)
         back()
 
     def _heard(
-        self, replies: Mapping[Place, T | Exception], take: Callable[[Conversation, T], Continuation | None]
-    ) -> dict[Place, Continuation]:
+        self,
+        replies: Mapping[SampleIndex, T | Exception],
+        take: Callable[[Conversation, T], Continuation | None],
+    ) -> dict[SampleIndex, Continuation]:
         heard = {}
         for place, reply in replies.items():
             talk = self.talks[place]

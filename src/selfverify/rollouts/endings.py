@@ -11,7 +11,7 @@ from selfverify.core.episode import Episode, EpisodeResult
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 from selfverify.rollouts.replying import EpisodeRunner, ending_of, outcome
 from selfverify.tasks.base import Task
 
@@ -31,7 +31,7 @@ class Held(Protocol):
         """End without a verdict."""
 
 
-def find_endings(task: Task, talks: Mapping[Place, Held]) -> None:
+def find_endings(task: Task, talks: Mapping[SampleIndex, Held]) -> None:
     """Ask what came of each conversation that has not failed; the task sees all their answers before."""
     whole = [(talk, talk.episode) for talk in talks.values() if talk.episode is not None and not talk.error]
     answers: list[tuple[Problem, Tagged]] = []
@@ -57,7 +57,7 @@ def _answers(episode: Episode) -> list[Tagged]:
     return list(episode.answers())
 
 
-def close(talks: Mapping[Place, Held], replies: EpisodeRunner) -> None:
+def close(talks: Mapping[SampleIndex, Held], replies: EpisodeRunner) -> None:
     """Close all episodes. A conversation is over then, whatever closing its episode comes to."""
     closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
     for place, error in closed.items():

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 from selfverify.rollouts.hung import HUNG
 
 T = TypeVar("T")
@@ -34,11 +34,13 @@ class EpisodeRunner:
         name: The name of a conversation, which its threads get.
     """
 
-    def __init__(self, limits: EpisodeLimits, name: Callable[[Place], str]) -> None:
+    def __init__(self, limits: EpisodeLimits, name: Callable[[SampleIndex], str]) -> None:
         self.limits, self.name = limits, name
         self._ends = None if limits.rollout_s is None else time.monotonic() + limits.rollout_s
 
-    def ask(self, calls: Mapping[Place, Callable[[], T]], what: str) -> dict[Place, T | Exception]:
+    def ask(
+        self, calls: Mapping[SampleIndex, Callable[[], T]], what: str
+    ) -> dict[SampleIndex, T | Exception]:
         """The outcomes of ``calls``, each of which asks an episode; in the same order.
 
         Args:
@@ -54,7 +56,7 @@ class EpisodeRunner:
             place: self._too_late() if self._is_over() else outcome(call) for place, call in calls.items()
         }
 
-    def close(self, episodes: Mapping[Place, Episode]) -> dict[Place, Exception | None]:
+    def close(self, episodes: Mapping[SampleIndex, Episode]) -> dict[SampleIndex, Exception | None]:
         """Close all episodes, also those of a rollout that has taken too long.
 
         Where replies have a deadline, closing has the same: a hung reply may hold what closing waits for.
@@ -67,18 +69,18 @@ class EpisodeRunner:
 
     def _on_threads(
         self,
-        calls: Mapping[Place, Callable[[], T]],
+        calls: Mapping[SampleIndex, Callable[[], T]],
         what: str,
         threads: int,
         may_hang: int | None = None,
-    ) -> dict[Place, T | Exception]:
+    ) -> dict[SampleIndex, T | Exception]:
         """The outcome of each call, in the order of ``calls``; the rollout's end bounds what may hang."""
         ends = None if may_hang is None else self._ends
-        done: queue.SimpleQueue[tuple[Place, T | Exception]] = queue.SimpleQueue()
-        waiting, running = deque(calls), dict[Place, tuple[float, threading.Thread]]()
-        found: dict[Place, T | Exception] = {}
+        done: queue.SimpleQueue[tuple[SampleIndex, T | Exception]] = queue.SimpleQueue()
+        waiting, running = deque(calls), dict[SampleIndex, tuple[float, threading.Thread]]()
+        found: dict[SampleIndex, T | Exception] = {}
 
-        def run(place: Place) -> None:
+        def run(place: SampleIndex) -> None:
             try:
                 came = outcome(calls[place])
             except BaseException as error:  # on a thread of ours no user has interrupted

@@ -23,7 +23,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.sampling import derived_seed
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 from selfverify.remote.candidates_of_server import CandidateSampler
 from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
@@ -180,7 +180,7 @@ class ServerRollouts:
         """Some conversations about a problem, judged."""
         limits = self.limits or self.task.limits
         replies = EpisodeRunner(limits, lambda place: f"problem {problem.id}, sample {place[1]}")
-        talks: dict[Place, ServedConversation] = {}
+        talks: dict[SampleIndex, ServedConversation] = {}
         try:
             for g in numbers:
                 listener = None if limits.turns == 1 else self.task.hook()
@@ -206,7 +206,7 @@ class ServerRollouts:
         replies: EpisodeRunner,
         problem: Problem,
         seed: int,
-        talks: Mapping[Place, ServedConversation],
+        talks: Mapping[SampleIndex, ServedConversation],
         seconds: dict[str, float],
     ) -> None:
         """Hold the conversations about one problem to their ends; what begins alike is asked for together."""
@@ -230,7 +230,7 @@ class ServerRollouts:
             draws = [self._draw(asking, talks[part[0]], seed, turn, part[0][1], len(part)) for part in parts]
             with _timed(seconds, "say"):
                 drawn = await asyncio.gather(*draws, return_exceptions=True)
-            said: dict[Place, PolicyTurn] = {}
+            said: dict[SampleIndex, PolicyTurn] = {}
             for part, completions in zip(parts, drawn, strict=True):
                 if isinstance(completions, ServerError) and turn and completions.status in REFUSALS:
                     for place in part:
@@ -248,8 +248,8 @@ class ServerRollouts:
                     await self._off_loop(partial(talks[place].answer, said[place], heard, more))
 
     async def _replied(
-        self, replies: EpisodeRunner, calls: Mapping[Place, Callable[[], T]], what: str
-    ) -> dict[Place, T | Exception]:
+        self, replies: EpisodeRunner, calls: Mapping[SampleIndex, Callable[[], T]], what: str
+    ) -> dict[SampleIndex, T | Exception]:
         """Ask episodes; each reply of a conversation on a thread, as others go on meanwhile."""
         if (self.limits or self.task.limits).turns == 1:
             return replies.ask(calls, what)

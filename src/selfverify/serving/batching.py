@@ -16,8 +16,8 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import Place
-from selfverify.policy.watching import Watcher
+from selfverify.policy.threads import SampleIndex
+from selfverify.policy.watching import TokenCallback
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
@@ -265,7 +265,7 @@ class Batcher:
         return recite(self.policy, problem, job.task.open(problem, job.seed), [sample])
 
 
-class _Keeping(Watcher):
+class _Keeping(TokenCallback):
     """Keeps what is written to its end, for jobs whose time ends before their batch does; feeds streams."""
 
     def __init__(self, jobs: Sequence[Job], told: Callable[[Job, Sample], Trajectory]) -> None:
@@ -274,14 +274,14 @@ class _Keeping(Watcher):
             if job.stream is not None:
                 job.stream.restart()  # a batch that failed is sampled again
 
-    def token(self, place: Place, token: int) -> None:
-        """See `Watcher`."""
+    def token(self, place: SampleIndex, token: int) -> None:
+        """See `TokenCallback`."""
         stream = self._jobs[place[0]].stream
         if stream is not None and place[1] == 0:
             stream.token(token)
 
-    def ended(self, place: Place, sample: Sample) -> None:
-        """See `Watcher`."""
+    def ended(self, place: SampleIndex, sample: Sample) -> None:
+        """See `TokenCallback`."""
         job = self._jobs[place[0]]
         if not job.done.done():
             job.finished[place[1]] = FinishedSample(sample, self._told(job, sample))

@@ -16,7 +16,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import Place
+from selfverify.policy.threads import SampleIndex
 from selfverify_phone.short_form import SHORT
 
 
@@ -39,18 +39,18 @@ class Scripted:
 
     def __init__(self, policy: Policy, said: Sequence[str]) -> None:
         self.policy, self.said = policy, list(said)
-        self.heard: dict[Place, str] = {}
+        self.heard: dict[SampleIndex, str] = {}
         self.batches = 0
 
     def begin(self, prompts: Any, sampling: Any, **more: Any) -> Scripted:
         self.batches += 1
         return self
 
-    def hear(self, pieces: Mapping[Place, Any], score: bool = False) -> dict[Place, Any]:
+    def append(self, pieces: Mapping[SampleIndex, Any], score: bool = False) -> dict[SampleIndex, Any]:
         self.heard |= {place: self.policy.tokenizer.decode(piece.tokens) for place, piece in pieces.items()}
         return {}
 
-    def say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, Sample]:
+    def generate(self, places: Sequence[SampleIndex], turn: int, more: bool) -> dict[SampleIndex, Sample]:
         encode = self.policy.tokenizer
         rows = [
             encode(f"{self.said.pop(0)}<|im_end|>", add_special_tokens=False)["input_ids"] for _ in places

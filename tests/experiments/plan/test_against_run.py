@@ -26,7 +26,7 @@ from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import TokenSampler
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_pick import DigitsPick
 from selfverify.tasks.judged import answer_rewards
@@ -89,10 +89,10 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
     """Makes `digits-pick` a conversation of 3 turns; a call lets the policy end each at its limit."""
     monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=3))
     monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Chat(self, problem, seed))
-    choose = Voice.choose
+    choose = TokenSampler.choose
     calls = count(1)
 
-    def ends_at_the_limit(voice: Voice, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def ends_at_the_limit(voice: TokenSampler, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, logprobs = choose(voice, *args)
         left = -next(calls) % voice.sampling.max_new_tokens
         going = torch.where(torch.isin(tokens, voice.stop), 9, tokens)
@@ -102,7 +102,7 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
             going[:, 3] = voice.stop[0]
         return going, logprobs
 
-    return lambda recipe: monkeypatch.setattr(Voice, "choose", ends_at_the_limit)
+    return lambda recipe: monkeypatch.setattr(TokenSampler, "choose", ends_at_the_limit)
 
 
 class Chat(Episode):
