@@ -10,11 +10,11 @@ from typing import Any
 
 from common import RESPONSE_TOKENS, PreparedTask
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Segment
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO
@@ -78,9 +78,9 @@ class ChecksumADPO(ADPO):
         return regrade(super().rollout(*args))
 
 
-def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Learner:
+def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Trainer:
     """Ours, with TRL's settings."""
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=1000,
         groups_per_step=setting.per_step,
         micro_batch_groups=setting.per_step,
@@ -91,10 +91,10 @@ def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Learne
     sampling = SamplingConfig(group_size=setting.group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
     policy = Policy.load(setting.folder, device="cpu")
     task = PreparedTask(setting.problems)
-    return Learner(Training(policy, task, method, config, sampling, Path(out), setting.seed))
+    return Trainer(Training(policy, task, method, config, sampling, Path(out), setting.seed))
 
 
-def timed_step(learner: Learner, clock: Callable[[], float]) -> tuple[float, int]:
+def timed_step(learner: Trainer, clock: Callable[[], float]) -> tuple[float, int]:
     """Seconds and generated tokens of one of our steps."""
     start = clock()
     metrics, _ = learner.train_step()

@@ -30,10 +30,10 @@ import torch
 from common import arguments, finish, make_problems, model_folder, parse, show
 from policy_update import peak_bytes
 
-from selfverify.core.learner_settings import LearnerConfig
-from selfverify.learner.streams import GroupStreams
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater
+from selfverify.core.learner_settings import TrainerConfig
+from selfverify.learner.streams import TokenStreams
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer
 from selfverify.policy.policy import Policy
 
 ROWS, SHORTEST, LONGEST = 8, 400, 3000
@@ -64,13 +64,13 @@ class Ragged:
         channel = torch.where(torch.arange(int(lengths.max())) < lengths[:, None], 0, -1)
         advantage = torch.randn(ROWS, 1, generator=noise).expand(channel.shape)
         ones = torch.ones(channel.shape)
-        self.group = GroupStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
-        budgets = {"padded": None, "sliced": budget or LearnerConfig(steps=1).micro_batch_tokens}
+        self.group = TokenStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
+        budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).micro_batch_tokens}
         alone: Any = SimpleNamespace(
             policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )
         self.updaters = {
-            side: Updater(alone, LearnerConfig(steps=1, micro_batch_tokens=tokens), "surrogate")
+            side: LossComputer(alone, TrainerConfig(steps=1, micro_batch_tokens=tokens), "surrogate")
             for side, tokens in budgets.items()
         }
         with torch.no_grad():  # a model's first use checks itself
@@ -80,7 +80,7 @@ class Ragged:
         """Leave the gradient of one update on the policy."""
         self.policy.model.zero_grad()
         updater = self.updaters[side]
-        updater.gradient([self.group], updater.passes([self.group]), UpdateTotals())
+        updater.gradient([self.group], updater.passes([self.group]), UpdateMetrics())
 
     def check(self) -> None:
         """Fail unless both sides give the same gradient, to 0.01 % of its norm."""

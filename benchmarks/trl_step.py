@@ -17,14 +17,14 @@ from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import select
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
@@ -87,7 +87,7 @@ class CheckedTrainer(GRPOTrainer):
         rollout, method = Rollout(self.ours.encode(problems), groups), GRPO(GRPOConfig(kl=BETA))
         credits = [method.credit(g, valid_trajectories(g, False)) for g in groups]
         streams, _ = select(rollout, credits, drop_zero=False)
-        totals = UpdateTotals()
+        totals = UpdateMetrics()
         alone: Any = SimpleNamespace(
             policy=self.ours,
             reference=self.start,
@@ -96,7 +96,7 @@ class CheckedTrainer(GRPOTrainer):
             backward=lambda loss, last: loss.backward(),
         )
         passes = micro_batches(streams, count)
-        updater = Updater(alone, LearnerConfig(steps=1, micro_batch_groups=count), "surrogate")
+        updater = LossComputer(alone, TrainerConfig(steps=1, micro_batch_groups=count), "surrogate")
         updater.fix_logprobs(streams, passes)
         updater.gradient(streams, passes, totals)
         return totals.sums["loss"]
@@ -105,7 +105,7 @@ class CheckedTrainer(GRPOTrainer):
 class Clock(TrainerCallback):
     """Times TRL's steps and runs one of ours after each of them."""
 
-    def __init__(self, learner: Learner, clock: Callable[[], float]) -> None:
+    def __init__(self, learner: Trainer, clock: Callable[[], float]) -> None:
         self.learner, self.clock = learner, clock
         self.trl: list[float] = []
         self.ours: list[float] = []

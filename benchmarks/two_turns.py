@@ -46,10 +46,10 @@ from torch import Tensor
 
 import selfverify.policy.policy as policy_module
 from selfverify.core.episode import Observation
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
@@ -105,7 +105,7 @@ class TwoTurns(AdaPO):
         return graded(super().rollout(*args))
 
 
-def step(learner: Learner, clock: Callable[[], float]) -> tuple[dict[str, float], float]:
+def step(learner: Trainer, clock: Callable[[], float]) -> tuple[dict[str, float], float]:
     """Seconds of a step and of its parts, and tokens that the policy wrote for each response."""
     start = clock()
     metrics, timing = learner.train_step()
@@ -124,14 +124,14 @@ def compare(
         "one turn": OneTurn(GRPOConfig(kl=0.001)),
         "two turns": TwoTurns(AdaPOConfig(second_turn=options.words)),
     }
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=1000, groups_per_step=len(problems), micro_batch_groups=len(problems), learning_rate=1e-12,
         drop_zero_advantage=False,
     )  # fmt: skip
     sampling = SamplingConfig(group_size=group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
     with tempfile.TemporaryDirectory() as out:
         learners = {
-            name: Learner(
+            name: Trainer(
                 Training(
                     Policy.load(folder, device="cpu"), PreparedTask(problems), method, config, sampling,
                     Path(out) / name, options.seed,

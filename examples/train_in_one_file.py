@@ -20,7 +20,7 @@ from torch import Tensor
 
 from selfverify import Policy, Problem, SamplingConfig, make_task
 from selfverify.core.credit import valid_trajectories
-from selfverify.learner.streams import GroupStreams, batch_weights, select, stack, stack_choices
+from selfverify.learner.streams import TokenStreams, batch_weights, select, stack, stack_choices
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
@@ -46,7 +46,7 @@ def roll_out(
 def loss_of(
     policy: Policy,
     reference: Policy,
-    streams: Sequence[GroupStreams],
+    streams: Sequence[TokenStreams],
     weights: Sequence[Tensor],
     trajectories: int,
 ) -> Tensor:

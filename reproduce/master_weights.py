@@ -16,15 +16,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from selfverify import LearnerConfig, Policy, make_method, make_task
+from selfverify import Policy, TrainerConfig, make_method, make_task
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import select
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer
 
 GROUPS = 4
 
@@ -42,9 +42,9 @@ def main() -> None:
     policy = Policy.load("builtin:digits", device="cpu")
     task, method = make_task("digits-pick"), make_method("sft")
     trained = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
-    config = LearnerConfig(steps=given.steps, learning_rate=given.rate)
+    config = TrainerConfig(steps=given.steps, learning_rate=given.rate)
     idle = torch.optim.AdamW([p for _, p in trained])
-    updater = Updater(
+    updater = LossComputer(
         Parallel(make_accelerator(policy), policy, None, idle, config.max_grad_norm), config, method.objective
     )
 
@@ -66,7 +66,7 @@ def main() -> None:
         credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
         groups, _ = select(rollout, credits, False)
         policy.model.zero_grad()
-        updater.gradient(groups, micro_batches(groups, GROUPS), UpdateTotals())
+        updater.gradient(groups, micro_batches(groups, GROUPS), UpdateMetrics())
         for weights, optimizer in runs.values():
             for weight, (_, parameter) in zip(weights, trained, strict=True):
                 assert parameter.grad is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Method
@@ -23,7 +23,7 @@ def train(
     policy: Policy,
     task: Task,
     method: Method,
-    config: LearnerConfig,
+    config: TrainerConfig,
     sampling: SamplingConfig,
     output: Path,
     resume: bool,

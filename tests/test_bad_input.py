@@ -18,7 +18,7 @@ from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.run import learn
@@ -66,7 +66,7 @@ def check(path: Path, code: int) -> str:
 
 def train(policy: Policy, task: str, path: Path, folder: Path) -> list[dict[str, Any]]:
     """The events of a run of one step."""
-    config = LearnerConfig(steps=1, groups_per_step=3)
+    config = TrainerConfig(steps=1, groups_per_step=3)
     sampling = SamplingConfig(group_size=2, max_new_tokens=3)
     made = make_task(task, train=str(path))
     learn(policy, made, make_method("adpo"), config, sampling, output=folder)

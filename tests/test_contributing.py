@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
@@ -55,7 +55,7 @@ def one_step(
         policy,
         make_task(task),
         make_method(method, **options),
-        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False, checkpoint_every=0),
+        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False, checkpoint_every=0),
         SamplingConfig(group_size=2, max_new_tokens=8),
         output=output,
     )

@@ -7,29 +7,29 @@ from dataclasses import replace
 
 import torch
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.learner.parallel import Parallel, make_accelerator
-from selfverify.learner.streams import GroupStreams
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, fixed_logprobs
+from selfverify.learner.streams import TokenStreams
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer, fixed_logprobs
 from selfverify.policy.policy import Policy
 
 
 def update(
     policy: Policy,
-    groups: Sequence[GroupStreams],
+    groups: Sequence[TokenStreams],
     reference: Policy | None = None,
     old: Sequence[torch.Tensor] | None = None,
     temperature: float = 1.0,
     objective: str = "surrogate",
     **settings: object,
-) -> UpdateTotals:
-    """Leave the gradient of one batch on ``policy``; ``settings`` are those of `LearnerConfig`."""
-    config = LearnerConfig(**{"steps": 1, **settings})
+) -> UpdateMetrics:
+    """Leave the gradient of one batch on ``policy``; ``settings`` are those of `TrainerConfig`."""
+    config = TrainerConfig(**{"steps": 1, **settings})
     policy.model.zero_grad()
     optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
-    updater = Updater(parallel, config, objective, temperature)
+    updater = LossComputer(parallel, config, objective, temperature)
     passes = updater.passes(groups)
     fixed = None if reference is None else fixed_logprobs(reference, groups, passes, temperature)
     groups = [
@@ -40,6 +40,6 @@ def update(
         )
         for i, group in enumerate(groups)
     ]
-    totals = UpdateTotals()
+    totals = UpdateMetrics()
     updater.gradient(groups, passes, totals)
     return totals

@@ -1,6 +1,6 @@
 """Train and run vision-language models that answer and verify their own answers.
 
-from selfverify import Policy, LearnerConfig, evaluate, learn, make_method, make_task
+from selfverify import Policy, TrainerConfig, evaluate, learn, make_method, make_task
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from selfverify.core.version import __version__ as __version__
 
 _HOMES = {
     "EvaluationConfig": "selfverify.core.evaluation_settings",
-    "LearnerConfig": "selfverify.core.learner_settings",
+    "TrainerConfig": "selfverify.core.learner_settings",
     "Policy": "selfverify.policy.policy",
     "PolicyConfig": "selfverify.core.policy_settings",
     "Problem": "selfverify.core.problem",
@@ -29,7 +29,7 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from selfverify.core.evaluation_settings import EvaluationConfig as EvaluationConfig
-    from selfverify.core.learner_settings import LearnerConfig as LearnerConfig
+    from selfverify.core.learner_settings import TrainerConfig as TrainerConfig
     from selfverify.core.policy_settings import PolicyConfig as PolicyConfig
     from selfverify.core.problem import Problem as Problem
     from selfverify.core.sampling_settings import SamplingConfig as SamplingConfig

@@ -15,7 +15,7 @@ from tests.agents.told import Told
 from killed_runs import train
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
@@ -59,7 +59,7 @@ def main() -> None:
 
     policy.head.logits = head  # type: ignore[method-assign]  # turns end by themselves
     judge = {"kind": "model", "server": {"url": url, "model": "m", "seed": 0}}
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=STEPS,
         groups_per_step=GROUPS,
         micro_batch_groups=1,

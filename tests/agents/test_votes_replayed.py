@@ -22,14 +22,14 @@ from selfverify.agents.prompting import judge_prompt
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Judged, Task
@@ -83,10 +83,10 @@ def learn(
     policy.tokenizer.chat_template = HERMES
     judge = ModelJudge(ModelJudgeConfig(url=url, model="m"), judge_prompt())
     task = Lighting(Jury(judge))
-    config = LearnerConfig(steps=2, groups_per_step=2, rollout_log="all", checkpoint_every=0)
+    config = TrainerConfig(steps=2, groups_per_step=2, rollout_log="all", checkpoint_every=0)
     sampling = SamplingConfig(group_size=3, max_new_tokens=6)
     training = Training(policy, task, make_method("smartsnap"), config, sampling, folder, replay=replay)
-    Learner(training).run()
+    Trainer(training).run()
     return task.opened, (folder / "metrics.jsonl").read_text()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
@@ -45,8 +45,8 @@ def two_steps(
     policy: Policy, task: Task, method: str, folder: Path, turns: int = 3, **options: Any
 ) -> list[dict[str, Any]]:
     """What two steps of training log: two problems of two samples each."""
-    learner = LearnerConfig(steps=2, groups_per_step=2, learning_rate=1e-3, checkpoint_every=0)
+    learner = TrainerConfig(steps=2, groups_per_step=2, learning_rate=1e-3, checkpoint_every=0)
     sampling = SamplingConfig(group_size=2, max_new_tokens=12)
     task.limits = task.limits.model_copy(update={"turns": turns})
-    Learner(Training(policy, task, make_method(method, **options), learner, sampling, folder)).run()
+    Trainer(Training(policy, task, make_method(method, **options), learner, sampling, folder)).run()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

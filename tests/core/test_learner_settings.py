@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 
 
 def test_passes_decide_the_steps_and_the_warm_up() -> None:
-    config = LearnerConfig(steps=100, epochs=2, groups_per_step=32, warmup_share=0.1, evaluate_every=50)
+    config = TrainerConfig(steps=100, epochs=2, groups_per_step=32, warmup_share=0.1, evaluate_every=50)
     found = config.lasting(400)
     assert (found.steps, found.warmup_steps, found.evaluate_every) == (25, 2, 25)  # 800 / 32
     assert (found.epochs, found.warmup_share) == (None, None)

@@ -17,14 +17,14 @@ from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import open_journal
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.data.verdicts import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
-from selfverify.learner.kept import Kept
+from selfverify.learner.kept import FilteredProblems
 from selfverify.methods.base import MethodConfig
 from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import Task
@@ -180,7 +180,7 @@ def test_only_kept_problems_are_trained_on(policy: Policy, tmp_path: Path) -> No
     task = make_task("math", train=str(write_jsonl(tmp_path / "a.jsonl", rows())))
     path = keep(tmp_path / "k.jsonl", task, [0, 3], 5, policy)
     wanted = {v.problem for v in read_verdicts(path)[1] if not v.dropped}
-    kept = Kept(str(path), task)
+    kept = FilteredProblems(str(path), task)
     assert len(kept) == 3 == len(wanted)
     for seed in (0, 1):
         ids = [kept.problem(seed, index).id for index in range(6)]
@@ -193,13 +193,13 @@ def test_only_kept_problems_are_trained_on(policy: Policy, tmp_path: Path) -> No
     ):
         changed = make_task("math", train=str(write_jsonl(tmp_path / "a.jsonl", other)))
         with pytest.raises(ConfigError, match=said):
-            Kept(str(path), changed)
+            FilteredProblems(str(path), changed)
     with pytest.raises(ConfigError, match="about task math, this is digits-pick"):
-        Kept(str(path), make_task("digits-pick"))
+        FilteredProblems(str(path), make_task("digits-pick"))
     with pytest.raises(ConfigError, match="keeps none of 5"):
-        Kept(str(keep(tmp_path / "n.jsonl", task, range(5), 5, policy)), task)
+        FilteredProblems(str(keep(tmp_path / "n.jsonl", task, range(5), 5, policy)), task)
     with pytest.raises(ConfigError, match="there are no verdicts"):
-        Kept(str(tmp_path / "no.jsonl"), task)
+        FilteredProblems(str(tmp_path / "no.jsonl"), task)
 
 
 def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest
         return made
 
     monkeypatch.setattr(type(task), "problem", problem)
-    config = LearnerConfig(steps=2, groups_per_step=4, keep=str(path))
+    config = TrainerConfig(steps=2, groups_per_step=4, keep=str(path))
     learn(policy, task, make_method("adpo"), config, SAMPLING, output=tmp_path / "run", seed=9)
     # Once more for the check at the beginning.
     assert Counter(seen) == {f"digits-pick/train/3/{i}": 2 + (i == 3) for i in (3, 4, 6, 7)}

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from selfverify.core.credit import Credit
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -87,7 +87,7 @@ class Plain(Method):
 class Pairs(Plain):
     name = "pairs"
 
-    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+    def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
         faults = super().faults(learner, sampling)
         if sampling.group_size < 2:
             faults.append("sampling.group_size=1 leaves method pairs nothing to compare; use 2 or more")

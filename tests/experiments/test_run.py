@@ -19,7 +19,7 @@ import torch
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.folder_lock import only_writer
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
@@ -137,7 +137,7 @@ def replaced(folder: Path) -> Iterator[None]:
 
 
 def small_run(output: Path, on_step: StepCallback | None = None) -> None:
-    learner = LearnerConfig(steps=4, groups_per_step=1, checkpoint_every=1)
+    learner = TrainerConfig(steps=4, groups_per_step=1, checkpoint_every=1)
     task, method = make_task("digits-pick"), make_method("sft")
     learn(Policy.load("builtin:digits"), task, method, learner, output=output, on_step=on_step)
 
@@ -179,7 +179,7 @@ def test_a_run_that_loses_its_folder_while_it_measures_does_not_train(tmp_path: 
 
 def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) -> None:
     """With the words of a recipe's check, and before anything is made."""
-    policy, task, learner = Policy.load("builtin:digits"), make_task("digits-pick"), LearnerConfig(steps=1)
+    policy, task, learner = Policy.load("builtin:digits"), make_task("digits-pick"), TrainerConfig(steps=1)
     for sampling, name in (({"group_size": 1}, "group_size"), ({"temperature": 0.0}, "temperature")):
         for method in ("grpo", "adpo"):
             with pytest.raises(ConfigError, match=rf"^sampling\.{name}"):
@@ -187,7 +187,7 @@ def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) ->
                     policy, task, make_method(method), learner, SamplingConfig(**sampling),
                     output=tmp_path / "run",
                 )  # fmt: skip
-    rates = LearnerConfig(steps=1, channels="apart", channel_rates={"turn_1": 2.0})
+    rates = TrainerConfig(steps=1, channels="apart", channel_rates={"turn_1": 2.0})
     with pytest.raises(ConfigError, match=r"^learner\.channel_rates: adpo has no channel 'turn_1'"):
         learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ import torch
 
 from killed_runs import train
 from selfverify.core.errors import DataError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -74,7 +74,7 @@ def write_images(folder: Path) -> None:
 
 
 def run(steps: int, output: Path, images: Path, faults: Path | None) -> None:
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=steps,
         groups_per_step=2,
         micro_batch_groups=2,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -36,7 +36,7 @@ def main() -> None:
         Policy.load("builtin:digits", vision_cache_mb=1, pixel_cache_mb=1),
         make_task("digits-pick"),
         make_method("adpo", kl=0.01),
-        LearnerConfig(steps=int(steps), groups_per_step=2, checkpoint_every=50, drop_zero_advantage=False),
+        TrainerConfig(steps=int(steps), groups_per_step=2, checkpoint_every=50, drop_zero_advantage=False),
         SamplingConfig(group_size=4, max_new_tokens=40),
         output=output,
         on_step=on_step,

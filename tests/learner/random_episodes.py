@@ -19,7 +19,7 @@ from PIL import Image
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER
@@ -101,7 +101,7 @@ def run(steps: int, output: Path, replay: Path | None = None, **changes: Any) ->
         Policy.load("builtin:digits"),
         Random(DigitsSumConfig(count=2)),
         make_method("adpo", verification_credit="expected"),
-        LearnerConfig(**settings | changes),
+        TrainerConfig(**settings | changes),
         SamplingConfig(group_size=3, max_new_tokens=20),
         output=output,
         seed=5,

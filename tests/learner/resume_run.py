@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from killed_runs import train
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
@@ -27,7 +27,7 @@ def main() -> None:
         lora=LoraSettings(rank=2, dropout=0.3) if "dropout" in words else None,
     )
     channels = next((word for word in words if word in ("alternate", "apart")), "joint")
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=2 if "dropout" in words else STEPS if channels == "joint" else 6,
         groups_per_step=3,
         updates_per_rollout=2,

@@ -31,21 +31,21 @@ from rounding import float64
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
 from selfverify.learner import loop, update
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 
-def use_fsdp_on_cpu(learner: Learner) -> None:
+def use_fsdp_on_cpu(learner: Trainer) -> None:
     """What `accelerate launch --use_fsdp` sets where there are GPUs."""
     learner.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
@@ -71,7 +71,7 @@ def use_zero_on_cpu() -> None:
     loop.make_accelerator = make_accelerator
 
 
-def spoil(learner: Learner, step: int) -> None:
+def spoil(learner: Trainer, step: int) -> None:
     """Let the loss of the last process be NaN in a step."""
     right = update.surrogate
 
@@ -166,7 +166,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         policy,
         (Talking if "talk" in given else Uneven)(given),
         make_method("adpo", kl=0.05),
-        LearnerConfig(
+        TrainerConfig(
             steps=int(given.get("steps", 3)),
             groups_per_step=int(given.get("groups", 5)),
             updates_per_rollout=int(given.get("updates", 2)),
@@ -186,7 +186,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         resume="resume" in given,
         replay=replay,
     )
-    learner = Learner(training)
+    learner = Trainer(training)
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
     if "bad" in given:

@@ -17,7 +17,7 @@ from killed_runs import finish, same_weights, start
 from rounding import assert_close
 from selfverify.core.credit import Alternatives
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -25,9 +25,9 @@ from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.channels import channel_names, chosen_alternatives, only
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator
-from selfverify.learner.streams import GroupStreams, select
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, micro_batches
+from selfverify.learner.streams import TokenStreams, select
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer, micro_batches
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import write_tiny
 
@@ -37,7 +37,7 @@ SCRIPT = Path(__file__).with_name("resume_run.py")
 def one_weight(**settings: object) -> tuple[nn.Parameter, ChannelOptimizer]:
     """A weight of 1 with AdamW of rate 0.1 and decay rates 0.5, whose eps is too small to be seen."""
     weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    config = LearnerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="apart", **settings)
+    config = TrainerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="apart", **settings)
     optimizer = make_optimizer(config, [("w", weight)])
     assert isinstance(optimizer, ChannelOptimizer)
     return weight, optimizer
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model"), seed=1, hidden=96, layers=2)
 
 
-def made_streams(policy: Policy, count: int = 3) -> list[GroupStreams]:
+def made_streams(policy: Policy, count: int = 3) -> list[TokenStreams]:
     """Groups of ADPO whose channels both teach: rewards are drawn, since random weights earn none."""
     task, method = make_task("digits-pick"), make_method("adpo", verification_credit="normalised", kl=0.0)
     problems = [task.problem("train", 0, i) for i in range(count)]
@@ -104,13 +104,13 @@ def made_streams(policy: Policy, count: int = 3) -> list[GroupStreams]:
     return groups
 
 
-def gradients(policy: Policy, groups: list[GroupStreams], **how: object) -> tuple[Parallel, UpdateTotals]:
-    config = LearnerConfig(steps=1, channels="apart", micro_batch_groups=2)
+def gradients(policy: Policy, groups: list[TokenStreams], **how: object) -> tuple[Parallel, UpdateMetrics]:
+    config = TrainerConfig(steps=1, channels="apart", micro_batch_groups=2)
     optimizer = make_optimizer(config, policy.model.named_parameters())
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, 1.0)
-    totals = UpdateTotals()
+    totals = UpdateMetrics()
     policy.model.zero_grad()
-    Updater(parallel, config, "surrogate").gradient(groups, micro_batches(groups, 2), totals, **how)  # type: ignore[arg-type]
+    LossComputer(parallel, config, "surrogate").gradient(groups, micro_batches(groups, 2), totals, **how)  # type: ignore[arg-type]
     return parallel, totals
 
 
@@ -158,7 +158,7 @@ def test_choices_belong_to_their_channel(folder: Path) -> None:
 
 
 def run(folder: Path, output: Path, steps: int = 4, resume: bool = False, **settings: object) -> Path:
-    config = LearnerConfig(
+    config = TrainerConfig(
         **{
             "steps": steps,
             "groups_per_step": 2,

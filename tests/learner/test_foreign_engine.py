@@ -19,16 +19,16 @@ from selfverify.core import ranks
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.learner.loop import Learner
-from selfverify.learner.streams import GroupStreams, make_streams
-from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.loop import Trainer
+from selfverify.learner.streams import TokenStreams, make_streams
+from selfverify.learner.totals import UpdateMetrics
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
@@ -40,7 +40,7 @@ pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
 
 OWN = SamplingConfig(group_size=3, top_p=1.0, max_new_tokens=24)
 VLLM = OWN.model_copy(update={"engine": "vllm"})
-CONFIG = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero_advantage=False)
+CONFIG = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero_advantage=False)
 
 
 # --- figures and weights, by hand -----------------------------------------------------------------------
@@ -48,7 +48,7 @@ CONFIG = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero
 
 def test_mismatch_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ratios 1/2, 1 and 4; a token without log-prob and one that is not trained do not count."""
-    found = UpdateTotals()
+    found = UpdateMetrics()
     old = torch.log(torch.tensor([[0.2, 0.5, 0.8], [0.5, 0.1, 0.0001]]))
     sampler = torch.log(torch.tensor([[0.4, 0.5, 0.2], [torch.nan, 0.9, 0.9]]))
     trained = torch.tensor([[True, True, True], [True, False, False]])
@@ -65,19 +65,19 @@ def test_mismatch_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     found.add_mismatch(old, sampler, torch.zeros_like(trained), cap=2.0)
     assert found.sums["mismatch/tokens"] == 3
-    monkeypatch.setattr(ranks, "gather", lambda own: [own, UpdateTotals(), own])
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, UpdateMetrics(), own])
     assert mismatch(found.together()) == pytest.approx(mismatch(found))
-    uncapped = UpdateTotals()
+    uncapped = UpdateMetrics()
     uncapped.add_mismatch(old, sampler, trained, cap=None)
     assert mismatch(uncapped)["mismatch/truncated_share"] == 0
-    assert mismatch(UpdateTotals()) == {}
+    assert mismatch(UpdateMetrics()) == {}
 
 
-def mismatch(totals: UpdateTotals) -> dict[str, float]:
+def mismatch(totals: UpdateMetrics) -> dict[str, float]:
     return {name: value for name, value in totals.metrics().items() if name.startswith("mismatch/")}
 
 
-def streams(policy: Policy, change: float, foreign: bool) -> GroupStreams:
+def streams(policy: Policy, change: float, foreign: bool) -> TokenStreams:
     """One answer with two tokens, whose sampler's log-probs are the policy's plus ``change``."""
     problem = make_task("digits-pick").problem("train", 0, 0)
     [prompt] = policy.encode([problem])
@@ -95,8 +95,8 @@ def streams(policy: Policy, change: float, foreign: bool) -> GroupStreams:
 
 
 def gradient(
-    policy: Policy, batch: GroupStreams, old: Sequence[torch.Tensor] | None = None, **settings: Any
-) -> tuple[torch.Tensor, UpdateTotals]:
+    policy: Policy, batch: TokenStreams, old: Sequence[torch.Tensor] | None = None, **settings: Any
+) -> tuple[torch.Tensor, UpdateMetrics]:
     """The gradient of one update, flat."""
     totals = update(policy, [batch], old=old, **settings)
     rows = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
@@ -267,7 +267,7 @@ def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path
     tensors = len(list(first.model.named_parameters()))
     assert LLM.made[0].core.loads == 2 * tensors
     again = Policy.load("builtin:digits", device="cpu")
-    loop = Learner(Training(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path))
+    loop = Trainer(Training(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path))
     loop._resume()
     loop.train_step()
     held = dict(LLM.made[1].core.model.named_parameters())

@@ -9,13 +9,13 @@ import pytest
 
 from selfverify import Policy, make_method, make_task
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.run import learn
 
 
 def run(policy: Policy, folder: Path, steps: int, resume: bool) -> list[dict[str, Any]]:
-    config = LearnerConfig(steps=steps, groups_per_step=1)
+    config = TrainerConfig(steps=steps, groups_per_step=1)
     sampling = SamplingConfig(group_size=2, max_new_tokens=2)
     learn(
         policy, make_task("digits-pick"), make_method("grpo"), config, sampling, output=folder, resume=resume

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import CheckpointManager
 from selfverify.learner.optimizer import make_optimizer
@@ -55,7 +55,7 @@ def flat(tensors: object) -> torch.Tensor:
 
 def test_masters_move_as_float32_does_and_bare_weights_do_not() -> None:
     gradients = recorded(STEPS, [*SHAPES.values()])
-    config = LearnerConfig(steps=1, learning_rate=RATE)
+    config = TrainerConfig(steps=1, learning_rate=RATE)
     start = flat(weights(torch.float32).values())
     exact, master, bare = (weights(d) for d in (torch.float32, torch.bfloat16, torch.bfloat16))
     moved = {}
@@ -83,7 +83,7 @@ def test_masters_move_as_float32_does_and_bare_weights_do_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_checkpoint_keeps_masters(dtype: torch.dtype, tmp_path: Path) -> None:
     gradients = recorded(6, [*SHAPES.values()])
-    config = LearnerConfig(steps=1, learning_rate=RATE, weight_decay=0.1)
+    config = TrainerConfig(steps=1, learning_rate=RATE, weight_decay=0.1)
     whole = weights(dtype)
     optimizer = make_optimizer(config, whole.named_parameters(), True)
     train(whole, optimizer, gradients[:3])
@@ -106,7 +106,7 @@ def test_a_checkpoint_keeps_masters(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_a_run_without_masters_can_be_gone_on_with() -> None:
-    config = LearnerConfig(steps=1, learning_rate=1e-2)
+    config = TrainerConfig(steps=1, learning_rate=1e-2)
     gradients = recorded(2, [*SHAPES.values()])
     bare = weights(torch.bfloat16)
     old = make_optimizer(config, bare.named_parameters(), False)
@@ -126,7 +126,7 @@ def test_a_run_without_masters_can_be_gone_on_with() -> None:
 def test_large_weights_are_stepped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts only save memory."""
     gradients = recorded(3, [*SHAPES.values()])
-    config = LearnerConfig(steps=1, learning_rate=1e-3)
+    config = TrainerConfig(steps=1, learning_rate=1e-3)
     results = []
     for chunk in (2**26, 1000):
         monkeypatch.setattr("selfverify.learner.channel_optimizer.CHUNK", chunk)

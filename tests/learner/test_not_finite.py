@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from selfverify.core.credit import Credit
 from selfverify.core.errors import CheckpointError, DataError, SelfVerifyError
 from selfverify.core.events import read_events, story
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -47,13 +47,13 @@ class Credited(SFT):
         return [self.changed(group.step, credit) for credit in super().credit(group, valid)]
 
 
-def settings(steps: int, **changes: Any) -> LearnerConfig:
-    return LearnerConfig(
+def settings(steps: int, **changes: Any) -> TrainerConfig:
+    return TrainerConfig(
         steps=steps, groups_per_step=2, checkpoint_every=1, keep_last=9, learning_rate=1e-2, **changes
     )
 
 
-def run(policy: Policy, output: Path, config: LearnerConfig, bad: Collection[int] = (), **more: Any) -> None:
+def run(policy: Policy, output: Path, config: TrainerConfig, bad: Collection[int] = (), **more: Any) -> None:
     """Train on demonstrations. In the steps ``bad``, from 0, the gradient of one weight holds a NaN."""
     done = [len(rows(output)) if more.get("resume") else 0]
     weight = next(p for p in policy.model.parameters() if p.requires_grad)
@@ -232,7 +232,7 @@ def test_a_credit_that_is_no_number_names_problem_and_channel(
 def test_a_metric_that_is_nan_is_never_the_best(tiny_folder: Path, tmp_path: Path) -> None:
     """NaN compares with nothing, so that no later checkpoint would be better."""
 
-    from selfverify.learner.loop import Learner
+    from selfverify.learner.loop import Trainer
     from selfverify.methods.base import Training
 
     measured: Sequence[float] = [float("nan"), 0.25, float("nan"), 0.5, 0.4]
@@ -240,7 +240,7 @@ def test_a_metric_that_is_nan_is_never_the_best(tiny_folder: Path, tmp_path: Pat
     policy = Policy.load(str(tiny_folder))
     training = Training(policy, DigitsPick(), make_method("sft"), config, SAMPLING, tmp_path)
     each = iter(measured)
-    learner = Learner(training, evaluate=lambda _: {"auc": next(each)})
+    learner = Trainer(training, evaluate=lambda _: {"auc": next(each)})
     learner.run()
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["checkpoint-000004", "checkpoint-000005"] and learner.best == 0.5

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.learner.checkpoint import CheckpointManager
 from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
 
@@ -33,7 +33,7 @@ def step(layers: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int =
 
 
 def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
-    config = LearnerConfig(steps=1, learning_rate=0.5, weight_decay=0.25, betas=(0.5, 0.75))
+    config = TrainerConfig(steps=1, learning_rate=0.5, weight_decay=0.25, betas=(0.5, 0.75))
     optimizer = make_optimizer(config, model().named_parameters())
     [group] = optimizer.param_groups
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -52,7 +52,7 @@ def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
 )
 def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: dict[int, float]) -> None:
     factor = learning_rate_factor(
-        LearnerConfig.model_validate({"steps": 12, "warmup_steps": 2, "schedule": schedule})
+        TrainerConfig.model_validate({"steps": 12, "warmup_steps": 2, "schedule": schedule})
     )
     found = {update: factor(update) for update in (0, 1, *factors, 13)}
     assert found == pytest.approx({0: 0.5, 1: 1, **factors, 13: factors[12]})
@@ -61,12 +61,12 @@ def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: di
 @pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")
 def test_eight_bits_need_bitsandbytes() -> None:
     with pytest.raises(ConfigError, match="selfverify\\[8bit\\]"):
-        make_optimizer(LearnerConfig(steps=1, optimizer="adamw_8bit"), model().named_parameters())
+        make_optimizer(TrainerConfig(steps=1, optimizer="adamw_8bit"), model().named_parameters())
 
 
 @pytest.mark.skipif(not HAS_BITSANDBYTES, reason="bitsandbytes is not installed")
 def test_eight_bits_learn_and_resume_bit_by_bit(tmp_path: Path) -> None:
-    config = LearnerConfig(steps=1, optimizer="adamw_8bit", learning_rate=1e-2)
+    config = TrainerConfig(steps=1, optimizer="adamw_8bit", learning_rate=1e-2)
     whole, optimizer = model(), None
     optimizer = make_optimizer(config, whole.named_parameters())
     step(whole, optimizer, 2)

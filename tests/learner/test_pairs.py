@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
-from selfverify.learner.streams import GroupStreams, make_streams, pair_weights
-from selfverify.learner.update import Updater
+from selfverify.learner.streams import TokenStreams, make_streams, pair_weights
+from selfverify.learner.update import LossComputer
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from updating import update
@@ -50,7 +50,7 @@ def pair(policy: Policy, index: int, lengths: tuple[int, int], images: bool, wei
 
 
 def plain_loss(
-    policy: Policy, reference: Policy, groups: list[GroupStreams], weights: list[float]
+    policy: Policy, reference: Policy, groups: list[TokenStreams], weights: list[float]
 ) -> torch.Tensor:
     """DPO's formula on log-probs of each trajectory by itself, from the forward that shares nothing."""
     losses = []
@@ -156,13 +156,13 @@ def test_groups_that_are_no_pairs_are_errors(load_policy: Any) -> None:
 def test_an_unknown_objective_is_an_error_that_names_it() -> None:
     alone: Any = type("Alone", (), {"policy": None})
     with pytest.raises(ConfigError, match="no objective 'surogate'; there are: surrogate, like"):
-        Updater(alone, LearnerConfig(steps=1), "surogate")
+        LossComputer(alone, TrainerConfig(steps=1), "surogate")
     for name in ("surrogate", "likelihood", "pairwise"):
-        Updater(alone, LearnerConfig(steps=1), name)
+        LossComputer(alone, TrainerConfig(steps=1), name)
 
 
 @pytest.mark.parametrize("settings", [{"channels": "apart"}, {"log_channels_every": 2}])
 def test_pairs_have_no_channels_to_tell_apart(settings: dict[str, Any]) -> None:
     alone: Any = type("Alone", (), {"policy": None})
     with pytest.raises(ConfigError, match="pairwise compares whole trajectories"):
-        Updater(alone, LearnerConfig(steps=1, **settings), "pairwise")
+        LossComputer(alone, TrainerConfig(steps=1, **settings), "pairwise")

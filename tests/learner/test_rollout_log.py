@@ -19,7 +19,7 @@ from learner import random_episodes
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -146,7 +146,7 @@ def test_logging_changes_nothing(tmp_path: Path) -> None:
     """A method that draws from the global generators, on a task that can be repeated, with and without."""
 
     def train(folder: str, **changes: Any) -> Path:
-        config = LearnerConfig(steps=2, groups_per_step=2, drop_zero_advantage=False, **changes)
+        config = TrainerConfig(steps=2, groups_per_step=2, drop_zero_advantage=False, **changes)
         sampling = SamplingConfig(group_size=2, max_new_tokens=24)
         method = make_method("adapo-adpo")
         trained = learn(
@@ -179,7 +179,7 @@ def test_who_logs_by_default(
 ) -> None:
     task = make_task("digits-sum")
     task.repeatable, task.limits = repeatable, EpisodeLimits(turns=3, **limits)
-    learner = LearnerConfig(steps=1, rollout_log=wanted)
+    learner = TrainerConfig(steps=1, rollout_log=wanted)
     policy: Any = None
     training = Training(policy, task, make_method("grpo"), learner, SamplingConfig(), tmp_path)
     assert wants_log(training) == logged

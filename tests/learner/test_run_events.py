@@ -9,7 +9,7 @@ import pytest
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import read_events, story
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -22,7 +22,7 @@ def run(
     """Train, or go on, and return the run's events so far."""
     settings = {"steps": 1, "groups_per_step": 1, "learning_rate": 1e-3} | changes
     learn(
-        Policy.load(str(folder)), make_task("digits-pick"), make_method("sft"), LearnerConfig(**settings),
+        Policy.load(str(folder)), make_task("digits-pick"), make_method("sft"), TrainerConfig(**settings),
         sampling, output=tmp_path, resume=(tmp_path / "checkpoints").exists(),
     )  # fmt: skip
     return read_events(tmp_path / "events.jsonl")

@@ -15,7 +15,7 @@ import torch
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import read_events, story
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
@@ -52,8 +52,8 @@ class Recorder(ADPO):
         return super().metrics(groups) | {"drawn": float(np.random.rand())}
 
 
-def config(steps: int) -> LearnerConfig:
-    return LearnerConfig(steps=steps, groups_per_step=3, checkpoint_every=1, drop_zero_advantage=False)
+def config(steps: int) -> TrainerConfig:
+    return TrainerConfig(steps=steps, groups_per_step=3, checkpoint_every=1, drop_zero_advantage=False)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -12,23 +12,23 @@ from PIL import Image
 from rounding import assert_gradients_close
 from selfverify.core import ranks
 from selfverify.core.credit import Alternatives
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.experiments.registry import make_task
-from selfverify.learner.passes import Pass, Slice, micro_batches, row_slices
-from selfverify.learner.streams import GroupStreams
-from selfverify.learner.update import Updater
+from selfverify.learner.passes import MicroBatch, Slice, micro_batches, row_slices
+from selfverify.learner.streams import TokenStreams
+from selfverify.learner.update import LossComputer
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from updating import update
 
 
-def lengths_only(prompt: int, rows: list[int], owner: int = 0) -> GroupStreams:
+def lengths_only(prompt: int, rows: list[int], owner: int = 0) -> TokenStreams:
     """A group of which only the lengths matter."""
     ids = torch.zeros(prompt, dtype=torch.long)
     shape = (len(rows), max(rows))
     known: Any = Prompt("p", ids, ids[None], prompt, [], [], [])
     zeros = torch.zeros(shape)
-    return GroupStreams(known, [[0] * r for r in rows], zeros.long(), zeros, zeros, zeros, owner=owner)
+    return TokenStreams(known, [[0] * r for r in rows], zeros.long(), zeros, zeros, zeros, owner=owner)
 
 
 # --- which rows go together -----------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_slices_by_hand() -> None:
     assert row_slices(lengths_only(5000, [1000, 10, 990]), 8000) == [[1, 2, 0]]  # the prompt is the most
 
 
-def cost(group: GroupStreams, slices: list[list[int]]) -> int:
+def cost(group: TokenStreams, slices: list[list[int]]) -> int:
     lengths = [len(row) for row in group.tokens]
     return sum(256 + len(group.prompt.ids) + len(s) * max(lengths[i] for i in s) for s in slices)
 
@@ -85,11 +85,11 @@ def test_only_what_does_not_fit_is_cut() -> None:
     groups = [lengths_only(100, [10, 20]), lengths_only(100, [900, 10, 880]), lengths_only(90, [10, 20])]
     found = micro_batches(groups, 8, 2000)
     assert found == [
-        Pass([Slice(2, [0, 1]), Slice(0, [0, 1])]),
-        Pass([Slice(1, [1])]),
-        Pass([Slice(1, [2, 0])]),
+        MicroBatch([Slice(2, [0, 1]), Slice(0, [0, 1])]),
+        MicroBatch([Slice(1, [1])]),
+        MicroBatch([Slice(1, [2, 0])]),
     ]
-    assert micro_batches(groups[1:2], 8, 2000, whole=True) == [Pass([Slice(0, [0, 1, 2])])]
+    assert micro_batches(groups[1:2], 8, 2000, whole=True) == [MicroBatch([Slice(0, [0, 1, 2])])]
 
 
 def test_all_processes_have_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_all_processes_have_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> N
 LENGTHS = [[3, 40, 17, 38], [25, 2], [9, 9, 8]]
 
 
-def streams(policy: Policy, images: bool = False) -> list[GroupStreams]:
+def streams(policy: Policy, images: bool = False) -> list[TokenStreams]:
     """Ragged groups with two channels, KL, choices, a row that is not trained and, if asked, images."""
     task, noise = make_task("digits-pick"), torch.Generator().manual_seed(4)
     prompts = policy.encode([task.problem("train", 0, index) for index in range(len(LENGTHS))])
@@ -134,7 +134,7 @@ def streams(policy: Policy, images: bool = False) -> list[GroupStreams]:
         channel[:, 2:4] = -1
         channel[-1] = -1
         advantage = torch.randn(shape, generator=noise)
-        group = GroupStreams(
+        group = TokenStreams(
             prompt, rows, channel, advantage, 0.1 * torch.ones(shape), torch.rand(shape, generator=noise),
             number=number, pictures=shown if images else [],
         )  # fmt: skip
@@ -216,8 +216,10 @@ def test_a_row_may_stand_anywhere(load_policy: Any) -> None:
 
 
 def test_pairs_stay_together() -> None:
-    config = LearnerConfig(steps=1, micro_batch_tokens=10)
+    config = TrainerConfig(steps=1, micro_batch_tokens=10)
     stand_in: Any = type("Alone", (), {"policy": None})
     groups = [lengths_only(5, [30, 40]), lengths_only(5, [30, 40])]
-    assert all(each.slices[0].rows == [0, 1] for each in Updater(stand_in, config, "pairwise").passes(groups))
-    assert len(Updater(stand_in, config, "surrogate").passes(groups)) == 4
+    assert all(
+        each.slices[0].rows == [0, 1] for each in LossComputer(stand_in, config, "pairwise").passes(groups)
+    )
+    assert len(LossComputer(stand_in, config, "surrogate").passes(groups)) == 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfverify import LearnerConfig, learn
+from selfverify import TrainerConfig, learn
 from selfverify.core.errors import ConfigError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
@@ -23,7 +23,7 @@ def run(
         make_task(task),
         # A first stage would leave nothing of the one step.
         make_method(method, second_turn=words, **({"first_stage": 0} if method == "score" else {})),
-        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
         SamplingConfig(group_size=2, max_new_tokens=turn),
         output=output,
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from selfverify import LearnerConfig, learn
+from selfverify import TrainerConfig, learn
 from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -226,7 +226,7 @@ def test_score_goes_on_to_its_second_stage(tiny_folder: Path, tmp_path: Path) ->
         Policy.load(str(tiny_folder), device="cpu"),
         make_task("digits-pick"),
         make_method("score", second_turn="Check the answer.", first_stage=1),
-        LearnerConfig(steps=2, groups_per_step=1),
+        TrainerConfig(steps=2, groups_per_step=1),
         SamplingConfig(group_size=2, max_new_tokens=4),
         output=tmp_path,
     )
@@ -307,7 +307,7 @@ def test_a_run(policy: Policy, tiny_folder: Path, tmp_path: Path, name: str) -> 
         fresh,
         make_task("digits-pick"),
         method,
-        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
         SamplingConfig(group_size=3, max_new_tokens=12),
         output=tmp_path / "run",
     )

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from rounding import assert_close
-from selfverify import LearnerConfig, learn
+from selfverify import TrainerConfig, learn
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
@@ -123,7 +123,7 @@ def test_a_run(tiny_folder: Path, tmp_path: Path, credit: str) -> None:
         fresh,
         make_task("digits-pick"),
         make_method("adapo-adpo", second_turn="Check the answer.", verification_credit=credit),
-        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
         SamplingConfig(group_size=3, max_new_tokens=12),
         output=tmp_path / "run",
     )

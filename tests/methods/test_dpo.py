@@ -11,12 +11,12 @@ from tests.experiments.looks.looks_files import write_looks
 
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Learner
-from selfverify.learner.streams import GroupStreams, make_streams
+from selfverify.learner.loop import Trainer
+from selfverify.learner.streams import TokenStreams, make_streams
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.methods.base import Training
 from selfverify.objectives import likelihood, pairwise
@@ -27,7 +27,7 @@ from selfverify.rollouts.converse import Rollout, recite
 SAMPLING = SamplingConfig(group_size=1)
 
 
-def streams_of(policy: Policy, method: Any, rollout: Rollout) -> list[GroupStreams]:
+def streams_of(policy: Policy, method: Any, rollout: Rollout) -> list[TokenStreams]:
     found = []
     for prompt, group in zip(rollout.prompts, rollout.groups, strict=True):
         credits = method.credit(group, valid_trajectories(group, False))
@@ -36,7 +36,7 @@ def streams_of(policy: Policy, method: Any, rollout: Rollout) -> list[GroupStrea
     return found
 
 
-def rolled(policy: Policy, task: Any, method: Any, count: int) -> tuple[Rollout, list[GroupStreams]]:
+def rolled(policy: Policy, task: Any, method: Any, count: int) -> tuple[Rollout, list[TokenStreams]]:
     """The first problems of the validation split, in the file's order."""
     problems = [task.problem("validation", 0, index) for index in range(count)]
     rollout = method.rollout(policy, task, problems, list(range(count)), SAMPLING)
@@ -142,8 +142,8 @@ def test_training_on_pairs(load_policy: Any, tmp_path: Path) -> None:
 
     write_looks(tmp_path)
     policy = load_policy(lora={"rank": 4})
-    learner = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-2, checkpoint_every=0)
-    Learner(Training(policy, pairs(tmp_path), make_method("dpo"), learner, SAMPLING, tmp_path / "run")).run()
+    learner = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-2, checkpoint_every=0)
+    Trainer(Training(policy, pairs(tmp_path), make_method("dpo"), learner, SAMPLING, tmp_path / "run")).run()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[0]["pairs/margin"] == pytest.approx(0, abs=1e-3)
     assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)

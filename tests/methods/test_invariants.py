@@ -15,7 +15,7 @@ from selfverify.core.credit import valid_trajectories
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.streams import GroupStreams, make_streams, select, stack
+from selfverify.learner.streams import TokenStreams, make_streams, select, stack
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
@@ -44,7 +44,7 @@ def make_group(policy: Policy, index: int, qualities: list[float], scores: list[
     return prompt, Group(problem, rows)
 
 
-def streams_of(method: Method, rollout: list[Any]) -> list[GroupStreams]:
+def streams_of(method: Method, rollout: list[Any]) -> list[TokenStreams]:
     groups = Rollout([prompt for prompt, _ in rollout], [group for _, group in rollout])
     credits = [method.credit(group, valid_trajectories(group, False)) for group in groups.groups]
     kept, _ = select(groups, credits, drop_zero=True)

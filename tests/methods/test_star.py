@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfverify import LearnerConfig, learn
+from selfverify import TrainerConfig, learn
 from selfverify.cli.run_folders import holds_a_run
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
@@ -204,7 +204,7 @@ def run(
         if step == stop_at:
             raise KeyboardInterrupt
 
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1, **settings
     )  # fmt: skip
     policy = Policy.load(str(model), device="cpu")
@@ -314,7 +314,7 @@ def test_nothing_to_learn_from_is_said(tiny_folder: Path, tmp_path: Path) -> Non
             Policy.load(str(tiny_folder), device="cpu"),
             make_task("digits-pick"),
             make_method("star", problems=2, second_turn=WORDS),
-            LearnerConfig(steps=1),
+            TrainerConfig(steps=1),
             SamplingConfig(group_size=2, max_new_tokens=4),
             output=tmp_path,
         )

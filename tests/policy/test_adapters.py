@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
+from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.problem import Problem
@@ -128,7 +128,7 @@ def run(folder: Path, steps: int, resume: bool = False) -> Policy:
         policy,
         make_task("digits-pick"),
         make_method("adpo", kl=0.1),
-        LearnerConfig(
+        TrainerConfig(
             steps=steps, groups_per_step=2, warmup_steps=0, checkpoint_every=1, schedule="constant"
         ),
         SamplingConfig(group_size=4, max_new_tokens=24),

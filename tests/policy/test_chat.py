@@ -15,7 +15,7 @@ from tests.policy.conftest import noise_image
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
@@ -194,7 +194,7 @@ def test_a_run_skips_the_problems_that_its_template_refuses(
 ) -> None:
     policy = load_policy("llama")
     policy.tokenizer.chat_template = NO_SYSTEM
-    settings = LearnerConfig(steps=1, groups_per_step=4, warmup_steps=0)
+    settings = TrainerConfig(steps=1, groups_per_step=4, warmup_steps=0)
     sampling = SamplingConfig(group_size=2, max_new_tokens=4)
     learn(policy, SomeSystem(), make_method(method), settings, sampling, output=tmp_path)
     events = read_events(tmp_path / EVENTS_FILE)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rounding import assert_close
-from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
+from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.problem import Problem
@@ -97,7 +97,7 @@ def adpo(start: Path, folder: Path, resume: bool = False) -> tuple[Policy, list[
         policy,
         make_task("word-sums", **EASY),
         make_method("adpo", kl=0.05, verification_credit="expected"),
-        LearnerConfig(steps=10, groups_per_step=2, learning_rate=1e-3, checkpoint_every=10),
+        TrainerConfig(steps=10, groups_per_step=2, learning_rate=1e-3, checkpoint_every=10),
         SamplingConfig(group_size=4, max_new_tokens=32),
         output=folder,
         resume=resume,
@@ -114,7 +114,7 @@ def test_it_learns_word_sums(policy: Policy, tmp_path: Path) -> None:
         policy,
         make_task("word-sums", **EASY),
         make_method("sft", right=1, wrong=1, score_gap=0.8, score_weight=0.5),
-        LearnerConfig(
+        TrainerConfig(
             steps=16,
             groups_per_step=4,
             learning_rate=2e-3,

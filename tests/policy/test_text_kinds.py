@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rounding import assert_close
-from selfverify import LearnerConfig, learn, make_method, make_task
+from selfverify import TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -211,7 +211,7 @@ def test_a_step_of_training_learns_on_policy(load_kind: Any, tmp_path: Path, kin
     Most of these have dropout of their own, or add noise while they learn, which is switched off.
     """
     policy = load_kind(kind)
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=1, groups_per_step=2, inner_epochs=2, learning_rate=1e-9, warmup_steps=0,
         drop_zero_advantage=False, checkpoint_every=0,
     )  # fmt: skip

@@ -257,10 +257,10 @@ def test_special_tokens_in_words_are_refused(policy: Policy, words: str) -> None
 
 
 def test_a_step_of_training(policy: Policy, tmp_path: Path) -> None:
-    from selfverify import LearnerConfig, learn, make_method, make_task
+    from selfverify import TrainerConfig, learn, make_method, make_task
 
     before = policy.fingerprint()
-    settings = LearnerConfig(steps=1, groups_per_step=2, warmup_steps=0)
+    settings = TrainerConfig(steps=1, groups_per_step=2, warmup_steps=0)
     learn(policy, make_task("digits-sum"), make_method("sft"), settings, output=tmp_path / "run")
     assert policy.fingerprint() != before
 

@@ -22,7 +22,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.experiments.registry import make_method
-from selfverify.learner.streams import GroupStreams, make_streams, select
+from selfverify.learner.streams import TokenStreams, make_streams, select
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
@@ -77,7 +77,7 @@ def hold(
     return rollout(policy, Chat(), [problem], [3], SAMPLING, begin, limits).groups[0].trajectories
 
 
-def streams_of(rollout: Rollout, method: Method) -> list[GroupStreams]:
+def streams_of(rollout: Rollout, method: Method) -> list[TokenStreams]:
     made = []
     for number, (prompt, group) in enumerate(zip(rollout.prompts, rollout.groups, strict=True)):
         credits = method.credit(group, valid_trajectories(group, False))

@@ -15,7 +15,7 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
@@ -135,7 +135,7 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     """A step whose threads hang within the limit is learnt; the one that goes beyond it ends the run."""
     task = Sums()
     task.gate = gate
-    config = LearnerConfig(
+    config = TrainerConfig(
         steps=5, groups_per_step=2, learning_rate=1e-4, checkpoint_every=0, drop_zero_advantage=False
     )
     arguments: dict[str, Any] = {"output": tmp_path, "seed": 0}

@@ -30,7 +30,7 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -231,7 +231,7 @@ def train(
     policy = Policy.load(changes.pop("path", "builtin:digits"), device=device, **changes.pop("policy", {}))
     task = changes.pop("task", None) or make_task("digits-pick")
     sampling = SamplingConfig(**{"group_size": 3, "max_new_tokens": 40} | changes.pop("sampling", {}))
-    learner = LearnerConfig(**{**LEARNER, "steps": steps, **changes})
+    learner = TrainerConfig(**{**LEARNER, "steps": steps, **changes})
     return learn(
         policy,
         task,

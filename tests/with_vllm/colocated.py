@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
 from selfverify.experiments.recipe import load_recipe
@@ -21,7 +21,7 @@ from selfverify.policy.vllm import VLLMEngine
 
 SAMPLING = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vllm",
                           vllm=VLLMSettings(max_model_length=512))  # fmt: skip
-CONFIG = LearnerConfig(steps=4, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
+CONFIG = TrainerConfig(steps=4, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
 TASK = make_task("digits-pick")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "adpo": ("adpo", {"verification_credit": "expected"}),

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import save_file
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -27,7 +27,7 @@ from selfverify.serving.solve_settings import SolveSettings
 from with_vllm.conftest import Serving
 
 TASK = make_task("digits-pick")
-CONFIG = LearnerConfig(steps=2, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
+CONFIG = TrainerConfig(steps=2, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from pydantic import ValidationError
 
 from selfverify.core.episode import EpisodeResult, PolicyTurn
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
@@ -84,8 +84,8 @@ def test_a_policy_learns_it(tmp_path: Path) -> None:
     words = text_tokenizer([text for target in targets for text in (target["case"], target["verdict"])])
     write_tiny_text(tmp_path / "fresh", words, hidden=32, layers=1, context=2048)
     policy = Policy.load(str(tmp_path / "fresh"), device="cpu")
-    learner = LearnerConfig(steps=12, groups_per_step=8, learning_rate=1e-2, checkpoint_every=0)
+    learner = TrainerConfig(steps=12, groups_per_step=8, learning_rate=1e-2, checkpoint_every=0)
     method, sampling = make_method("conversations-sft"), SamplingConfig(max_new_tokens=4)
-    Learner(Training(policy, PhoneJudging(), method, learner, sampling, tmp_path / "run")).run()
+    Trainer(Training(policy, PhoneJudging(), method, learner, sampling, tmp_path / "run")).run()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < 0.8 * lines[0]["loss"]

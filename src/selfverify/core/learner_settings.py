@@ -13,7 +13,7 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0)]
 
 
-class LearnerConfig(StrictModel):
+class TrainerConfig(StrictModel):
     """The training loop. It knows no method: methods give it per-token streams."""
 
     steps: int = Field(
@@ -148,7 +148,7 @@ class LearnerConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> LearnerConfig:
+    def _check(self) -> TrainerConfig:
         faults = []
         if self.best_metric is not None and self.evaluate_every == 0:
             faults.append(
@@ -176,7 +176,7 @@ class LearnerConfig(StrictModel):
             raise ValueError("\n".join(faults))
         return self
 
-    def lasting(self, problems: int | None = None, epochs: float | None = None) -> LearnerConfig:
+    def lasting(self, problems: int | None = None, epochs: float | None = None) -> TrainerConfig:
         """Return these settings with the steps that passes over so many problems take, and their warm-up.
 
         Args:

@@ -72,7 +72,7 @@ class Filter:
         A call that was killed can be made again: it goes on, and the result is the same.
 
         Args:
-            output: The file of verdicts, for `LearnerConfig.keep`.
+            output: The file of verdicts, for `TrainerConfig.keep`.
             problems: How many problems to sample, at most those that the task has. None is all of them.
             progress: Called after each batch.
 

@@ -28,7 +28,7 @@ from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.files import naming
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import PathText, Seed, StrictModel
@@ -102,7 +102,7 @@ class Recipe(StrictModel):
         default_factory=EpisodeConfig,
         description="Limits of the task's conversations, in training and in evaluations.",
     )
-    learner: LearnerConfig = Field(description="The training loop.")
+    learner: TrainerConfig = Field(description="The training loop.")
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig, description="How the result is measured."
     )

@@ -16,7 +16,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE
 from selfverify.core.folder_lock import require_held
 from selfverify.core.journal import read_rows
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.version import __version__
@@ -34,7 +34,7 @@ from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run_folder import held_folder
 from selfverify.learner.logging import MetricsLog
-from selfverify.learner.loop import Learner, StepCallback
+from selfverify.learner.loop import StepCallback, Trainer
 from selfverify.learner.rollout_log import ROLLOUTS_FOLDER
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
@@ -54,7 +54,7 @@ def learn(
     policy: Policy,
     task: Task,
     method: Method,
-    learner: LearnerConfig,
+    learner: TrainerConfig,
     sampling: SamplingConfig | None = None,
     *,
     output: Path | str,
@@ -121,7 +121,7 @@ def _learn(
             stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(output))
         before = sum(earlier.learner.steps for earlier in trained)
         tell = None if on_step is None else partial(_later, on_step, before)
-        loop = Learner(stage, check, tell)
+        loop = Trainer(stage, check, tell)
         try:
             loop.run()
         finally:

@@ -12,13 +12,13 @@ from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.learner.checkpoint_files import read_checkpoint
-from selfverify.learner.source import GroupSource
+from selfverify.learner.source import RolloutSource
 from selfverify.methods.base import Training
 
 logger = logging.getLogger(__name__)
 
 
-def check_processes(training: Training, source: GroupSource, step: int) -> None:
+def check_processes(training: Training, source: RolloutSource, step: int) -> None:
     """Check that all processes train the same weights on the same problems with the same settings.
 
     Raises:

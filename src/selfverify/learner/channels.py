@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from selfverify.learner.streams import GroupStreams
+from selfverify.learner.streams import TokenStreams
 from selfverify.objectives import UNTRAINED
 
 
-def channel_names(groups: Sequence[GroupStreams]) -> list[str]:
+def channel_names(groups: Sequence[TokenStreams]) -> list[str]:
     """Return the channels that have trained tokens in any of the groups, in the order of the credits."""
     return list(
         dict.fromkeys(
@@ -24,7 +24,7 @@ def channel_names(groups: Sequence[GroupStreams]) -> list[str]:
     )
 
 
-def only(group: GroupStreams, channel: str) -> GroupStreams:
+def only(group: TokenStreams, channel: str) -> TokenStreams:
     """Return ``group`` with the tokens of one channel trained, and the choices among these tokens."""
     places = torch.tensor([place for place, name in enumerate(group.channels) if name == channel])
     channel_gr = torch.where(torch.isin(group.channel_gr, places), group.channel_gr, UNTRAINED)
@@ -34,7 +34,7 @@ def only(group: GroupStreams, channel: str) -> GroupStreams:
     return replace(group, channel_gr=channel_gr)
 
 
-def chosen_alternatives(groups: Sequence[GroupStreams], parts: Sequence[GroupStreams]) -> Tensor:
+def chosen_alternatives(groups: Sequence[TokenStreams], parts: Sequence[TokenStreams]) -> Tensor:
     """Return ``[M]`` bool: which tokens with choices of all ``groups`` are those of ``parts``."""
     flags = [
         torch.full((len(group.choices.rows),), part.choices is not None)

@@ -18,7 +18,7 @@ def judged_by(task: Task) -> dict[str, Any]:
     return task.config.model_dump(mode="json", exclude={"validation", "test", "workers"})
 
 
-class Kept:
+class FilteredProblems:
     """The problems that a file of verdicts keeps, in passes. Each pass has another order.
 
     Args:

@@ -14,11 +14,11 @@ from selfverify.core import ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
 from selfverify.learner.channels import channel_names
-from selfverify.learner.passes import Pass
-from selfverify.learner.source import GroupSource
-from selfverify.learner.streams import GroupStreams
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater
+from selfverify.learner.passes import MicroBatch
+from selfverify.learner.source import RolloutSource
+from selfverify.learner.streams import TokenStreams
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer
 from selfverify.policy.generators import kept_generators
 from selfverify.policy.sampling import derived_seed
 
@@ -30,7 +30,7 @@ SKIPPED_WHILE_SCALING = 24
 """The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
 
 
-class Lesson:
+class TrainStep:
     """Learns from the groups of one step after another.
 
     Args:
@@ -39,13 +39,13 @@ class Lesson:
         scheduler: Sets the learning rate after each update.
     """
 
-    def __init__(self, updater: Updater, source: GroupSource, scheduler: Any) -> None:
+    def __init__(self, updater: LossComputer, source: RolloutSource, scheduler: Any) -> None:
         self.updater, self.source, self.scheduler = updater, source, scheduler
         self.skipped: dict[str, int] = {}
         """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
         self._settled = False
 
-    def learn(self, groups: list[GroupStreams], makers: Sequence[int], step: int) -> UpdateTotals:
+    def learn(self, groups: list[TokenStreams], makers: Sequence[int], step: int) -> UpdateMetrics:
         """Make the updates of one step.
 
         Args:
@@ -56,7 +56,7 @@ class Lesson:
         Returns:
             The totals of all processes.
         """
-        totals, config, policy = UpdateTotals(), self.updater.config, self.updater.policy
+        totals, config, policy = UpdateMetrics(), self.updater.config, self.updater.policy
         if not groups:
             return totals
         # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
@@ -93,7 +93,9 @@ class Lesson:
         policy.model.eval()
         return totals.together()
 
-    def _update(self, batch: Sequence[GroupStreams], own: Sequence[Pass], totals: UpdateTotals) -> None:
+    def _update(
+        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
+    ) -> None:
         """Make one update, as ``learner.channels`` says."""
         updater, config = self.updater, self.updater.config
         names = [] if config.channels == "joint" else channel_names(batch)
@@ -112,7 +114,7 @@ class Lesson:
         totals.add_norms(norms)
         totals.grad_norms.append(math.hypot(*norms.values()))
 
-    def _step(self, totals: UpdateTotals, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
+    def _step(self, totals: UpdateMetrics, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
         """Make a channel's update, or skip it where its gradient is not finite; returns the norm.
 
         A skipped update counts as one: the schedule of the learning rate and the turns of channels go on.
@@ -141,16 +143,16 @@ class Lesson:
         return norm
 
     def _measure_channels(
-        self, batch: Sequence[GroupStreams], own: Sequence[Pass], totals: UpdateTotals
+        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
         """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
         if self.updater.config.channels != "joint":
             return  # `_update` measures them anyway
         with kept_generators(self.updater.policy.device):
-            self.updater.gradient(batch, own, UpdateTotals(), apart=channel_names(batch))
+            self.updater.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
         totals.add_norms(self.updater.parallel.apart_norms())
 
-    def _settle(self, group: GroupStreams) -> None:
+    def _settle(self, group: TokenStreams) -> None:
         """Have a policy check what it checks once, before wrappers make all processes work in step."""
         if ranks.count() > 1 and not self._settled:
             policy = self.updater.policy
@@ -159,7 +161,7 @@ class Lesson:
             self._settled = True
 
 
-def _share_out(batch: Sequence[GroupStreams], makers: Sequence[int]) -> None:
+def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
     """Decide which process learns from which group, so that all have about the same to do."""
     costs = [group.token_count for group in batch]
     owners = ranks.balance(costs, [makers[group.number] for group in batch], ranks.count())

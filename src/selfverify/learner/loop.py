@@ -35,7 +35,7 @@ from selfverify.learner.checkpoint import (
     restore_rng,
 )
 from selfverify.learner.interrupt import interruptible
-from selfverify.learner.lesson import Lesson
+from selfverify.learner.lesson import TrainStep
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.optimizer import learning_rate_factor, lost_steps, make_optimizer
 from selfverify.learner.parallel import (
@@ -46,10 +46,10 @@ from selfverify.learner.parallel import (
     whole_loading,
 )
 from selfverify.learner.rollout_log import RolloutLog, settings_of, wants_log
-from selfverify.learner.source import GroupSource
+from selfverify.learner.source import RolloutSource
 from selfverify.learner.state import refuse_not_finite
 from selfverify.learner.streams import select
-from selfverify.learner.update import Updater
+from selfverify.learner.update import LossComputer
 from selfverify.learner.weights import load_matching
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
@@ -74,7 +74,7 @@ def _unjudged(group: Group) -> int:
     return sum(isinstance(t.parsed, Judged) and bool(t.parsed.unjudged) for t in group.trajectories)
 
 
-class Learner:
+class Trainer:
     """Trains a policy on a task with a method, and can be killed at any moment.
 
     Args:
@@ -95,7 +95,7 @@ class Learner:
         self.evaluate, self.on_step = evaluate, on_step
         training.task.use_space(self.policy.coordinate_space)
         training.task.use_policy(self.policy)
-        self.source = GroupSource(training)
+        self.source = RolloutSource(training)
         self.step = 0
         self.empty_steps = 0
         self._busy = False
@@ -136,11 +136,11 @@ class Learner:
         )
 
     @cached_property
-    def lesson(self) -> Lesson:
+    def lesson(self) -> TrainStep:
         """Learns from a step's groups."""
         temperature = self.training.sampling.temperature
-        updater = Updater(self.parallel, self.config, self.method.objective, temperature)
-        return Lesson(updater, self.source, self.scheduler)
+        updater = LossComputer(self.parallel, self.config, self.method.objective, temperature)
+        return TrainStep(updater, self.source, self.scheduler)
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Learner:
         try:
             return self.policy.whole(lambda: self.source.roll_out(self.step))
         except HungError:
-            # All processes get here together (`GroupSource.roll_out`).
+            # All processes get here together (`RolloutSource.roll_out`).
             if self.step:
                 self.save()
             raise

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 
 DECAYING = 0.2
@@ -18,7 +18,7 @@ DECAYING = 0.2
 
 
 def make_optimizer(
-    config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
+    config: TrainerConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
 ) -> torch.optim.Optimizer:
     """Make AdamW over those of the ``named`` parameters that are trained.
 
@@ -79,7 +79,7 @@ def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:
     )
 
 
-def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:
+def learning_rate_factor(config: TrainerConfig) -> Callable[[int], float]:
     """Return a function from an update's number to its factor on the peak learning rate.
 
     The factor rises linearly during the warm-up; then it follows ``config.schedule``.

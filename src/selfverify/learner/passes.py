@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfverify.core import ranks
-from selfverify.learner.streams import GroupStreams
+from selfverify.learner.streams import TokenStreams
 
 _PASS_TOKENS = 256
 """What a forward pass costs beside its tokens, in tokens. It keeps slices of groups from being too small."""
@@ -26,7 +26,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class MicroBatch:
     """Slices of groups that are forwarded together.
 
     Args:
@@ -40,8 +40,8 @@ class Pass:
 
 
 def micro_batches(
-    groups: Sequence[GroupStreams], size: int, tokens: int | None = None, whole: bool = False
-) -> list[Pass]:
+    groups: Sequence[TokenStreams], size: int, tokens: int | None = None, whole: bool = False
+) -> list[MicroBatch]:
     """Return this process's forward passes. Groups of like lengths go together, so that little is padding.
 
     A group that is longer than ``tokens`` is sliced: its longest row does not make all others as long, and
@@ -58,24 +58,28 @@ def micro_batches(
         whole: Whether the rows of a group have to stay together, whatever their length.
     """
     order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].width))
-    shares: list[list[Pass]] = [[] for _ in range(ranks.count())]
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks.count())]
     for owner, passes in enumerate(shares):
         own = [i for i in order if groups[i].owner == owner]
         passes += _joined(groups, own, size, tokens) if whole else _sliced(groups, own, size, tokens)
     mine = shares[ranks.index()]
     spare = (mine or [each for share in shares for each in share])[0]
     missing = max(len(share) for share in shares) - len(mine)
-    return mine + [Pass(spare.slices[:1], counts=False)] * missing
+    return mine + [MicroBatch(spare.slices[:1], counts=False)] * missing
 
 
-def _sliced(groups: Sequence[GroupStreams], own: Sequence[int], size: int, tokens: int | None) -> list[Pass]:
+def _sliced(
+    groups: Sequence[TokenStreams], own: Sequence[int], size: int, tokens: int | None
+) -> list[MicroBatch]:
     """Return the passes of the groups ``own``: those that fit are joined, the others are cut into slices."""
     fitting = [i for i in own if tokens is None or _padded([groups[i]]) <= tokens]
     cut = [Slice(i, rows) for i in own if i not in fitting for rows in row_slices(groups[i], tokens or 0)]
-    return _joined(groups, fitting, size, tokens) + [Pass([each]) for each in cut]
+    return _joined(groups, fitting, size, tokens) + [MicroBatch([each]) for each in cut]
 
 
-def _joined(groups: Sequence[GroupStreams], own: Sequence[int], size: int, tokens: int | None) -> list[Pass]:
+def _joined(
+    groups: Sequence[TokenStreams], own: Sequence[int], size: int, tokens: int | None
+) -> list[MicroBatch]:
     """Return passes of whole groups, in the order of ``own``."""
     batches: list[list[int]] = []
     for i in own:
@@ -85,17 +89,17 @@ def _joined(groups: Sequence[GroupStreams], own: Sequence[int], size: int, token
             batches[-1] = joined
         else:
             batches.append([i])
-    return [Pass([Slice(i, [*range(len(groups[i].tokens))]) for i in batch]) for batch in batches]
+    return [MicroBatch([Slice(i, [*range(len(groups[i].tokens))]) for i in batch]) for batch in batches]
 
 
-def _padded(groups: Sequence[GroupStreams]) -> int:
+def _padded(groups: Sequence[TokenStreams]) -> int:
     """Return how many tokens a pass of groups has, padding included."""
     prompt = max(len(group.prompt.ids) for group in groups)
     rows = max(len(group.tokens) for group in groups) * max(group.width for group in groups)
     return len(groups) * (prompt + rows)
 
 
-def row_slices(group: GroupStreams, tokens: int) -> list[list[int]]:
+def row_slices(group: TokenStreams, tokens: int) -> list[list[int]]:
     """Cut a group's rows into slices, such that all slices together have as few tokens as possible.
 
     A slice has the prompt once and its rows as long as its longest. So rows of like lengths belong together,

@@ -12,7 +12,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.learner.kept import Kept
+from selfverify.learner.kept import FilteredProblems
 from selfverify.learner.rollout_log import RolloutLog
 from selfverify.learner.state import rng_state, set_rng_state
 from selfverify.methods.base import Training
@@ -24,7 +24,7 @@ from selfverify.rollouts.recorded import RecordedGroup, play, record, without_im
 logger = logging.getLogger(__name__)
 
 
-class GroupSource:
+class RolloutSource:
     """Makes the rollouts of one step after another.
 
     Args:
@@ -38,7 +38,7 @@ class GroupSource:
         self.count = training.learner.groups_per_step
         """The problems in a step, of all processes."""
         keep = training.learner.keep
-        self._kept = Kept(keep, self.task) if keep is not None else None
+        self._kept = FilteredProblems(keep, self.task) if keep is not None else None
         self.skipped: dict[str, str] = {}
         """The reasons for which problems were skipped, by the problem's name."""
         self.log: RolloutLog | None = None

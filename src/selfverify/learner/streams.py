@@ -28,7 +28,7 @@ from selfverify.rollouts.converse import Rollout
 
 
 @dataclass(slots=True)
-class GroupStreams:
+class TokenStreams:
     """One group's per-token streams, each ``[G, R]``, where R is the group's longest response.
 
     Args:
@@ -87,7 +87,7 @@ class GroupStreams:
         rows = self.images or [[] for _ in self.tokens]
         return [Continuation(tokens, images) for tokens, images in zip(self.tokens, rows, strict=True)]
 
-    def take(self, rows: Sequence[int]) -> GroupStreams:
+    def take(self, rows: Sequence[int]) -> TokenStreams:
         """Return the group with ``rows`` alone; R is the length of the longest of them."""
         if list(rows) == list(range(len(self.tokens))):
             return self
@@ -149,7 +149,7 @@ class GroupStreams:
 
 def make_streams(
     prompt: Prompt, group: Group, credits: Sequence[Credit], foreign: bool = False, number: int = 0
-) -> GroupStreams:
+) -> TokenStreams:
     """Lay a group's credits out over its tokens.
 
     A credit reaches the policy's tokens in its channel, of valid trajectories. Where all advantages of a
@@ -186,7 +186,7 @@ def make_streams(
                 f"advantage {_plain(credit.advantage)}, KL coefficient {_plain(credit.kl_coef)}, weight "
                 f"{_plain(credit.weight)}; its method has to give finite numbers to valid trajectories"
             )
-    streams = GroupStreams(
+    streams = TokenStreams(
         prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr, foreign=foreign, number=number
     )
     streams.channels = tuple(credit.channel for credit in credits)
@@ -216,7 +216,7 @@ def _plain(value: float | Tensor) -> object:
 
 def select(
     rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool, foreign: bool = False
-) -> tuple[list[GroupStreams], Counter[str]]:
+) -> tuple[list[TokenStreams], Counter[str]]:
     """Lay out the groups that teach or hold something; the others leave the batch.
 
     A group that leaves counts in no denominator, so that the other groups weigh more, not less, as more
@@ -241,7 +241,7 @@ def select(
     return kept, dropped
 
 
-def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> list[Tensor]:
+def batch_weights(groups: Sequence[TokenStreams], denominator: Denominator) -> list[Tensor]:
     """Return each group's loss weights ``[G, R]`` in an optimiser batch, denominators included.
 
     The denominators are taken over the whole batch, so that the losses of micro-batches only add up.
@@ -259,7 +259,7 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
     return [part[:, : group.channel_gr.shape[1]] for part, group in zip(parts, groups, strict=True)]
 
 
-def pair_weights(groups: Sequence[GroupStreams]) -> list[Tensor]:
+def pair_weights(groups: Sequence[TokenStreams]) -> list[Tensor]:
     """Return each pair's loss weight in an optimiser batch, at every trained token of the pair, ``[G, R]``.
 
     It is the mean loss weight of the pair's trained tokens, divided by the number of pairs. So the batch's
@@ -288,7 +288,7 @@ def pair_weights(groups: Sequence[GroupStreams]) -> list[Tensor]:
     return [weight_gr / pairs for weight_gr in weights]
 
 
-def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Alternatives]:
+def stack_choices(groups: Sequence[TokenStreams]) -> tuple[Tensor, Tensor, Alternatives]:
     """Join the choices of all groups.
 
     Returns:

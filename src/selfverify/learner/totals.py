@@ -13,7 +13,7 @@ from selfverify.core import ranks
 
 
 @dataclass(slots=True)
-class UpdateTotals:
+class UpdateMetrics:
     """Figures that passes, updates and processes add to.
 
     Args:
@@ -66,10 +66,10 @@ class UpdateTotals:
         self.sums["mismatch/truncated"] += 0 if cap is None else int((ratio > cap).sum())
         self.note_largest("mismatch", difference.abs())
 
-    def together(self) -> UpdateTotals:
+    def together(self) -> UpdateMetrics:
         """The totals of all processes; every process has to call this."""
         # Gradients are summed over processes, so their norms are the same everywhere.
-        whole = UpdateTotals(
+        whole = UpdateMetrics(
             grad_norms=self.grad_norms, channel_norms=self.channel_norms, skipped=self.skipped
         )
         for part in ranks.gather(self):

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from selfverify.core.credit import Alternatives
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.learner.channels import chosen_alternatives, only
 from selfverify.learner.parallel import Parallel
-from selfverify.learner.passes import Pass, micro_batches
+from selfverify.learner.passes import MicroBatch, micro_batches
 from selfverify.learner.streams import (
-    GroupStreams,
+    TokenStreams,
     batch_weights,
     pair_weights,
     stack,
     stack_choices,
     stack_known,
 )
-from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.totals import UpdateMetrics
 from selfverify.objectives import (
     choice_probability,
     choice_surrogate,
@@ -42,7 +42,7 @@ OBJECTIVES = ("surrogate", "likelihood", "pairwise")
 
 @torch.no_grad()
 def fixed_logprobs(
-    policy: Policy, groups: Sequence[GroupStreams], passes: Sequence[Pass], temperature: float
+    policy: Policy, groups: Sequence[TokenStreams], passes: Sequence[MicroBatch], temperature: float
 ) -> list[Tensor]:
     """Return each group's log-probabilities ``[G, R]`` under a policy that does not learn, on the CPU.
 
@@ -64,7 +64,7 @@ def fixed_logprobs(
     return results
 
 
-class Updater:
+class LossComputer:
     """Makes the gradients of one optimiser batch after another.
 
     Args:
@@ -78,7 +78,7 @@ class Updater:
     """
 
     def __init__(
-        self, parallel: Parallel, config: LearnerConfig, objective: str, temperature: float = 1.0
+        self, parallel: Parallel, config: TrainerConfig, objective: str, temperature: float = 1.0
     ) -> None:
         if objective not in OBJECTIVES:
             raise ConfigError(f"there is no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
@@ -90,12 +90,12 @@ class Updater:
         self.parallel, self.policy = parallel, parallel.policy
         self.config, self.objective, self.temperature = config, objective, temperature
 
-    def passes(self, groups: Sequence[GroupStreams]) -> list[Pass]:
+    def passes(self, groups: Sequence[TokenStreams]) -> list[MicroBatch]:
         """Return this process's forward passes of a batch of all processes; see `micro_batches`."""
         whole = self.objective == "pairwise"
         return micro_batches(groups, self.config.micro_batch_groups, self.config.micro_batch_tokens, whole)
 
-    def fix_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> None:
+    def fix_logprobs(self, groups: Sequence[TokenStreams], passes: Sequence[MicroBatch]) -> None:
         """Give groups the log-probabilities that stay as they are while the policy learns from the groups.
 
         Those of the reference are computed where any token has a KL coefficient. Those of the policy that
@@ -122,9 +122,9 @@ class Updater:
 
     def gradient(
         self,
-        groups: Sequence[GroupStreams],
-        passes: Sequence[Pass],
-        totals: UpdateTotals,
+        groups: Sequence[TokenStreams],
+        passes: Sequence[MicroBatch],
+        totals: UpdateMetrics,
         channel: str | None = None,
         apart: Sequence[str] = (),
     ) -> None:
@@ -151,7 +151,7 @@ class Updater:
                 group = groups[part.group]
                 chosen.append((group if each.counts else _repeated(group)).take(part.rows))
                 shares.append(weights[part.group][part.rows, : chosen[-1].width])
-            counted = totals if each.counts else UpdateTotals()
+            counted = totals if each.counts else UpdateMetrics()
             scale = 1.0 if each.counts else 0.0
             if channel is not None:
                 chosen = [only(group, channel) for group in chosen]
@@ -166,7 +166,7 @@ class Updater:
                     loss = self._loss(chosen, shares, trajectories, logprobs_bgr, alternatives_mk, counted)
                     self.parallel.backward(scale * loss, last)
 
-    def _forward(self, groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor]:
+    def _forward(self, groups: Sequence[TokenStreams]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of a pass: of its tokens ``[B, G, R]`` and of choices ``[M, K]``."""
         choice_places_m3, _, choices = stack_choices(groups)
         return self.policy.logprobs_and_choices(
@@ -180,12 +180,12 @@ class Updater:
 
     def _loss(
         self,
-        groups: Sequence[GroupStreams],
+        groups: Sequence[TokenStreams],
         weights: Sequence[Tensor],
         trajectories: int,
         logprobs_bgr: Tensor,
         alternatives_mk: Tensor,
-        totals: UpdateTotals,
+        totals: UpdateMetrics,
     ) -> Tensor:
         """Return one pass's share of the batch's loss, of the tokens that ``groups`` train."""
         device = self.policy.device
@@ -207,7 +207,7 @@ class Updater:
         return loss
 
     def _pairwise(
-        self, groups: Sequence[GroupStreams], logprobs_bgr: Tensor, weight_bgr: Tensor, totals: UpdateTotals
+        self, groups: Sequence[TokenStreams], logprobs_bgr: Tensor, weight_bgr: Tensor, totals: UpdateMetrics
     ) -> Tensor:
         """Return the loss of the pairs among ``groups``."""
         device = logprobs_bgr.device
@@ -228,10 +228,10 @@ class Updater:
 
     def _surrogate(
         self,
-        groups: Sequence[GroupStreams],
+        groups: Sequence[TokenStreams],
         logprobs_bgr: Tensor,
         trained_bgr: Tensor,
-        totals: UpdateTotals,
+        totals: UpdateMetrics,
     ) -> Tensor:
         """Return the loss per token, ``[B, G, R]``."""
         device = logprobs_bgr.device
@@ -255,7 +255,7 @@ class Updater:
         return terms.loss
 
     def _importance(
-        self, groups: Sequence[GroupStreams], old_bgr: Tensor, trained_bgr: Tensor, totals: UpdateTotals
+        self, groups: Sequence[TokenStreams], old_bgr: Tensor, trained_bgr: Tensor, totals: UpdateMetrics
     ) -> Tensor | None:
         """Return weights ``[B, G, R]`` of tokens that another engine sampled; None where no engine did."""
         if not any(group.foreign for group in groups):
@@ -266,7 +266,7 @@ class Updater:
         return None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
 
     def _choice_loss(
-        self, choices: Alternatives, logprobs_mk: Tensor, first: bool, totals: UpdateTotals
+        self, choices: Alternatives, logprobs_mk: Tensor, first: bool, totals: UpdateMetrics
     ) -> Tensor:
         """Return the loss of each token with choices, ``[M]``.
 
@@ -288,13 +288,13 @@ class Updater:
         return terms.loss
 
 
-def _repeated(group: GroupStreams) -> GroupStreams:
+def _repeated(group: TokenStreams) -> TokenStreams:
     """Return ``group`` for a pass that does not count, without log-probabilities that may be unknown here."""
     kl_coef_gr = torch.zeros_like(group.kl_coef_gr)
     return replace(group, kl_coef_gr=kl_coef_gr, old_logprobs_gr=None, reference_logprobs_gr=None)
 
 
-def _foreign_logprobs(group: GroupStreams) -> Tensor:
+def _foreign_logprobs(group: TokenStreams) -> Tensor:
     """Return another engine's log-probabilities of a group, ``[G, R]``; NaN where there are none."""
     known = group.sampler_logprobs_gr if group.foreign else None
     return torch.full(group.channel_gr.shape, torch.nan) if known is None else known

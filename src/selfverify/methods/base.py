@@ -17,7 +17,7 @@ from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import StrictModel
@@ -73,7 +73,7 @@ class Training:
     policy: Policy
     task: Task
     method: Method
-    learner: LearnerConfig
+    learner: TrainerConfig
     sampling: SamplingConfig
     folder: Path
     seed: int = 0
@@ -193,7 +193,7 @@ class Method(ABC):
                 )
         yield replace(run, learner=learner.lasting(problems))
 
-    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+    def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
         """Settings that the method cannot train with, each with the reason.
 
         By default those are one sample per problem, for a method that compares samples; samples that are all

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import TURN_1, TURN_2, Group
 from selfverify.methods.base import column
@@ -112,7 +112,7 @@ class SCoRe(TwoTurnMethod):
         stage = 1.0 if groups[0].step < self.config.first_stage else 2.0
         return super().metrics(groups) | {"score/stage": stage}
 
-    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+    def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
         """The default ones, several updates for a rollout, and a stage II without a step."""
         faults = super().faults(learner, sampling)
         updates = learner.updates_per_rollout * learner.inner_epochs

@@ -30,7 +30,7 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.journal import STRICT, Journal
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
@@ -267,7 +267,7 @@ class STaR(TwoTurnMethod):
         rounds = [t.segments[-1].turn for group in groups for t in group.trajectories]
         return {"star/rounds": float(np.mean(rounds))}
 
-    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+    def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
         """The default ones, another engine than our own, and a choice of problems."""
         faults = super().faults(learner, sampling)
         if sampling.engine != "own":
@@ -276,7 +276,7 @@ class STaR(TwoTurnMethod):
             faults.append(f"learner.epochs: {self.name} has method.epochs, passes over what it has sampled")
         return faults if learner.keep is None else [*faults, self._own_problems(learner)]
 
-    def _own_problems(self, learner: LearnerConfig) -> str:
+    def _own_problems(self, learner: TrainerConfig) -> str:
         return f"learner.keep={learner.keep}: {self.name} samples the problems that it learns from itself"
 
 

@@ -20,7 +20,7 @@ from selfverify.experiments.plan.meter import Meter
 from selfverify.experiments.plan.plan import make_plan
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Learner
+from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
@@ -62,7 +62,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
     task = make_task(recipe.task.name, **recipe.task.options)
     peaks: dict[str, int] = {}
     with meter:
-        learner = Learner(Training(policy, task, method, recipe.learner, recipe.sampling, recipe.folder))
+        learner = Trainer(Training(policy, task, method, recipe.learner, recipe.sampling, recipe.folder))
         roll_out = learner.source.roll_out
 
         def watched(step: int) -> Any:

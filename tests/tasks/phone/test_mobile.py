@@ -15,7 +15,7 @@ from tests.tasks.row_data import SCREEN, call_answer, mobile, mobile_row
 from sampled_threads import drawn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Group, Trajectory
@@ -266,7 +266,7 @@ def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Pa
     """A cold start, ADPO and an evaluation; the summary has the three step metrics."""
     rows = [mobile_row(id=str(i), action=action, screen=SCREEN) for i, action in enumerate(ACTIONS[:4])]
     task = Mobile(rows={"train": rows, "test": rows})
-    policy, learner = load_policy(), LearnerConfig(steps=1, groups_per_step=2)
+    policy, learner = load_policy(), TrainerConfig(steps=1, groups_per_step=2)
     learn(policy, task, make_method("sft"), learner, output=tmp_path / "sft")
     sampling = SamplingConfig(group_size=2, max_new_tokens=8)
     learn(policy, task, make_method("adpo"), learner, sampling, output=tmp_path / "adpo")

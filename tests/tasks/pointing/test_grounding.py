@@ -13,7 +13,7 @@ from tests.tasks.row_data import box_answer, grounding, grounding_row
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
 from selfverify.evaluation.evaluate import evaluate
@@ -101,7 +101,7 @@ def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Pa
     rows = [grounding_row(id=str(i), box=[10 * i, 5, 10 * i + 40, 45]) for i in range(3)]
     task = Grounding(rows={"train": rows, "test": rows})
     policy = load_policy()
-    learner = LearnerConfig(steps=1, groups_per_step=2)
+    learner = TrainerConfig(steps=1, groups_per_step=2)
     learn(policy, task, make_method("sft"), learner, output=tmp_path / "sft")
     assert task.problem("train", 0, 0).meta["space"] == policy.coordinate_space((100, 50)) == (96, 48)
     sampling = SamplingConfig(group_size=2, max_new_tokens=8)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.trajectory import Trajectory
 from selfverify.experiments.plan.dry_run import CHECKPOINTING, DryRun
 from selfverify.experiments.plan.lengths import lengths_of, samples
@@ -22,9 +22,9 @@ from selfverify.learner.apart import ApartGradients
 from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.passes import micro_batches
-from selfverify.learner.streams import GroupStreams
-from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater
+from selfverify.learner.streams import TokenStreams
+from selfverify.learner.totals import UpdateMetrics
+from selfverify.learner.update import LossComputer
 from selfverify.policy.chunked import prefill, scores_at_once
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
@@ -179,7 +179,7 @@ class PlannedStep:
             self.policy.hidden_states(prompts, self.policy.stack(rows))
         self.flops["scores"] *= len(self.lengths.prompts) / len(prompts)
 
-    def _groups(self) -> list[GroupStreams]:
+    def _groups(self) -> list[TokenStreams]:
         """Return the streams of every group, in which all that the policy says is trained."""
         lengths = self.lengths
         if samples(self.recipe, self.method):
@@ -213,7 +213,7 @@ class PlannedStep:
         with nullcontext() if channel is None else self.apart.adding(channel):
             loss.backward(retain_graph=more)
 
-    def _optimizer(self, learner: LearnerConfig) -> torch.optim.Optimizer | None:
+    def _optimizer(self, learner: TrainerConfig) -> torch.optim.Optimizer | None:
         """Return the learner's optimiser after a first step, which makes its state; None with 8 bits."""
         masters = self.recipe.policy.master_weights
         if learner.optimizer == "adamw_8bit":
@@ -230,7 +230,7 @@ class PlannedStep:
         optimizer.zero_grad()
         return optimizer
 
-    def _learn(self, groups: Sequence[GroupStreams], reference: Policy | None) -> None:
+    def _learn(self, groups: Sequence[TokenStreams], reference: Policy | None) -> None:
         """Learn from the longest groups of one update, and scale their operations up to the step."""
         learner, policy = self.recipe.learner, self.policy
         per_update = -(-len(groups) // learner.updates_per_rollout)
@@ -245,7 +245,7 @@ class PlannedStep:
             one_pass=lambda last: nullcontext(),
             backward=self._backward,
         )
-        updater = Updater(alone, learner, self.method.objective, self.recipe.sampling.temperature)
+        updater = LossComputer(alone, learner, self.method.objective, self.recipe.sampling.temperature)
         passes = updater.passes(batch)
         with self._phase("reference"):
             updater.fix_logprobs(batch, passes)
@@ -257,9 +257,9 @@ class PlannedStep:
         hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
         with self._phase("update"), hooks:
             with self.meter.span() as first:
-                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
+                updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
             if per_update > size:  # a second micro-batch finds the gradients of the first one
-                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
+                updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
         self.flops["update"] = first.flops * scale * learner.inner_epochs
 
 
@@ -289,7 +289,7 @@ def _offloaded(anchor: torch.Tensor) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _tokens(groups: Sequence[GroupStreams]) -> int:
+def _tokens(groups: Sequence[TokenStreams]) -> int:
     return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
 
 
@@ -300,13 +300,13 @@ def _demonstrated(trajectory: Trajectory, encoder: Encoder) -> _Row:
     return _Row(trajectory.tokens, trained, images)
 
 
-def _streams(prompt: Prompt, rows: Sequence[_Row], kl: float, channels: tuple[str, ...]) -> GroupStreams:
+def _streams(prompt: Prompt, rows: Sequence[_Row], kl: float, channels: tuple[str, ...]) -> TokenStreams:
     shape = (len(rows), max(len(row.tokens) for row in rows))
     channel = torch.full(shape, -1)
     for number, row in enumerate(rows):
         channel[number, : len(row.tokens)] = torch.where(torch.tensor(row.trained), 0, -1)
     ones, tokens = torch.ones(shape), [row.tokens for row in rows]
-    streams = GroupStreams(prompt, tokens, channel, ones, kl * ones, ones, 0 * ones, channels=channels)
+    streams = TokenStreams(prompt, tokens, channel, ones, kl * ones, ones, 0 * ones, channels=channels)
     images = [row.images for row in rows]
     return replace(streams, images=images if any(images) else [])
 
