@@ -89,7 +89,7 @@ def our_side(kind: type[Actor], folder: str, setting: Setting) -> Callable[[], i
     policy.turns = scripted_turns(policy.tokenizer, setting.turns, SAID)
     work = Work(policy.tokenizer, SCREEN, setting.delay_s)
     threads = setting.size if setting.delay_s else 0
-    work.limits = work.limits.model_copy(update={"turns": setting.turns, "reply_threads": threads})
+    work.limits = work.limits.model_copy(update={"turns": setting.turns, "step_threads": threads})
     problems = [work.problem("train", 0, index) for index in range(setting.problems)]
     sampling = SamplingConfig(group_size=GROUP, max_new_tokens=SAID)
 

@@ -21,11 +21,11 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 from selfverify.policy.voice import TokenSampler
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.small_policy import corpus, phrases
 from selfverify_phone.task import LOOKING, PhoneAgents, PhoneAgentsConfig
 
-OPTIONS = PhoneOptions(text="terse", first_screen="given")
+OPTIONS = PhoneConfig(text="terse", first_screen="given")
 CALLS = (
     Call("launch", {"app": "clock"}),
     Call("get_current_xml"),

@@ -49,7 +49,7 @@ from selfverify.selection.strategies import STRATEGIES
 from selfverify.selection.subsets import expected_correctness
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import Solution, solve
-from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.verifiers.base import Scores, Verifier
 from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft
 
@@ -222,7 +222,7 @@ def timed(
             for each in (policy, twin):  # a question that has not been seen before
                 forget_images(each)
             start = time.perf_counter()
-            drawing = DrawingSettings(top_p=1.0, max_new_tokens=32, seed=run)
+            drawing = DrawsConfig(top_p=1.0, max_new_tokens=32, seed=run)
             solution = solve(writer, task, problem, verifier, choosing, drawing)
             if run:
                 seconds[name].append(time.perf_counter() - start)

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from selfverify.core.environment import Call, Environment, StepResult
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.process_source import ProcessSource
 
 
@@ -70,7 +70,7 @@ async def measure(servers: int, sessions: int, size: tuple[int, int], seconds: f
     """Return calls a second over all sessions, and the median and the 95th percentile of one, in seconds."""
     sources = [ProcessSource("benchmarks.environment_load:Screens", sessions) for _ in range(servers)]
     times: list[float] = []
-    async with EnvironmentPool(sources, PoolSettings()) as pool:
+    async with EnvironmentPool(sources, PoolConfig()) as pool:
         ready = asyncio.Barrier(servers * sessions)
 
         async def one() -> None:

@@ -43,7 +43,7 @@ from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
@@ -234,7 +234,7 @@ class Heard:
 @torch.no_grad()
 def adapted(folder: str, seed: int) -> Policy:
     """A verifier whose adapter has learnt something."""
-    policy = Policy.load(folder, device="cpu", lora=LoraSettings(rank=8, alpha=16))
+    policy = Policy.load(folder, device="cpu", lora=AdapterConfig(rank=8, alpha=16))
     generator = torch.Generator().manual_seed(seed)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from selfverify.core.environment import Call
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.templates import TEMPLATES
 
@@ -49,7 +49,7 @@ def ways(environment: PhoneEnvironment, rng: Random, bounds: bool) -> Call:
 
 async def measure(form: str, seconds: float, seed: int) -> float:
     """Steps a second, tasks' drawing left out."""
-    rng, environment = Random(seed), PhoneEnvironment(PhoneOptions(**FORMS[form]))
+    rng, environment = Random(seed), PhoneEnvironment(PhoneConfig(**FORMS[form]))
     names, steps, spent = list(TEMPLATES), 0, 0.0
     while spent < seconds:
         await environment.reset({"template": rng.choice(names)}, rng.randrange(1000))

@@ -17,7 +17,7 @@ from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
 from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.selection.strategies import STRATEGIES
 
 _SIGNED = ("delta",)
@@ -182,7 +182,7 @@ def _cell(
     return text
 
 
-class TablesSettings(Settings):
+class TablesSettings(CommandConfig):
     """What the tables show."""
 
     sizes: str = "1,4,8,12"

@@ -40,7 +40,7 @@ from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
 from selfverify.core.folder_lock import only_writer
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
 
 WORKER = [sys.executable, "-m", "reproduce.one_run"]
@@ -264,7 +264,7 @@ def _settings(recipe: Recipe) -> dict[str, object]:
     return recipe.model_dump(mode="json", exclude={"output"})
 
 
-class StudySettings(Settings):
+class StudySettings(CommandConfig):
     """How a study is run."""
 
     output: Path | None = None

@@ -28,7 +28,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Seed, StrictModel
+from selfverify.core.settings import Config, Seed
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (
@@ -79,7 +79,7 @@ Overrides = list[Annotated[str, AfterValidator(_checked_override)]]
 Labels = AfterValidator(_checked_labels)
 
 
-class Variant(StrictModel):
+class Variant(Config):
     """One way of training that the study compares."""
 
     overrides: Overrides = Field([], description="The settings that this variant changes, as key=value.")
@@ -91,7 +91,7 @@ class Variant(StrictModel):
     )
 
 
-class Study(StrictModel):
+class Study(Config):
     """A study file; the module's docstring shows one."""
 
     name: str = Field(

@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.reports.agent_records import calls_of, end_of, turns_of
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.mistakes import drawn_task, erring_session
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
@@ -107,7 +107,7 @@ def _again(store: Path, task: PhoneAgents, problem: Problem, sample: StoredSampl
     end = end_of(sample)
     if end is None or end.outcome != Outcome.SUBMITTED or problem.target["goal"] is None:
         return None
-    options = PhoneOptions(text="terse", first_screen=task.config.agent.first_screen)
+    options = PhoneConfig(text="terse", first_screen=task.config.agent.first_screen)
     phone = PhoneEnvironment(options)
     first = background.finish_inline(phone.reset(problem.target["reset"], problem.target["seed"]))
     history = [Exhibit(None, first)]

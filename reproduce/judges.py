@@ -28,7 +28,7 @@ from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Seed, Settings
+from selfverify.core.settings import CommandConfig, Seed
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio_statistic
 from selfverify_phone.short_form import SHORT
 from selfverify_phone.task import PhoneAgentsConfig
@@ -139,7 +139,7 @@ def _tokens(verdicts: Sequence[Judgement]) -> float | None:
     return None if all(tokens is None for tokens in spent) else float(np.mean([t or 0 for t in spent]))
 
 
-class ErringSettings(Settings):
+class ErringSettings(CommandConfig):
     """Which agents are judged where no evaluation is named: experts that make mistakes, or none."""
 
     sessions: int = Field(512, ge=1)
@@ -162,7 +162,7 @@ class ErringSettings(Settings):
     """Without an evaluation: write texts on screens that try to deceive judges."""
 
 
-class JudgesSettings(Settings):
+class JudgesSettings(CommandConfig):
     """Who judges what, and where the figures go."""
 
     stored: list[Path] = Field([], json_schema_extra={"argument": True})

@@ -14,13 +14,13 @@ from reproduce.scripts import script
 from selfverify.cli.eval_commands import fitted_fusion
 from selfverify.cli.options import settings_as_options
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.experiments.recipe import load_recipe
 from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.selection.strategies import find_strategy
 
 
-class MatrixSettings(Settings):
+class MatrixSettings(CommandConfig):
     """What a table of models is made by."""
 
     recipe: str = "adpo-digits"

@@ -30,7 +30,7 @@ from reproduce.pairs import Cell
 from reproduce.tables import grid, percent
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import read_document
@@ -52,7 +52,7 @@ def _labels(named: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-class MatrixBenchmark(StrictModel):
+class MatrixBenchmark(Config):
     """One block of columns."""
 
     recipe: str = Field(description="The recipe with the task, the evaluation and the answers' length.")
@@ -71,7 +71,7 @@ class MatrixBenchmark(StrictModel):
     )
 
 
-class MatrixFile(StrictModel):
+class MatrixFile(Config):
     """A file of matrices; the module's docstring shows one."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the table.")

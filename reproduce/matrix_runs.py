@@ -15,7 +15,7 @@ from reproduce.by_size import SIZES
 from reproduce.pairs import FEW, Cell, as_markdown, judgings, matrix, stored_scores
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import PolicyConfig, ServedSettings, is_served
+from selfverify.core.policy_settings import PolicyConfig, ServedModelConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import evaluate
@@ -226,7 +226,7 @@ def _make_judge(name: str, behind: Mapping[str, Verifier], held: _Held, form: Fo
     return behind[name] if name in behind else held.judge(name, form)
 
 
-def _server_judge(address: str, name: str, how: ServedSettings) -> Verifier:
+def _server_judge(address: str, name: str, how: ServedModelConfig) -> Verifier:
     from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
 
     return ServerJudge.measuring(address, name, how)

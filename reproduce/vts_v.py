@@ -20,7 +20,7 @@ from selfverify.cli.printing import figure, print_json, print_table, say
 from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.looking.look_settings import LookSettings
 from selfverify.tasks.data_file import DataFile
 
@@ -142,7 +142,7 @@ def _cell(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-class BenchCommandSettings(Settings):
+class BenchCommandSettings(CommandConfig):
     """Which benchmark, by whom, and how it is answered."""
 
     model: str = "builtin:digits"

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
-from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment
 from selfverify.remote.environments.sessions import Factory, SessionLimits
 from tiny_environment import Counter
 
@@ -41,7 +41,7 @@ def with_server(
 
 async def opened(stack: AsyncExitStack, url: str, **settings: Any) -> RemoteEnvironment:
     """A client that is closed with the stack."""
-    environment = RemoteEnvironment(RemoteSettings(url, **settings))
+    environment = RemoteEnvironment(RemoteConfig(url, **settings))
     stack.push_async_callback(environment.close)
     return environment
 

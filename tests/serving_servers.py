@@ -18,13 +18,13 @@ from PIL import Image
 
 from selfverify.policy.policy import Policy
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.counters import Metrics
 from selfverify.serving.local import Local
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.server import start, upstream_of
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class Loop:
         return f"http://127.0.0.1:{port}/v1"
 
     def before(
-        self, fake: FakeUpstream, settings: GatewaySettings | None = None, **more: Any
+        self, fake: FakeUpstream, settings: GatewayConfig | None = None, **more: Any
     ) -> tuple[str, Gateway]:
         """A gateway before ``fake``, and its address."""
         gateway = quick_gateway(self.upstream(fake), settings, **more)
@@ -227,7 +227,7 @@ class Loop:
 
 def quick_gateway(
     url: str,
-    settings: GatewaySettings | None = None,
+    settings: GatewayConfig | None = None,
     *,
     separate: bool = False,
     keys: list[str] | None = None,
@@ -236,9 +236,9 @@ def quick_gateway(
     **server: Any,
 ) -> Gateway:
     """A gateway that does not wait long between tries."""
-    metrics, asked = Metrics(), settings or GatewaySettings()
+    metrics, asked = Metrics(), settings or GatewayConfig()
     patience = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
-    backend = upstream_of(ServerSettings(url, **patience), metrics, separate)
+    backend = upstream_of(ServerConfig(url, **patience), metrics, separate)
     gateway = Gateway(backend, asked, Keys(keys or []), calibration, metrics)
     gateway.keep_alive_s = keep_alive_s
     return gateway
@@ -273,7 +273,7 @@ async def used(gateway: Gateway, use: Use[T], stack: AsyncExitStack) -> T:
         return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
 
 
-def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
+def served(fake: FakeUpstream, use: Use[T], settings: GatewayConfig | None = None, **more: Any) -> T:
     """See `used`; the gateway stands before ``fake``."""
 
     async def main() -> T:
@@ -291,7 +291,7 @@ def served_locally(policy: Policy, use: Use[T], n: int = 4, **more: Any) -> T:
             metrics = Metrics()
             backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
             return await used(
-                Gateway(backend, GatewaySettings(best_of=BestOf(n=n)), metrics=metrics), use, stack
+                Gateway(backend, GatewayConfig(best_of=BestOf(n=n)), metrics=metrics), use, stack
             )
 
     return asyncio.run(main())

@@ -1,8 +1,8 @@
 """The phone as servers make it for tests: screens of a few words, of which the first one is given."""
 
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 
-OPTIONS = PhoneOptions(text="terse", first_screen="given")
+OPTIONS = PhoneConfig(text="terse", first_screen="given")
 
 
 def phone() -> PhoneEnvironment:

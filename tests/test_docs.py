@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.policy.test_tool_templates import QWEN3
 
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
@@ -190,7 +190,7 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
 
 def test_limits_of_episodes_are_explained() -> None:
     """Each with its default."""
-    for name, field in EpisodeLimits.model_fields.items():
+    for name, field in RolloutLimits.model_fields.items():
         row = next(line for line in EPISODES_PAGE.read_text("utf-8").splitlines() if f"| `{name}` |" in line)
         default = "none" if field.default is None else f"{field.default:g}"
         assert row.split("|")[2].strip() == default, row

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from reproduce.bench import row_of
 from reproduce.vts_v import app
 from selfverify.core.errors import DataError
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop
@@ -133,7 +133,7 @@ def test_a_verifier_listens(
 ) -> None:
     """With a new adapter Δr is 0, and looking ends with the first step."""
     verifier = tmp_path / "verifier"
-    load_policy(lora=LoraSettings(rank=4)).save(verifier)
+    load_policy(lora=AdapterConfig(rank=4)).save(verifier)
     fake = FakeUpstream(
         write=lambda body, number: ANSWER if "question now" in str(body["messages"][-1]) else STEP,
         knows_logprobs=False,

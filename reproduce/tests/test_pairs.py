@@ -13,7 +13,7 @@ from selfverify.evaluation.calibrate import calibrate, chosen_confidence
 from selfverify.evaluation.statistics import auc_statistic, on_all
 from selfverify.experiments.registry import make_task
 from selfverify.selection.rules import best_weights
-from selfverify.selection.strategies import Options
+from selfverify.selection.strategies import StrategyConfig
 
 TASK = make_task("digits-pick")
 
@@ -127,7 +127,7 @@ def test_calibration_improves_and_keeps_the_risk():
     assert 0 < fitted.coverage < 1
     assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
     assert fitted.calibration.fitted_on == {
-        "verifier": "judge", "strategy": "majority", "options": asdict(Options()),
+        "verifier": "judge", "strategy": "majority", "options": asdict(StrategyConfig()),
         "problems": 1500, "samples_per_problem": 4,
     }  # fmt: skip
 

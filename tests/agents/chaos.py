@@ -18,9 +18,9 @@ from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.lent import Lender
 from selfverify.core.environment import Environment
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.remote.environments.environment_pool import PoolSettings
+from selfverify.remote.environments.environment_pool import PoolConfig
 from selfverify.remote.environments.process_source import ProcessSource
 from selfverify.remote.environments.remote_environment import RemoteEnvironment
 from selfverify.remote.environments.sources import Source
@@ -37,9 +37,9 @@ class Experts(PhoneAgents):
         limits: Of conversations.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[Source]], limits: EpisodeLimits) -> None:
+    def __init__(self, sources: Callable[[], Sequence[Source]], limits: RolloutLimits) -> None:
         super().__init__(PhoneAgentsConfig.model_validate(GIVEN))
-        self.lender = Lender(sources, PoolSettings(wait_s=120.0, check_s=0.5, close_s=5.0))
+        self.lender = Lender(sources, PoolConfig(wait_s=120.0, check_s=0.5, close_s=5.0))
         self.limits = limits
 
     def open(self, problem: Problem, seed: int) -> Any:

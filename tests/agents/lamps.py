@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.cases import Panel
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
@@ -155,14 +155,14 @@ def submit(*rounds: Any, message: Any = "The oven's lamp is on.") -> str:
 def episode(
     make: Callable[[], Environment] = Lamps,
     panel: Panel = RULES,
-    settings: AgentSettings | None = None,
+    settings: AgentConfig | None = None,
     turns: int = 8,
     task: Mapping[str, Any] = TASK,
     goal: Goal | None = GOAL,
     problem: Problem = PROBLEM,
 ) -> AgentEpisode:
     """An episode in the rooms."""
-    settings = settings or AgentSettings()
+    settings = settings or AgentConfig()
     looking = frozenset({"look"})
     return AgentEpisode(problem, make, task, 3, panel, settings, turns, goal, looking)
 

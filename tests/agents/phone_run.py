@@ -14,7 +14,7 @@ from tests.agents.told import Told
 
 from killed_runs import train
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -31,7 +31,7 @@ class Telling(PhoneAgents):
     What is learnt is what the policy has said meanwhile.
     """
 
-    limits = EpisodeLimits(turns=16)
+    limits = RolloutLimits(turns=16)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         """See `Task.open`."""

@@ -26,7 +26,7 @@ from tests.agents.lamps import (
     words,
 )
 
-from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.cases import Awaited, Ballot, Case, Juror
 from selfverify.agents.evidence import EvidenceConfig
 from selfverify.agents.exhibits import Vote
@@ -124,7 +124,7 @@ def test_a_state_that_nobody_knows_decides_nothing() -> None:
 
 
 def test_judges_may_read_every_screen_while_evidence_is_handed_in_and_paid_for() -> None:
-    settings = AgentSettings(evidence=EvidenceConfig(judged="all"))
+    settings = AgentConfig(evidence=EvidenceConfig(judged="all"))
     # Round 1 alone proves nothing; all screens do.
     _, _, ending = hold(LOOK, KITCHEN, OVEN, submit(1), settings=settings)
     assert rewards(ending) == (0.95, 0.0, 0.2, 0.8, -0.05) and ending.rewards["evidence"] == 1.0
@@ -134,7 +134,7 @@ def test_judges_may_read_every_screen_while_evidence_is_handed_in_and_paid_for()
 
 
 def test_the_last_screen_is_no_loophole() -> None:
-    settings = AgentSettings(evidence=EvidenceConfig(last_screen=True))
+    settings = AgentConfig(evidence=EvidenceConfig(last_screen=True))
     _, _, ending = hold(KITCHEN, OVEN, OVEN, submit(2), settings=settings)
     assert rewards(ending) == (0.15, 0.0, 0.2, 0.0, -0.05)  # what is appended costs nothing
 
@@ -238,7 +238,7 @@ def test_votes_are_in_the_last_turn_as_json() -> None:
 def test_judges_read_what_was_chosen_and_nothing_else() -> None:
     def shown(source: Any, *turns: str, first: Any = "asked") -> list[int]:
         juror = Asked(Vote(True, True))
-        settings = AgentSettings(evidence=EvidenceConfig(source=source), first_screen=first)
+        settings = AgentConfig(evidence=EvidenceConfig(source=source), first_screen=first)
         hold(*turns, panel=Jury(juror), settings=settings)
         [case] = juror.cases
         assert case.instruction == PROBLEM.meta["question"] and case.rounds == 3
@@ -252,14 +252,14 @@ def test_judges_read_what_was_chosen_and_nothing_else() -> None:
 
 
 def test_a_first_screen_that_is_given_is_a_round() -> None:
-    settings = AgentSettings(first_screen="given")
+    settings = AgentConfig(first_screen="given")
     _, replies, ending = hold(KITCHEN, OVEN, submit(0, 2), settings=settings)
     assert words(replies[0]) == "## Round 0\nhall\ndoor: off" and replies[0].role == "user"
     assert rewards(ending)[0] == 0.9
 
 
 def test_pictures_are_shown_and_roles_can_be_those_of_users() -> None:
-    settings = AgentSettings(role="user")
+    settings = AgentConfig(role="user")
     _, replies, _ = hold(LOOK, submit(1), settings=settings, make=lambda: Lamps(pixels=True))
     assert replies[1].role == "user" and len(replies[1].images) == 1
     assert [part["type"] for part in replies[1].content] == ["text", "image"]  # type: ignore[index]
@@ -324,7 +324,7 @@ def test_a_screen_calls_nothing_and_numbers_nothing() -> None:
 
 
 def test_long_screens_lose_their_middle() -> None:
-    settings = AgentSettings(longest_screen=300)
+    settings = AgentConfig(longest_screen=300)
     _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": "x" * 5000}, settings=settings)
     assert len(words(replies[1])) < 400 and words(replies[1]).startswith("## Round 1\n")
 
@@ -380,7 +380,7 @@ def test_no_other_end_of_a_line_lets_a_screen_number_rounds(mark: str) -> None:
 
 def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
     """Behind the gap a line begins in the middle of one."""
-    settings = AgentSettings(longest_screen=200)
+    settings = AgentConfig(longest_screen=200)
     for room in range(40):
         text = "x" * 500 + "## Round 7" + "y" * (60 + room)
         _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": text}, settings=settings)

@@ -13,11 +13,11 @@ from tests.agents.lamps import GOAL, KITCHEN, LOOK, OVEN, PROBLEM, RULES, TASK, 
 from tests.agents.test_agent_episode import EVIL, Asked
 from tests.policy.test_tool_templates import HERMES, QWEN3
 
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory
 from selfverify.experiments.registry import make_method
@@ -143,7 +143,7 @@ def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy:
         return episode(make=lambda: Lamps(lose=lose))
 
     sampling = SamplingConfig(group_size=4, max_new_tokens=4, top_p=1.0)
-    limits = EpisodeLimits(turns=3, reply_threads=2)
+    limits = RolloutLimits(turns=3, step_threads=2)
     rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
     finishes = [t.finish for t in rolled.groups[0].trajectories]
     assert finishes[1] == Finish.ERROR and rolled.groups[0].trajectories[1].rewards == {}
@@ -168,10 +168,10 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
             return super().step(replace(said, text=text, finish=Finish.STOP))
 
     def begin(problem: Any, seed: int) -> AgentEpisode:
-        return Looks(problem, Lamps, TASK, 3, RULES, AgentSettings(), EpisodeLimits().turns, GOAL)
+        return Looks(problem, Lamps, TASK, 3, RULES, AgentConfig(), RolloutLimits().turns, GOAL)
 
     sampling = SamplingConfig(group_size=1, max_new_tokens=2)
-    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
+    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, RolloutLimits())
     [found] = rolled.groups[0].trajectories
     assert heard == [*range(30)] and found.finish == Finish.STOP
     assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0
@@ -179,7 +179,7 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
 
 
 def test_a_given_first_screen_is_heard_before_anything_is_said(policy: Policy) -> None:
-    settings = AgentSettings(first_screen="given")
+    settings = AgentConfig(first_screen="given")
     problem = replace(PROBLEM, environment_begins=True)
     found = told(policy, KITCHEN, OVEN, submit(0, 2), settings=settings, problem=problem)
     assert found.segments[0].author == "environment" and "## Round 0\nhall" in found.segments[0].text

@@ -17,7 +17,7 @@ from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
@@ -26,7 +26,7 @@ from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.remote.environments.process_source import ProcessSource
-from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sources import Source
 from selfverify.rollouts.converse import Rollout, rollout
@@ -55,7 +55,7 @@ def speaker(tmp_path: Path) -> Policy:
 def experts(sources: Sequence[Source], threads: int) -> Iterator[Experts]:
     """Afterwards nothing is lent and no thread hangs."""
     hung = HUNG.count()
-    limits = EpisodeLimits(turns=TURNS, reply_threads=threads, reply_s=120)
+    limits = RolloutLimits(turns=TURNS, step_threads=threads, step_timeout_s=120)
     task = Experts(lambda: sources, limits)
     try:
         yield task
@@ -120,7 +120,7 @@ def server() -> Iterator[str]:
 def test_connections_that_are_cut_lose_their_own_conversations(
     speaker: Policy, server: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    source = ServerSource(RemoteSettings(server, act_s=10.0), sessions=12)
+    source = ServerSource(RemoteConfig(server, act_s=10.0), sessions=12)
     with experts([source], threads=12) as task:
         with Vandal(task, [], ["connection"], pause_s=0.02, seed=1) as vandal:
             rollout = rolled(speaker, task, 3, 4)
@@ -152,7 +152,7 @@ def check_evaluation(summary: dict[str, Any], store: Path, episodes: int) -> tup
 def test_80_phones_at_once(speaker: Policy, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """Five servers, killed and started anew, and connections that are cut."""
     caplog.set_level(logging.INFO)
-    settings = RemoteSettings("http://127.0.0.1", act_s=60.0, connect_s=30.0, health_s=10.0)
+    settings = RemoteConfig("http://127.0.0.1", act_s=60.0, connect_s=30.0, health_s=10.0)
     sources = [ProcessSource("terse_phone:phone", 16, settings) for _ in range(5)]
     harms = ["connection", "connection", "server"]
     figures: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def test_80_phones_at_once(speaker: Policy, caplog: pytest.LogCaptureFixture, tm
         began = time.monotonic()
         with Vandal(task, sources, harms, pause_s=0.6, seed=3) as vandal:
             rollout = rolled(speaker, task, 10, 8)
-        figures["rollout_s"] = round(time.monotonic() - began, 1)
+        figures["rollout_timeout_s"] = round(time.monotonic() - began, 1)
         finished, lost = account(rollout, told(caplog))
         assert finished + lost == 80 and finished >= 16 and lost >= 5
         assert sum(vandal.done.values()) >= 5

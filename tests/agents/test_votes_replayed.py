@@ -20,7 +20,7 @@ from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
@@ -41,7 +41,7 @@ __all__ = ["ending_policy"]  # a fixture
 class Lighting(Task):
     name = "lighting"
     summary = "test"
-    limits = EpisodeLimits(turns=3)
+    limits = RolloutLimits(turns=3)
     repeatable = False
 
     def __init__(self, jury: Jury) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.environment import Call
-from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment
 
 COMMAND = [sys.executable, "-m", "selfverify", "agent"]
 
@@ -36,11 +36,11 @@ def test_the_phone_is_served() -> None:
         [url] = re.findall(r"http://\S+", line)
 
         async def use() -> None:
-            phone = RemoteEnvironment(RemoteSettings(url + "/phone"))
+            phone = RemoteEnvironment(RemoteConfig(url + "/phone"))
             await phone.open()
             assert "launch" in [tool["function"]["name"] for tool in phone.tools]
             await phone.close()
-            counter = RemoteEnvironment(RemoteSettings(url + "/counter"))
+            counter = RemoteEnvironment(RemoteConfig(url + "/counter"))
             await counter.reset({"goal": 3}, seed=1)
             assert (await counter.step(Call("add", {"number": 2}))).done
             await counter.close()

@@ -23,7 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.counters import Metrics
 from selfverify.serving.local import Local
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 CONFIG = EvaluationConfig(problems=5, samples=4)
@@ -72,7 +72,7 @@ def test_requests_are_bounded(servers: Loop, knows_n: bool | None) -> None:
         return numbered(body, i)
 
     fake = FakeUpstream(write=write, knows_n=knows_n, delay_s=0.01)
-    assert measured(served(servers, fake, at_once=3))["samples"] == 20
+    assert measured(served(servers, fake, concurrent=3))["samples"] == 20
     assert 1 < most <= 3
 
 
@@ -91,7 +91,7 @@ def test_what_is_finished_is_kept_and_not_asked_again(servers: Loop, tmp_path: P
         return 500 if name in failing else None
 
     fake = FakeUpstream(write=numbered, fault=fault)
-    store, answerer = tmp_path / "s.jsonl", served(servers, fake, at_once=1)
+    store, answerer = tmp_path / "s.jsonl", served(servers, fake, concurrent=1)
     with pytest.raises(ServerError, match=r"the server failed on digits-sum/test/0/\d: .*goes on"):
         measured(answerer, store)
     kept = len(read_samples(store)[1])
@@ -144,7 +144,7 @@ def test_thoughts_that_a_server_takes_out_return(servers: Loop, monkeypatch: pyt
 def test_own_gateway_answers_as_the_policy(servers: Loop, tmp_path: Path) -> None:
     """Greedy answers, all their scores and log-probabilities are the same; nothing may choose among them."""
     policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")
-    gateway = Gateway(Local(policy, "digits"), GatewaySettings(), metrics=Metrics())
+    gateway = Gateway(Local(policy, "digits"), GatewayConfig(), metrics=Metrics())
     url = servers.gateway(gateway)
     config = EvaluationConfig(problems=4, samples=2, temperature=0.0)
 

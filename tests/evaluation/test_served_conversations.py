@@ -53,7 +53,7 @@ class Adding(ToolEpisode):
 
 class Sums(Task):
     name, summary, tags = "sums", "sums by a tool", ("answer",)
-    limits = Task.limits.model_copy(update={"turns": 4, "reply_threads": 2, "reply_s": 20.0})
+    limits = Task.limits.model_copy(update={"turns": 4, "step_threads": 2, "step_timeout_s": 20.0})
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         words = user_turn(f"What is {index} + 2?", 0)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -57,7 +57,7 @@ class Walks(Task):
 
     name = "walks"
     summary = "test"
-    limits = EpisodeLimits(turns=4)
+    limits = RolloutLimits(turns=4)
 
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return self.posed(split, seed, index, f"Walk {index}.", None, LEFT)

@@ -14,7 +14,7 @@ from tests.serving.test_agent_run import AgentServer
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.sampling_settings import SamplingConfig
@@ -27,11 +27,11 @@ from selfverify.experiments.reanswer import reanswer
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.policy import Policy
 from serving_servers import FakeUpstream, Loop
 
-EXPERT = TeacherSettings(expert=True)
+EXPERT = TeacherConfig(expert=True)
 SHORT = ["task.apps=[clock]", "task.prompt=task"]
 
 
@@ -107,7 +107,7 @@ def clock_teacher() -> AgentServer:
 
 def test_a_server_teaches(tmp_path: Path, loop: Loop) -> None:
     server = clock_teacher()
-    teacher = TeacherSettings(server=loop.upstream(server), model="m", temperature=0.5)
+    teacher = TeacherConfig(server=loop.upstream(server), model="m", temperature=0.5)
     output = tmp_path / "taught.jsonl"
     done = collect(recipe(), teacher, output, problems=3, samples=2, keep="all")
     assert (done.conversations, done.written, done.lost) == (6, 6, 0)
@@ -123,13 +123,13 @@ def test_a_server_teaches(tmp_path: Path, loop: Loop) -> None:
 
 
 def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, loop: Loop) -> None:
-    teacher = TeacherSettings(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    teacher = TeacherConfig(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
     with pytest.raises(
         DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the"
     ):
         collect(recipe(), teacher, tmp_path / "a.jsonl", problems=2)
     assert len((tmp_path / "a.jsonl.journal").read_text().splitlines()) == 3
-    teacher = TeacherSettings(server=loop.upstream(clock_teacher()), model="m")
+    teacher = TeacherConfig(server=loop.upstream(clock_teacher()), model="m")
     with pytest.raises(DataError, match=r"held: 2 conversations, 0 of them right\. "):
         collect(recipe("task.apps=[settings]"), teacher, tmp_path / "b.jsonl", problems=2)
 
@@ -141,7 +141,7 @@ def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path,
     shown = phone.demonstrate_turns(phone.problem("train", found.seed, 0), np.random.default_rng(0))
     server = AgentServer()
     server.turns = [turn.text for turn in shown[:-1]] + ["It is done."]
-    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=loop.upstream(server), model="m")
     with pytest.raises(DataError, match=r"held: 1 conversations, 0 of them right\. "):
         collect(found, teacher, tmp_path / "a.jsonl", problems=1)
     assert collect(found, teacher, tmp_path / "a.jsonl", problems=1, keep="all").written == 1
@@ -157,7 +157,7 @@ def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path,
     ],
 )
 def test_collections_that_cannot_be(
-    tmp_path: Path, name: str, teacher: TeacherSettings, output: str, message: str
+    tmp_path: Path, name: str, teacher: TeacherConfig, output: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         collect(load_recipe(name), teacher, tmp_path / output, problems=1)
@@ -173,7 +173,7 @@ def test_collections_that_cannot_be(
 )
 def test_teachers_that_cannot_be(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TeacherSettings(**given)
+        TeacherConfig(**given)
 
 
 def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
@@ -181,7 +181,7 @@ def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
     collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=2)
     old = open_rows(tmp_path / "old.jsonl")
     server = FakeUpstream(write=lambda body, i: f"Behind {len(body['messages'])} messages.")
-    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=loop.upstream(server), model="m")
     written, lost, _ = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
     turns = [sum(m["role"] == "assistant" for m in row["messages"]) for row in old]
     assert (written, lost) == (sum(turns), 0)
@@ -202,12 +202,12 @@ def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
 def test_turns_without_an_answer_are_left_out(tmp_path: Path, loop: Loop) -> None:
     collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=1)
     server = FakeUpstream(write=lambda body, i: "" if len(body["messages"]) > 2 else "Fine.")
-    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=loop.upstream(server), model="m")
     written, lost, reason = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
     assert written == 1 and lost > 0 and reason == "its answer is empty"
     with pytest.raises(ConfigError, match="name it with --server"):
         reanswer(tmp_path / "old.jsonl", EXPERT, tmp_path / "new.jsonl")
-    bad = TeacherSettings(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    bad = TeacherConfig(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
     with pytest.raises(DataError, match="told to fail"):
         reanswer(tmp_path / "old.jsonl", bad, tmp_path / "none.jsonl")
 
@@ -216,7 +216,7 @@ def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
     """What a policy said in an evaluation, message by message, without the chat template's marks."""
     task = recipe_task(recipe())
     policy = policy_for(tmp_path / "model", task)
-    task.limits = EpisodeLimits(turns=2)
+    task.limits = RolloutLimits(turns=2)
     config = EvaluationConfig(problems=3, samples=2, temperature=1.0)
     store = tmp_path / "samples.jsonl"
     evaluate(policy, task, config, store, max_new_tokens=16)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from selfverify.cli.train_commands import QuickstartSettings
+from selfverify.cli.train_commands import QuickstartConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.headline import MOST
 from selfverify.experiments.quickstart import quickstart as module
@@ -63,7 +63,7 @@ def test_the_papers_of_the_command_are_those_that_are_shown(monkeypatch: pytest.
         ("looking-digits", "output=runs/quickstart-vts-v"),
     ]
     assert [*SHOWCASES] == [*get_args(Paper)]
-    assert get_args(QuickstartSettings.model_fields["paper"].annotation) == get_args(Paper)
+    assert get_args(QuickstartConfig.model_fields["paper"].annotation) == get_args(Paper)
 
 
 def test_stored_figures_are_those_of_the_results() -> None:

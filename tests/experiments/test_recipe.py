@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from selfverify.core.credit import Credit
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
@@ -242,15 +242,15 @@ def test_vllm_starts_from_no_gguf_file(good: Path, tmp_path: Path) -> None:
 
 def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     single = load_recipe(good)
-    assert recipe_task(single).limits == EpisodeLimits(turns=1)
-    monkeypatch.setattr(registry.TASKS["counting"], "limits", EpisodeLimits(turns=9, reply_s=2.0))
-    changed = load_recipe(good, ["episode.turns=4", "episode.reply_threads=3"])
-    assert recipe_task(changed).limits == EpisodeLimits(turns=4, reply_threads=3, reply_s=2.0)
-    assert recipe_task(load_recipe(good)).limits == EpisodeLimits(turns=9, reply_s=2.0)
+    assert recipe_task(single).limits == RolloutLimits(turns=1)
+    monkeypatch.setattr(registry.TASKS["counting"], "limits", RolloutLimits(turns=9, step_timeout_s=2.0))
+    changed = load_recipe(good, ["episode.turns=4", "episode.step_threads=3"])
+    assert recipe_task(changed).limits == RolloutLimits(turns=4, step_threads=3, step_timeout_s=2.0)
+    assert recipe_task(load_recipe(good)).limits == RolloutLimits(turns=9, step_timeout_s=2.0)
     assert "episode.turns: should be greater than or equal to 1" in refusal(good, "episode.turns=0")
-    assert "did you mean episode.reply_s?" in refusal(good, "episode.reply_sec=3")
-    assert "set episode.reply_threads" in refusal(good, "episode.reply_s=3")
-    monkeypatch.setattr(registry.METHODS["pairs"], "limits", EpisodeLimits(turns=2))
+    assert "did you mean episode.step_timeout_s?" in refusal(good, "episode.reply_sec=3")
+    assert "set episode.step_threads" in refusal(good, "episode.step_timeout_s=3")
+    monkeypatch.setattr(registry.METHODS["pairs"], "limits", RolloutLimits(turns=2))
     assert "method pairs are as long as it says itself" in refusal(good, "episode.turns=4")
 
 

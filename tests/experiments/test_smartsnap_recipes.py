@@ -14,7 +14,7 @@ from selfverify.core.environment import Call
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import train
 from selfverify.tasks.call_forms import written_call
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 
 TINY = [
     "policy.dtype=float32", "policy.gradient_checkpointing=false", "policy.device=cpu",
@@ -69,7 +69,7 @@ def test_the_papers_recipes_on_phones(name: str, tmp_path: Path) -> None:
 def test_the_recipe_with_servers(tmp_path: Path) -> None:
     row = {"instruction": "Turn off dark mode.", "task": {"template": "settings-display"}, "seed": 7}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(row) + "\n")
-    servers = [Serving(phone=lambda: PhoneEnvironment(PhoneOptions(text="terse"))) for _ in range(2)]
+    servers = [Serving(phone=lambda: PhoneEnvironment(PhoneConfig(text="terse"))) for _ in range(2)]
     try:
         run(
             "smartsnap-environments",

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
@@ -75,7 +75,7 @@ class Random(DigitsSum):
     """`digits-sum` with a moody environment."""
 
     name = "random-sum"
-    limits = EpisodeLimits(turns=4, reply_threads=2, reply_s=10.0)
+    limits = RolloutLimits(turns=4, step_threads=2, step_timeout_s=10.0)
     repeatable = False
 
     def problem(self, split: Any, seed: int, index: int) -> Problem:

@@ -10,7 +10,7 @@ import torch
 
 from killed_runs import train
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
@@ -24,7 +24,7 @@ def main() -> None:
     policy = Policy.load(
         model,
         dtype="bfloat16" if "bfloat16" in words else "float32",
-        lora=LoraSettings(rank=2, dropout=0.3) if "dropout" in words else None,
+        lora=AdapterConfig(rank=2, dropout=0.3) if "dropout" in words else None,
     )
     channels = next((word for word in words if word in ("alternate", "apart")), "joint")
     config = TrainerConfig(

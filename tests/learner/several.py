@@ -30,9 +30,9 @@ from PIL import Image
 from rounding import float64
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER
@@ -135,7 +135,7 @@ class Wandering(AnswerOnce):
 class Talking(Uneven):
     """Conversations of one to four turns, of which one hangs."""
 
-    limits = EpisodeLimits(turns=4, reply_threads=4, reply_s=2.0)
+    limits = RolloutLimits(turns=4, step_threads=4, step_timeout_s=2.0)
 
     def __init__(self, given: dict[str, str]) -> None:
         super().__init__(given)
@@ -150,7 +150,7 @@ class Talking(Uneven):
 
 def run(output: Path, way: str, given: dict[str, str], replay: Path | None = None) -> None:
     """Train to the end, from the beginning or from the newest checkpoint, and save the model."""
-    lora = LoraSettings(rank=2, dropout=0.1) if "lora" in given else None
+    lora = AdapterConfig(rank=2, dropout=0.1) if "lora" in given else None
     policy = Policy.load(
         PolicyConfig(
             path="builtin:digits",

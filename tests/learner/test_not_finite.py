@@ -16,7 +16,7 @@ from selfverify.core.credit import Credit
 from selfverify.core.errors import CheckpointError, DataError, SelfVerifyError
 from selfverify.core.events import read_events, story
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -31,7 +31,7 @@ from selfverify.tasks.digits.digits_pick import DigitsPick
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "lora": {"lora": LoraSettings(rank=2)},
+    "lora": {"lora": AdapterConfig(rank=2)},
     "masters": {"dtype": "bfloat16"},
 }
 

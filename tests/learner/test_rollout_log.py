@@ -16,7 +16,7 @@ import torch
 
 from killed_runs import same_figures, same_weights
 from learner import random_episodes
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
 from selfverify.core.learner_settings import TrainerConfig
@@ -168,9 +168,9 @@ def test_logging_changes_nothing(tmp_path: Path) -> None:
     [
         ("auto", True, {}, False),
         ("auto", False, {}, True),
-        ("auto", True, {"reply_threads": 1}, True),
-        ("auto", True, {"rollout_s": 9.0}, True),
-        ("never", False, {"reply_threads": 1}, False),
+        ("auto", True, {"step_threads": 1}, True),
+        ("auto", True, {"rollout_timeout_s": 9.0}, True),
+        ("never", False, {"step_threads": 1}, False),
         ("recent", True, {}, True),
     ],
 )
@@ -178,7 +178,7 @@ def test_who_logs_by_default(
     wanted: Any, repeatable: bool, limits: dict[str, Any], logged: bool, tmp_path: Path
 ) -> None:
     task = make_task("digits-sum")
-    task.repeatable, task.limits = repeatable, EpisodeLimits(turns=3, **limits)
+    task.repeatable, task.limits = repeatable, RolloutLimits(turns=3, **limits)
     learner = TrainerConfig(steps=1, rollout_log=wanted)
     policy: Any = None
     training = Training(policy, task, make_method("grpo"), learner, SamplingConfig(), tmp_path)

@@ -13,7 +13,7 @@ from PIL import Image
 from rounding import assert_close
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.looking.step_verifier import StepVerifier
@@ -52,7 +52,7 @@ def said_by(policy: Policy, text: str, turn: int) -> PolicyTurn:
 @torch.no_grad()
 def adapted(load_policy: Callable[..., Policy]) -> Policy:
     """A policy whose adapter has learnt something."""
-    policy = load_policy(lora=LoraSettings(rank=4, alpha=8))
+    policy = load_policy(lora=AdapterConfig(rank=4, alpha=8))
     generator = torch.Generator().manual_seed(3)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:

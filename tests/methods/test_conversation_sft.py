@@ -15,7 +15,7 @@ from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.environment import EnvironmentLost
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -35,7 +35,7 @@ class Counting(Task):
 
     name = "counting"
     summary = "test"
-    limits = EpisodeLimits(turns=6)
+    limits = RolloutLimits(turns=6)
 
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return Problem(f"counting/{index}", user_turn("Count.", images=0), target=1 + index % 3)

@@ -11,12 +11,12 @@ import torch
 
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 
 TOKENS = [[[7, 8, 9], [10, 11]]] * 3
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = AdapterConfig(rank=4, alpha=8)
 
 
 def trainable(policy: Policy) -> set[str]:
@@ -50,11 +50,11 @@ def test_only_the_decoders_adapter_is_trained(load_policy: Any, adapted: Policy)
     names = trainable(adapted)
     assert names and all("lora_" in name and "visual" not in name for name in names)
     assert any("visual" in name for name in trainable(load_policy(lora=LORA, train_vision=True)))
-    few = trainable(load_policy(lora=LoraSettings(rank=4, targets=["q_proj"])))
+    few = trainable(load_policy(lora=AdapterConfig(rank=4, targets=["q_proj"])))
     assert few and all(".q_proj." in name for name in few)
     for targets in (["nothing"], ["q_proj", "nothing"]):
         with pytest.raises(ConfigError, match=r"policy\.lora\.targets: .*named nothing; .* q_proj"):
-            load_policy(lora=LoraSettings(targets=targets))
+            load_policy(lora=AdapterConfig(targets=targets))
 
 
 def test_the_reference_is_the_start_and_holds_no_copy(adapted: Policy, problems: list[Problem]) -> None:
@@ -154,7 +154,7 @@ def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) ->
 
     adapted.save(tmp_path / "a")
     with pytest.raises(CheckpointError, match="does not fit"):
-        load_matching(load_policy(lora=LoraSettings(rank=8)).model, tmp_path / "a")
+        load_matching(load_policy(lora=AdapterConfig(rank=8)).model, tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"policy\.lora"):
         load_matching(load_policy().model, tmp_path / "a")
     with pytest.raises(ConfigError, match="already holds an adapter"):

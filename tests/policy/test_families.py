@@ -13,7 +13,7 @@ from tests.policy.conftest import noise_image
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
@@ -169,7 +169,7 @@ def test_trained_tower_learns(folder: Path, problems: list[Problem]) -> None:
 
 
 def train(folder: Path, output: Path, steps: int, lora: bool, resume: bool = False) -> Policy:
-    settings = LoraSettings(rank=2) if lora else None
+    settings = AdapterConfig(rank=2) if lora else None
     policy = Policy.load(PolicyConfig(path=str(folder), device="cpu", lora=settings))
     config = TrainerConfig(steps=steps, groups_per_step=2, checkpoint_every=1, learning_rate=1e-2)
     method = make_method("sft", right=1, wrong=1)

@@ -14,7 +14,7 @@ from peft.tuners.lora.layer import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy
@@ -240,7 +240,7 @@ def test_an_adapter_that_a_program_adds(load_policy: Any, kind: str, target: str
 
 
 def test_adapters_of_the_tower_are_merged(load_policy: Any, problems: list[Problem]) -> None:
-    policy = load_policy(lora=LoraSettings(rank=4), train_vision=True)
+    policy = load_policy(lora=AdapterConfig(rank=4), train_vision=True)
     start = policy.logprobs(policy.encode(problems), [[[7, 8, 9]]] * 3).detach()
     with torch.no_grad():
         for parameter in policy.model.parameters():

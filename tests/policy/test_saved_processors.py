@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
@@ -97,7 +97,7 @@ def test_adapters_and_what_they_are_merged_to(tiny_folder: Path, tmp_path: Path,
     shutil.copytree(tiny_folder, base)
     if nested:
         nest(base)
-    policy = Policy.load(str(base), device="cpu", lora=LoraSettings(rank=2), **FEW)
+    policy = Policy.load(str(base), device="cpu", lora=AdapterConfig(rank=2), **FEW)
     policy.save(adapter)
     loaded = Policy.load(str(adapter), device="cpu")
     loaded.save(again)
@@ -112,7 +112,7 @@ def test_adapters_and_what_they_are_merged_to(tiny_folder: Path, tmp_path: Path,
 
 
 def test_an_adapter_without_settings_of_images(tiny_folder: Path, tmp_path: Path) -> None:
-    Policy.load(str(tiny_folder), device="cpu", lora=LoraSettings(rank=2)).save(tmp_path)
+    Policy.load(str(tiny_folder), device="cpu", lora=AdapterConfig(rank=2)).save(tmp_path)
     (tmp_path / IMAGES).unlink()
     assert seen(Policy.load(str(tmp_path), device="cpu")) == (32, (128, 64))
 

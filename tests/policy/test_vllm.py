@@ -22,9 +22,9 @@ from pydantic import ValidationError
 import vllm_standin
 from rounding import assert_close
 from selfverify.core.errors import ConfigError, SamplingError
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.policy import loading, vllm_start
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
@@ -36,7 +36,7 @@ from vllm_standin import LLM, Server
 pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
 
 SAMPLING = SamplingConfig(
-    engine="vllm", group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6, vllm=VLLMSettings()
+    engine="vllm", group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6, vllm=VLLMConfig()
 )
 
 
@@ -71,7 +71,7 @@ def policy(standin: None, load_policy: Any) -> Policy:
 
 def on_server(server: Server, **settings: Any) -> SamplingConfig:
     """`SAMPLING` by that server."""
-    where = VLLMSettings(mode="server", server_base_url=server.url, server_timeout_s=5)
+    where = VLLMConfig(mode="server", server_base_url=server.url, server_timeout_s=5)
     return SAMPLING.model_copy(update={"vllm": where, **settings})
 
 
@@ -218,7 +218,7 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
 @pytest.mark.usefixtures("standin")
 def test_sleeping_engine_has_the_weights_again(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
-    sampling = SAMPLING.model_copy(update={"vllm": VLLMSettings(enable_sleep_mode=True)})
+    sampling = SAMPLING.model_copy(update={"vllm": VLLMConfig(enable_sleep_mode=True)})
     policy.engine = start(policy, sampling)
     for _ in range(2):  # the second time nothing was learnt, but level 2 has dropped the weights
         groups = policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
@@ -228,7 +228,7 @@ def test_sleeping_engine_has_the_weights_again(load_policy: Any, problems: list[
 @pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize("tower", [False, True])
 def test_adapter_is_merged_on_the_way(load_policy: Any, problems: list[Problem], tower: bool) -> None:
-    policy = load_policy(lora=LoraSettings(rank=4), train_vision=tower)
+    policy = load_policy(lora=AdapterConfig(rank=4), train_vision=tower)
     policy.engine = start(policy)
     shift(policy)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters()}
@@ -405,7 +405,7 @@ def test_refused_families_and_shards(load_policy: Any, problems: list[Problem]) 
         start(policy)
     fsdp = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace())
     with pytest.raises(ConfigError, match="cannot be merged out of shards"):
-        VLLMEngine(load_policy(lora=LoraSettings(rank=4)), fsdp, SAMPLING)  # type: ignore[arg-type]
+        VLLMEngine(load_policy(lora=AdapterConfig(rank=4)), fsdp, SAMPLING)  # type: ignore[arg-type]
     policy = load_policy()
     policy.engine = start(policy)
     policy.engine.accelerator = fsdp  # type: ignore[assignment]

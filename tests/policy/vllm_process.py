@@ -13,7 +13,7 @@ import pytest
 import vllm_standin
 from selfverify.core import ranks
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.experiments.registry import make_task
 from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy
@@ -31,7 +31,7 @@ def main(folder: str, rank: int, port: str, output: Path) -> None:
     vllm_standin.install(pytest.MonkeyPatch(), server)
     with server.running() if server else nullcontext():
         policy = Policy.load(folder, device="cpu")
-        where = VLLMSettings(mode="server", server_base_url=server.url if server else "http://127.0.0.1:9")
+        where = VLLMConfig(mode="server", server_base_url=server.url if server else "http://127.0.0.1:9")
         sampling = SamplingConfig(engine="vllm", vllm=where, group_size=2, max_new_tokens=4, top_p=1.0)
         policy.engine = VLLMEngine(policy, make_accelerator(policy), sampling)
         task = make_task("digits-pick")

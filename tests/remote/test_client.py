@@ -16,7 +16,7 @@ from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import CandidateSampler, Mode
 from selfverify.remote.chat_wire import seconds_of
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import API_KEY_VARIABLE, ServerSettings, server_url
+from selfverify.remote.connection import API_KEY_VARIABLE, ServerConfig, server_url
 from selfverify.remote.judge import rate
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
@@ -29,7 +29,7 @@ def with_client(fake: FakeUpstream, use: Callable[[OpenAIClient], Awaitable[T]],
     async def main() -> T:
         async with AsyncExitStack() as stack:
             url = await open_upstream(fake, stack)
-            server = ServerSettings(url, **{"wait_s": 0.01, "timeout_s": 5.0} | settings)
+            server = ServerConfig(url, **{"wait_s": 0.01, "timeout_s": 5.0} | settings)
             return await use(await stack.enter_async_context(OpenAIClient(server)))
 
     return asyncio.run(main())
@@ -92,7 +92,7 @@ def test_a_model_that_is_not_there() -> None:
 
 def test_nobody_listens() -> None:
     async def main() -> None:
-        async with OpenAIClient(ServerSettings("http://127.0.0.1:9", wait_s=0.01)) as client:
+        async with OpenAIClient(ServerConfig("http://127.0.0.1:9", wait_s=0.01)) as client:
             await client.models()
 
     with pytest.raises(ServerError, match="cannot be reached") as caught:

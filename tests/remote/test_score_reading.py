@@ -14,13 +14,13 @@ from aiohttp import web
 from tests.remote.test_server_replies import entries
 
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
 
 DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}
@@ -66,7 +66,7 @@ def read(fake: FakeUpstream, *texts: str, **rest: Any) -> tuple[list[float | Non
 
     async def main() -> tuple[list[float | None], Usage]:
         async with AsyncExitStack() as stack:
-            settings = ServerSettings(await open_upstream(fake, stack), tries=1)
+            settings = ServerConfig(await open_upstream(fake, stack), tries=1)
             client = await stack.enter_async_context(OpenAIClient(settings))
             reader, usage, found = ScoreReader(client), Usage(), list[float | None]()
             for text in texts:
@@ -164,7 +164,7 @@ def test_candidates_are_drawn_without_alternatives() -> None:
     fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
     servers = Loop()
     try:
-        address, _ = servers.before(fake, GatewaySettings())
+        address, _ = servers.before(fake, GatewayConfig())
         body = question(best_of=BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True))
 
         async def ask() -> tuple[int, Body]:

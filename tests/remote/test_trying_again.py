@@ -8,10 +8,10 @@ import gc
 import pytest
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.trying_again import tried_again
 
-SETTINGS = ServerSettings("http://127.0.0.1:1", tries=3, wait_s=0.001, longest_wait_s=0.01)
+SETTINGS = ServerConfig("http://127.0.0.1:1", tries=3, wait_s=0.001, longest_wait_s=0.01)
 
 
 def tried(faults: list[ServerError | None], until: float | None = None) -> tuple[object, int]:

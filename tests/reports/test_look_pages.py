@@ -23,7 +23,7 @@ from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_steps import step_of
 from selfverify.looking.looking_task import LookingTask
@@ -216,7 +216,7 @@ def test_the_command(tmp_path: Path) -> None:
     """It reads the journals of `visual collect`; a conversation that is not there is an error."""
     looks, page = tmp_path / "looks", tmp_path / "x.html"
     assert "visual collect" in run("visual", "page", looks, code=2).output
-    collect_looks(far_recipe(), TeacherSettings(expert=True), looks, problems=3)
+    collect_looks(far_recipe(), TeacherConfig(expert=True), looks, problems=3)
     told = run("visual", "page", looks, "--output", page, "--most", 2).output
     text = page.read_text("utf-8")
     assert "2 conversations" in told and text.count('class="card panel talk"') == 2

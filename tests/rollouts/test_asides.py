@@ -11,7 +11,7 @@ from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -87,7 +87,7 @@ def hold(policy: Policy, make: Callable[[], Asks], turns: int = 3) -> tuple[list
         episodes.append(make())
         return episodes[-1]
 
-    limits = EpisodeLimits(turns=turns)
+    limits = RolloutLimits(turns=turns)
     groups = rollout(policy, Chat(), problems, [3, 4], SAMPLING, opened, limits).groups
     return [trajectory for group in groups for trajectory in group.trajectories], episodes
 
@@ -164,5 +164,5 @@ def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> 
     problems = [Problem("plain", user_turn("Say 7.", images=0))]
     with pytest.raises(ConfigError, match="asked aside"):
         rollout(
-            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(probed=True), EpisodeLimits(turns=3)
+            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(probed=True), RolloutLimits(turns=3)
         )

@@ -11,7 +11,7 @@ from tests.rollouts.test_converse import Chat, ending_policy
 from tests.rollouts.test_hung import hung
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.event_loop import EventLoop
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -87,7 +87,7 @@ def test_many_conversations_wait_at_once(
     its own conversation, and leaves no thread behind."""
     desk = Desk(MANY)
     count = iter(range(MANY))
-    limits = EpisodeLimits(turns=3, reply_threads=MANY, reply_s=30.0, hung_threads=1)
+    limits = RolloutLimits(turns=3, step_threads=MANY, step_timeout_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
     rolled = rollout(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
@@ -102,7 +102,7 @@ def test_many_conversations_wait_at_once(
     assert hung.count() == 0 and not any("remote" in t.name for t in threading.enumerate())
 
 
-@pytest.mark.parametrize(("needed", "enter_s", "reply_s"), [(3, 0.1, 30.0), (4, 20.0, 0.1)])
+@pytest.mark.parametrize(("needed", "enter_s", "step_timeout_s"), [(3, 0.1, 30.0), (4, 20.0, 0.1)])
 def test_too_few_threads_are_no_deadlock(
     ending_policy: Callable[..., Policy],
     loop: EventLoop,
@@ -118,7 +118,7 @@ def test_too_few_threads_are_no_deadlock(
     ones would complete three, and a second that is still within its deadline would then reply in time.
     """
     desk = Desk(needed)
-    limits = EpisodeLimits(turns=2, reply_threads=2, reply_s=reply_s)
+    limits = RolloutLimits(turns=2, step_threads=2, step_timeout_s=reply_s)
     sampling = SamplingConfig(group_size=3, max_new_tokens=12, top_p=1.0)
 
     class Impatient(Remote):

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
@@ -24,7 +24,7 @@ from selfverify.rollouts.converse import rollout
 __all__ = ["ending_policy"]  # a fixture
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=24, top_p=1.0)
-LIMITS = EpisodeLimits(turns=3)
+LIMITS = RolloutLimits(turns=3)
 IMAGE, WORDS = {"type": "image"}, {"type": "text", "text": "Look."}
 
 

@@ -16,7 +16,7 @@ from tests.updating import update
 from rounding import assert_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.episode import Episode, Observation
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -35,8 +35,8 @@ from selfverify.tasks.digits.digits_sum import DigitsSum
 __all__ = ["ending_policy"]  # a fixture
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
-LIMITS = EpisodeLimits(turns=3)
-THREADS = LIMITS.model_copy(update={"reply_threads": 3, "reply_s": 0.5})
+LIMITS = RolloutLimits(turns=3)
+THREADS = LIMITS.model_copy(update={"step_threads": 3, "step_timeout_s": 0.5})
 ASKED = Problem("asked", user_turn("Which digits are shown?", images=0), environment_begins=True)
 PLAIN = replace(ASKED, environment_begins=False)
 
@@ -66,7 +66,7 @@ class Given(Talkative):
 
 
 def hold(
-    policy: Policy, first: Callable[[], Any], problem: Problem = ASKED, limits: EpisodeLimits = LIMITS
+    policy: Policy, first: Callable[[], Any], problem: Problem = ASKED, limits: RolloutLimits = LIMITS
 ) -> list[Trajectory]:
     """Three conversations; the one in the middle begins with ``first``."""
     count = iter(range(3))
@@ -156,7 +156,7 @@ def test_a_conversation_that_is_shown_nothing_is_the_ordinary_one(
 @pytest.mark.parametrize("limits", [LIMITS, THREADS], ids=["inline", "threads"])
 @pytest.mark.parametrize("problem", [ASKED, PLAIN], ids=["begins", "plain"])
 def test_over_before_the_policy_speaks(
-    ending_policy: Callable[..., Policy], limits: EpisodeLimits, problem: Problem
+    ending_policy: Callable[..., Policy], limits: RolloutLimits, problem: Problem
 ) -> None:
     """Such a conversation counts as its ending says, has no token to learn from, and disturbs no other."""
     policy = ending_policy()
@@ -304,7 +304,7 @@ def test_beginnings_come_from_seeds(ending_policy: Callable[..., Policy]) -> Non
     """A problem alone equals itself in a batch with others that begin and that do not."""
     policy = ending_policy()
 
-    def talk(problems: list[Problem], seeds: list[int], limits: EpisodeLimits) -> list[list[list[int]]]:
+    def talk(problems: list[Problem], seeds: list[int], limits: RolloutLimits) -> list[list[list[int]]]:
         def begin(problem: Problem, seed: int) -> Episode:
             return Screen(seed) if problem.environment_begins else Talkative(seed)
 

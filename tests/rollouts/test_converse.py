@@ -15,7 +15,7 @@ from tests.updating import update
 from rounding import assert_close
 from selfverify.core.credit import Credit, valid_trajectories
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -27,7 +27,7 @@ from selfverify.tasks.base import Judged, Task, user_turn
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
-LONG = EpisodeLimits(turns=4)
+LONG = RolloutLimits(turns=4)
 
 
 class Chat(Task):
@@ -102,7 +102,7 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
     rolled = rollout(
-        policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), EpisodeLimits(turns=5)
+        policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), RolloutLimits(turns=5)
     )
     lengths = set()
     for streams, group in zip(streams_of(policy, rolled), rolled.groups, strict=True):
@@ -141,14 +141,14 @@ def test_a_problem_alone_equals_itself_in_a_batch(
 ) -> None:
     policy = ending_policy()
 
-    def hold(problems: list[Problem], seeds: list[int], limits: EpisodeLimits) -> list[list[list[int]]]:
+    def hold(problems: list[Problem], seeds: list[int], limits: RolloutLimits) -> list[list[list[int]]]:
         made = rollout(policy, Chat(), problems, seeds, SAMPLING, lambda p, seed: Talkative(seed), limits)
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = hold(asked, [3, 4], LONG)
     assert hold(asked[1:], [4], LONG) == together[1:]
     # Nor do threads that reply change anything.
-    assert hold(asked, [3, 4], LONG.model_copy(update={"reply_threads": 4})) == together
+    assert hold(asked, [3, 4], LONG.model_copy(update={"step_threads": 4})) == together
 
 
 class Failing(Talkative):
@@ -182,7 +182,7 @@ def test_a_failing_episode_ends_its_own_conversation_only(
             opened.append(Failing(seed, how, len(opened) % 3 == 1))
             return opened[-1]
 
-        limits = LONG.model_copy(update={"reply_threads": 3, "reply_s": 0.3})
+        limits = LONG.model_copy(update={"step_threads": 3, "step_timeout_s": 0.3})
         return rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits).groups
 
     for undisturbed, group in zip(hold(""), hold(how), strict=True):
@@ -210,7 +210,7 @@ def test_a_rollout_that_takes_too_long(ending_policy: Callable[..., Policy], ask
             return reply
 
     policy = ending_policy()
-    limits = EpisodeLimits(turns=4, rollout_s=0.01)
+    limits = RolloutLimits(turns=4, rollout_timeout_s=0.01)
     made = rollout(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, s: Slow(s), limits)
     assert all(t.finish == Finish.ERROR for group in made.groups for t in group.trajectories)
 
@@ -232,7 +232,7 @@ def test_a_full_context_ends_a_conversation(
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4, 6])
+@pytest.mark.parametrize("concurrent", [1, 2, 4, 6])
 def test_conversations_in_waves_are_the_same(
     ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
 ) -> None:
@@ -248,7 +248,7 @@ def test_conversations_in_waves_are_the_same(
     whole = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, LONG)
     opened.clear()
     most = 0
-    limits = LONG.model_copy(update={"at_once": at_once})
+    limits = LONG.model_copy(update={"concurrent": at_once})
     parts = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits)
     assert most == at_once and [episode.closed for episode in opened] == [1] * 6
     assert set(parts.seconds) == set(whole.seconds)
@@ -265,7 +265,7 @@ def test_the_time_of_a_rollout_is_that_of_all_its_waves(
         time.sleep(0.06)
         return Talkative(seed)
 
-    limits = LONG.model_copy(update={"at_once": 1, "rollout_s": 0.15})
+    limits = LONG.model_copy(update={"concurrent": 1, "rollout_timeout_s": 0.15})
     found = rollout(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
     last = found.groups[1].trajectories[-1]
     assert last.finish == Finish.ERROR and not last.rewards

@@ -8,10 +8,10 @@ import pytest
 from tests.agents.lamps import GOAL, KITCHEN, OVEN, PROBLEM, RULES, TASK, Lamps, submit
 from tests.policy.test_tool_templates import HERMES
 
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.agent_figures import METRICS, summarise_parts
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -33,7 +33,7 @@ class Given(AgentEpisode):
     """Does what is given, whatever the policy says; the first attempts may lose their environment."""
 
     def __init__(self, turns: list[str], lose: str) -> None:
-        super().__init__(PROBLEM, lambda: Lamps(lose=lose), TASK, 3, RULES, AgentSettings(), 3, GOAL)
+        super().__init__(PROBLEM, lambda: Lamps(lose=lose), TASK, 3, RULES, AgentConfig(), 3, GOAL)
         self.given = turns
 
     def step(self, said: PolicyTurn) -> Observation:
@@ -49,7 +49,7 @@ class Lighting(Task):
 
     name = "lighting"
     summary = "test"
-    limits = EpisodeLimits(turns=3)
+    limits = RolloutLimits(turns=3)
     metrics = METRICS
 
     def __init__(self, lost: dict[int, tuple[str, int]]) -> None:

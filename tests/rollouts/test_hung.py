@@ -12,7 +12,7 @@ import pytest
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import read_events
 from selfverify.core.learner_settings import TrainerConfig
@@ -32,7 +32,7 @@ from selfverify.tasks.digits.digits_sum import DigitsSum
 __all__ = ["ending_policy"]  # a fixture
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8, top_p=1.0)
-LIMITS = EpisodeLimits(turns=2, reply_threads=2, reply_s=0.1, hung_threads=2)
+LIMITS = RolloutLimits(turns=2, step_threads=2, step_timeout_s=0.1, hung_threads=2)
 PROBLEM = Chat().problem("train", 0, 0)
 
 
@@ -121,7 +121,7 @@ class Sticking(AnswerOnce):
 class Sums(DigitsSum):
     """`digits-sum`, in which the first conversation of every problem hangs from the second step on."""
 
-    limits = EpisodeLimits(turns=2, reply_threads=4, reply_s=0.1, hung_threads=2)
+    limits = RolloutLimits(turns=2, step_threads=4, step_timeout_s=0.1, hung_threads=2)
     gate: threading.Event
     opened = 0
 
@@ -157,7 +157,7 @@ def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseExceptio
     def leaves() -> int:
         raise error("now")
 
-    limits = EpisodeLimits(turns=1, reply_threads=2, reply_s=60.0)
+    limits = RolloutLimits(turns=1, step_threads=2, step_timeout_s=60.0)
     hung = replying.HUNG.count()
     found = replying.EpisodeRunner(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
     assert (

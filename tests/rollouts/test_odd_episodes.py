@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -24,8 +24,8 @@ from selfverify.tasks.base import Judged, Task, user_turn
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
-LIMITS = EpisodeLimits(turns=3)
-THREADS = LIMITS.model_copy(update={"reply_threads": 3, "reply_s": 0.5})
+LIMITS = RolloutLimits(turns=3)
+THREADS = LIMITS.model_copy(update={"step_threads": 3, "step_timeout_s": 0.5})
 
 
 class Anything(Task):
@@ -62,7 +62,7 @@ def short(load_policy: Any) -> Policy:
     return boosted(load_policy(), 4.0)
 
 
-def hold(policy: Policy, second: Callable[[], Any], limits: EpisodeLimits = LIMITS) -> list[Trajectory]:
+def hold(policy: Policy, second: Callable[[], Any], limits: RolloutLimits = LIMITS) -> list[Trajectory]:
     """Three conversations; the one in the middle is held by what ``second`` makes."""
     count = iter(range(3))
 
@@ -121,7 +121,7 @@ ODD: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("limits", [LIMITS, THREADS], ids=["inline", "threads"])
 @pytest.mark.parametrize("odd", ODD)
 def test_nonsense_ends_its_own_conversation_only(
-    short: Policy, odd: str, limits: EpisodeLimits, caplog: pytest.LogCaptureFixture
+    short: Policy, odd: str, limits: RolloutLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = hold(short, Polite, limits)
     assert all(t.segments[0].finish == Finish.STOP and len(t.segments[0].tokens) > 3 for t in whole)

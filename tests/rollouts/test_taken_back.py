@@ -14,7 +14,7 @@ from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Trajectory
@@ -85,7 +85,7 @@ def hold(
     numbers = iter(range(100))
     return rollout(
         policy, Chat(), problems, [3, 4][: len(problems)], sampling,
-        lambda problem, seed: make(next(numbers)), EpisodeLimits(turns=4),
+        lambda problem, seed: make(next(numbers)), RolloutLimits(turns=4),
     ).groups  # fmt: skip
 
 

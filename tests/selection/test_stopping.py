@@ -16,7 +16,7 @@ from selfverify.selection.stopping import (
     leader_confidence,
     sample_adaptively,
 )
-from selfverify.selection.strategies import Options
+from selfverify.selection.strategies import StrategyConfig
 
 NAN = float("nan")
 
@@ -70,7 +70,7 @@ def test_leader_counts_the_strategys_votes():
     """Answers 0, 0, 1. Majority: Beta(3, 2), 11/16. Scores 0, 0, ln 2 tie the weighted votes: 1/2."""
     c = Candidates(np.array([0, 0, 1, -1]), np.array([0.0, 0.0, np.log(2), 5.0]))
     assert leader_confidence(c) == pytest.approx(11 / 16)
-    weighted = leader_confidence(c, "beta", "weighted", Options(temperature=1.0))
+    weighted = leader_confidence(c, "beta", "weighted", StrategyConfig(temperature=1.0))
     assert weighted == pytest.approx(0.5)
     assert leader_confidence(Candidates(np.array([-1]), np.array([0.5]))) == 0
     with pytest.raises(ConfigError, match="probabilities"):

@@ -17,7 +17,7 @@ from selfverify.selection.rules import (
     support,
     vote_weights,
 )
-from selfverify.selection.strategies import STRATEGIES, Options, find_strategy
+from selfverify.selection.strategies import STRATEGIES, StrategyConfig, find_strategy
 from selfverify.selection.subsets import expected_correctness
 
 NAN = float("nan")
@@ -81,7 +81,7 @@ def test_limits_of_the_weighted_vote(row):
         assert {int(k) for k in keys[cold > 0]} <= top
     for strategy in STRATEGIES.values():
         arrays = Candidates(keys, score, correct=(keys == 0).astype(float))
-        assert strategy.weigh(arrays, Options()).sum() == pytest.approx(1)
+        assert strategy.weigh(arrays, StrategyConfig()).sum() == pytest.approx(1)
     np.testing.assert_allclose(
         best_of_majority_weights(keys, score, 0.0), best_weights(np.where(keys < 0, NAN, score))
         if (keys >= 0).any() else best_weights(score),
@@ -102,7 +102,7 @@ def test_expected_correctness_of_boxes_judges_the_consensus():
     """Two loose boxes whose centroid hits the target; neither alone does (IoU 4.9/10.1 and 4.9/10.1)."""
     boxes = np.array([[[0, 0, 10, 1], [4, 0, 14, 1]]], dtype=float)
     target = [[2.0, 0.0, 12.0, 1.0]]
-    loose = Options(iou=0.3)
+    loose = StrategyConfig(iou=0.3)
     c = Candidates(np.array([[0, 0]]), np.array([[0.5, 0.5]]), boxes, np.zeros((1, 2)))
     assert expected_correctness(STRATEGIES["majority"], c, None, loose, target) == 1
     assert expected_correctness(STRATEGIES["weighted"], c, None, loose, target) == 1
@@ -117,7 +117,9 @@ def test_choose_says_what_and_why():
     assert "0.90" in found.reason
     found = choose(candidates(("7", 0.2), ("9", 0.9), ("7", 0.3)), "majority")
     assert (found.index, found.votes, found.confidence) == (2, 2, pytest.approx(2 / 3))  # the better 7
-    found = choose(candidates(("7", 0.2), ("9", 0.9), ("7", 0.3)), "weighted", Options(temperature=1e9))
+    found = choose(
+        candidates(("7", 0.2), ("9", 0.9), ("7", 0.3)), "weighted", StrategyConfig(temperature=1e9)
+    )
     assert (found.answer, found.confidence) == ("7", pytest.approx(0.5 / 3))
     assert choose(candidates(("7", 0.2)), "best").index == 0  # N = 1
 
@@ -153,7 +155,7 @@ def test_choose_among_boxes():
     found = choose(boxes, "majority")
     assert (found.index, found.answer, found.votes) == (2, [1.0, 0.0, 11.0, 1.0], 2)
     assert choose(boxes, "best").answer == [30, 0, 40, 1]
-    weighted = choose(boxes, "weighted", Options(temperature=1.0))
+    weighted = choose(boxes, "weighted", StrategyConfig(temperature=1.0))
     assert weighted.answer[0] == pytest.approx(2 / (1 + np.exp(-0.05)), abs=0.01)
 
 
@@ -166,4 +168,4 @@ def test_bad_requests_are_named():
         choose([])
     for wrong in ({"temperature": 0.0}, {"share": 1.5}, {"iou": -0.1}, {"temperature": NAN}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Options(**wrong)
+            StrategyConfig(**wrong)

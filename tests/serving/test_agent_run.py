@@ -17,7 +17,7 @@ from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.agent_run import AgentRun, run_agent
-from selfverify.serving.agent_run_settings import ActorSettings, AgentRunConfig, AgentRunSettings
+from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
 from serving_servers import FakeUpstream, Loop
 
 YES = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
@@ -39,7 +39,7 @@ class AgentServer(FakeUpstream):
         return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
 
-def agent_task(settings: AgentRunSettings) -> AgentTask:
+def agent_task(settings: AgentSessionConfig) -> AgentTask:
     """The task that the settings name, as the command makes it."""
     task = make_task(settings.task.environment, **settings.options())
     assert isinstance(task, AgentTask)
@@ -49,8 +49,8 @@ def agent_task(settings: AgentRunSettings) -> AgentTask:
 def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -> tuple[AgentRun, list[str]]:
     """A session, and what was told of each turn."""
     told: list[str] = []
-    settings = AgentRunSettings(
-        task=AgentRunConfig(**task), actor=ActorSettings(**actor), output=page, **more
+    settings = AgentSessionConfig(
+        task=AgentRunConfig(**task), actor=ActorConfig(**actor), output=page, **more
     )
     session = run_agent(
         agent_task(settings), settings, lambda problem: None,
@@ -133,9 +133,9 @@ def test_what_breaks_off_is_shown(tmp_path: Path, servers: Loop, monkeypatch: py
         if turn == 1:
             raise KeyboardInterrupt
 
-    settings = AgentRunSettings(
+    settings = AgentSessionConfig(
         task=AgentRunConfig(template="clock-add"),
-        actor=ActorSettings(expert=True),
+        actor=ActorConfig(expert=True),
         output=tmp_path / "r.html",
     )
     closed: list[bool] = []
@@ -167,11 +167,11 @@ def test_an_own_model_acts(
 
 
 def test_options_of_the_phone_alone_are_given_where_they_are_not_as_usual() -> None:
-    usual = AgentRunSettings(task=AgentRunConfig(instruction="x"), actor=ActorSettings(model="m"))
+    usual = AgentSessionConfig(task=AgentRunConfig(instruction="x"), actor=ActorConfig(model="m"))
     assert usual.options() == {"prompt": "principles", "agent": {"first_screen": "given"}}
-    other = AgentRunSettings(
+    other = AgentSessionConfig(
         task=AgentRunConfig(instruction="x", hostile=True), judge="http://x", judge_model="m",
-        actor=ActorSettings(model="m", show="both"),
+        actor=ActorConfig(model="m", show="both"),
     )  # fmt: skip
     judge = {"kind": "model", "server": {"url": "http://x", "model": "m"}}
     assert other.options() == usual.options() | {"hostile": True, "show": "both", "judge": judge}

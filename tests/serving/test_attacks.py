@@ -20,7 +20,7 @@ from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
-from selfverify.serving.serve_settings import GatewaySettings, ListeningSettings
+from selfverify.serving.serve_settings import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
 from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
 
@@ -28,7 +28,7 @@ CHAT = "chat/completions"
 
 
 def ask(
-    fake: FakeUpstream, body: Body, settings: GatewaySettings | None = None, **more: Any
+    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, **more: Any
 ) -> tuple[int, Body]:
     """Status and JSON of one chat completion."""
     return served(fake, lambda s, url, _: post(s, f"{url}/{CHAT}", body), settings, **more)
@@ -76,7 +76,7 @@ def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
             await asyncio.sleep(60)
             return response
 
-    for best_of, settings in [({"timeout_s": 1.0}, GatewaySettings()), ({}, GatewaySettings(timeout=1.0))]:
+    for best_of, settings in [({"timeout_s": 1.0}, GatewayConfig()), ({}, GatewayConfig(timeout=1.0))]:
         status, reply = ask(Hangs(), question(best_of={"n": 8} | best_of), settings)
         assert status == 200 and reply["best_of"]["stopped"] == "deadline"
         assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (7, 1)
@@ -184,7 +184,7 @@ def test_collections_leave_out_what_was_there_before() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             gateway = quick_gateway(await open_upstream(FakeUpstream(), stack))
-            await run_gateway(gateway, ListeningSettings(port=0), on_ready)
+            await run_gateway(gateway, ListeningConfig(port=0), on_ready)
 
     usual = gc.get_threshold()
     try:
@@ -241,7 +241,7 @@ def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | N
                 found.append(response.status)
         return found
 
-    settings = GatewaySettings(allowed_host=["known.example"])
+    settings = GatewayConfig(allowed_host=["known.example"])
     assert served(FakeUpstream(), use, settings, keys=keys) == [status] * 2
 
 

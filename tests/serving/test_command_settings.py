@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from selfverify.core.settings import option_name
-from selfverify.serving.serve_settings import ServeSettings
-from selfverify.serving.solve_settings import SolveSettings
+from selfverify.serving.serve_settings import ServeConfig
+from selfverify.serving.solve_settings import SolveConfig
 
 HERE = {"backend": {"model": "m"}}
 
@@ -33,7 +33,7 @@ HERE = {"backend": {"model": "m"}}
 )
 def test_solve(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
-        SolveSettings.model_validate({"asked": {"question": "x"}} | fields)
+        SolveConfig.model_validate({"asked": {"question": "x"}} | fields)
 
 
 def leaves(model: type[BaseModel]) -> list[str]:
@@ -46,7 +46,7 @@ def leaves(model: type[BaseModel]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("model", [SolveSettings, ServeSettings])
+@pytest.mark.parametrize("model", [SolveConfig, ServeConfig])
 def test_every_setting_can_be_an_option(model: type[BaseModel]) -> None:
     """No name comes twice."""
     names = leaves(model)

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
 
@@ -81,7 +81,7 @@ def test_a_thousand_requests() -> None:
 
     async def main() -> tuple[str, int]:
         async with AsyncExitStack() as stack:
-            settings = GatewaySettings(timeout=4.0)
+            settings = GatewayConfig(timeout=4.0)
             gateway = quick_gateway(await open_upstream(fake, stack), settings, timeout_s=1.5)
             port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
             session = await stack.enter_async_context(

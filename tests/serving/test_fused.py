@@ -11,7 +11,7 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.fusion import Fusion
-from selfverify.serving.serve_settings import ServeSettings
+from selfverify.serving.serve_settings import ServeConfig
 from selfverify.serving.server import open_gateway
 from serving_servers import Body, FakeUpstream, post, question, served, tagged
 
@@ -85,4 +85,4 @@ def test_the_gateway_does_not_start_with_both() -> None:
         "gateway": {"best_of": {"verifier": "fused:2", "abstain_below": 0.5}},
     }
     with pytest.raises(ConfigError, match=r"--abstain-below: .*fused:2"):
-        open_gateway(ServeSettings.model_validate(settings))
+        open_gateway(ServeConfig.model_validate(settings))

@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 SECRET = "my-secret"
@@ -166,7 +166,7 @@ def target() -> Iterator[Target]:
     level = root.level
     root.addHandler(log)
     root.setLevel(logging.INFO)
-    url, _ = loop.before(fake, GatewaySettings(timeout=5.0), tries=1)
+    url, _ = loop.before(fake, GatewayConfig(timeout=5.0), tries=1)
 
     async def opened() -> aiohttp.ClientSession:
         return await loop.stack.enter_async_context(aiohttp.ClientSession())

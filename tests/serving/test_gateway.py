@@ -22,7 +22,7 @@ from selfverify.selection.fusion import Fusion
 from selfverify.serving.api_errors import api_error, error_response
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import (
     Body,
     FakeUpstream,
@@ -34,7 +34,7 @@ from serving_servers import (
 
 
 def ask(
-    fake: FakeUpstream, body: Body, settings: GatewaySettings | None = None, **more: Any
+    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, **more: Any
 ) -> tuple[int, Body]:
     """Status and JSON of one chat completion."""
     return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), settings, **more)
@@ -74,11 +74,11 @@ def test_plain_is_passed_on_as_it_is() -> None:
     assert fake.seen[0] == question(n=2)
 
 
-DEFAULT_CLIENTS = GatewaySettings(best_of=BestOf(n=2, content="answer", refusal="content"))
+DEFAULT_CLIENTS = GatewayConfig(best_of=BestOf(n=2, content="answer", refusal="content"))
 """A gateway for clients that know nothing of it."""
 
 
-def streamed_text(fake: FakeUpstream, body: Body, settings: GatewaySettings) -> str:
+def streamed_text(fake: FakeUpstream, body: Body, settings: GatewayConfig) -> str:
     """The content that a client of a stream puts together."""
     lines = served(fake, lambda s, url, _: events(s, url, body | {"stream": True}), settings=settings)
     parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -154,7 +154,7 @@ def test_abstention() -> None:
     message = reply["choices"][0]["message"]
     assert status == 200 and message["content"] is None and "0.90" in message["refusal"]
     assert reply["choices"][0]["verification"]["abstained"]
-    unsure = GatewaySettings(best_of=BestOf(n=2, strategy="best", abstain_below=0.95, refusal="content"))
+    unsure = GatewayConfig(best_of=BestOf(n=2, strategy="best", abstain_below=0.95, refusal="content"))
     status, reply = ask(scripted("9|0.9"), question(), unsure)
     message = reply["choices"][0]["message"]
     assert message["content"] == message["refusal"] and "0.90" in message["content"]
@@ -237,7 +237,7 @@ def test_fused_scores_of_a_server() -> None:
     found = reply["choices"][0]["verification"]
     assert found["score"] == pytest.approx(0.725 - 0.2) and found["verifier"] == "fused:2"
     calibration = Calibration("temperature", fusion=Fusion(2.0, slope=4.0, intercept=1.0))
-    settings = GatewaySettings(best_of=BestOf(n=2, verifier="fused"))
+    settings = GatewayConfig(best_of=BestOf(n=2, verifier="fused"))
     _, reply = ask(fake, question(), settings, calibration=calibration)
     assert reply["choices"][0]["verification"]["score"] == pytest.approx(1 / (1 + math.exp(-3.1)))
 
@@ -319,7 +319,7 @@ def test_bad_bodies_and_paths() -> None:
             found.append((response.status, (await response.json())["error"]["code"]))
         return found
 
-    large, small = GatewaySettings(max_body_mb=200_000 / 2**20), GatewaySettings(max_body_mb=4000 / 2**20)
+    large, small = GatewayConfig(max_body_mb=200_000 / 2**20), GatewayConfig(max_body_mb=4000 / 2**20)
     assert served(FakeUpstream(), use, large)[:4] == [(400, "invalid_json")] * 4
     assert served(FakeUpstream(), use, small)[4:] == [
         (413, "request_too_large"), (415, "unsupported_encoding"), (404, "not_found"),
@@ -335,7 +335,7 @@ def test_a_slow_body_keeps_to_the_timeout() -> None:
         writer.close()
         return line
 
-    assert b"408" in served(FakeUpstream(), use, GatewaySettings(timeout=0.2))
+    assert b"408" in served(FakeUpstream(), use, GatewayConfig(timeout=0.2))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_slow_body_keeps_to_the_timeout() -> None:
 def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
     fake = FakeUpstream(fault=lambda body: fault, knows_streams=False)
     waits = (1.0, 0.3) if fault == "slow" else (60.0, 30.0)
-    found, reply = ask(fake, question(), GatewaySettings(timeout=waits[0]), timeout_s=waits[1])
+    found, reply = ask(fake, question(), GatewayConfig(timeout=waits[0]), timeout_s=waits[1])
     assert (found, reply["error"]["code"]) == (status, code)
 
 
@@ -567,7 +567,7 @@ def test_too_many_at_once() -> None:
         asking = [post(session, f"{url}/chat/completions", question()) for _ in range(5)]
         return sorted([status for status, _ in await asyncio.gather(*asking)])
 
-    assert served(fake, use, GatewaySettings(max_in_flight=2)) == [200, 200, 503, 503, 503]
+    assert served(fake, use, GatewayConfig(max_in_flight=2)) == [200, 200, 503, 503, 503]
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -578,7 +578,7 @@ def test_the_log_holds_no_prompts_unless_told(
     content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "my secret"}]
     body = question() | {"messages": [{"role": "user", "content": content}]}
     fake = FakeUpstream(write=lambda body, i: tagged("hidden"))
-    status, _ = ask(fake, body, GatewaySettings(log_prompts=told))
+    status, _ = ask(fake, body, GatewayConfig(log_prompts=told))
     text = caplog.text
     assert status == 200 and "/v1/chat/completions" in text
     assert ("my secret" in text and "hidden" in text) == told

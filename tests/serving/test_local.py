@@ -19,7 +19,7 @@ from sampled_threads import sampled_threads
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.policy.voice import TokenSampler
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import Choosing
@@ -28,7 +28,7 @@ from selfverify.serving.likeliest import likeliest
 from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
 from selfverify.serving.solve import solve
-from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.verifiers.by_policy import Soft
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.server_judge import ServerJudge
@@ -87,7 +87,7 @@ def test_fused_scores(policy: Policy, writes: list[str]) -> None:
     writes += answers
     found = solve(
         policy, FreeQuestion("set"), free_problem("Which?", []), make_verifier("fused:2", policy),
-        Choosing(n=4), DrawingSettings(seed=3, max_new_tokens=TOKENS),
+        Choosing(n=4), DrawsConfig(seed=3, max_new_tokens=TOKENS),
     )  # fmt: skip
     assert [candidate.score for candidate in found.candidates] == pytest.approx(soft, abs=1e-4)
 
@@ -99,7 +99,7 @@ def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     writes += answers
     expected = solve(
         policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), Choosing(n=4),
-        DrawingSettings(seed=3, max_new_tokens=TOKENS),
+        DrawsConfig(seed=3, max_new_tokens=TOKENS),
     )  # fmt: skip
     writes += answers
     body = ask(image=data_url(png((40, 40))), seed=3, best_of={"answers": "set", "samples": True})
@@ -246,7 +246,7 @@ def test_sampling_does_not_wait_for_a_judges_server(policy: Policy, writes: list
         write=lambda body, i: "<score>0.9</score>", knows_logprobs=False,
         fault=lambda body: None if go.is_set() else 503,
     )  # fmt: skip
-    there = ServerSettings(servers.upstream(slow), tries=1000, wait_s=0.02)
+    there = ServerConfig(servers.upstream(slow), tries=1000, wait_s=0.02)
     judge = ServerJudge(ModelOnServer(there, "m"), "judge:far")
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
@@ -492,8 +492,8 @@ def test_a_judge_behind_a_server(policy: Policy, writes: list[str], servers: Loo
         write=lambda body, i: f"<score>{0.9 if '9' in body['messages'][1]['content'] else 0.1}</score>",
         knows_logprobs=False,
     )
-    there = ServerJudge(ModelOnServer(ServerSettings(servers.upstream(fake)), "m"), "there")
-    gone = ServerJudge(ModelOnServer(ServerSettings("http://127.0.0.1:9", tries=1), "m"), "gone")
+    there = ServerJudge(ModelOnServer(ServerConfig(servers.upstream(fake)), "m"), "there")
+    gone = ServerJudge(ModelOnServer(ServerConfig("http://127.0.0.1:9", tries=1), "m"), "gone")
     judges = {"there": there, "gone": gone}
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:

@@ -12,7 +12,7 @@ from tests.serving.test_looking_gate import STEP, looks_once
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 ALL = (
@@ -66,7 +66,7 @@ def test_a_verifier_that_runs_here_stops_a_server(
 ) -> None:
     """With a new adapter Δr is 0 and looking ends at once; with a low ε of the signed rule it goes on."""
     folder = tmp_path / "verifier"
-    load_policy(lora=LoraSettings(rank=4)).save(folder)
+    load_policy(lora=AdapterConfig(rank=4)).save(folder)
 
     def told(body: Body, number: int) -> str:
         words = json.dumps(body["messages"][-1]["content"])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.looking.look_settings import LookSettings
 from selfverify.policy.encoding import Prompt
@@ -21,7 +21,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
 from selfverify.serving.looking_gate import LookGate
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
 
 CROP = {"image_index": 1, "bounding_box": [0, 0, 500, 500]}
@@ -149,7 +149,7 @@ def test_a_failing_server(servers: Loop) -> None:
 def test_a_verifier_ends_looking_of_a_server(servers: Loop, load_policy: Any, tmp_path: Any) -> None:
     """The operator names the verifier, the request the rule; an ε that is missing names no folder."""
     folder = tmp_path / "verifier"
-    load_policy(lora=LoraSettings(rank=4)).save(folder)
+    load_policy(lora=AdapterConfig(rank=4)).save(folder)
     address = before(servers, FakeUpstream(write=always_looks), verifier=str(folder))
     status, reply = told(servers, address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
     assert status == 200, reply
@@ -175,7 +175,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
     defaults = BestOf(n=2, verifier="inline")
     gateway = Gateway(
-        Local(policy, "m"), GatewaySettings(best_of=defaults), looking=LookGate(LookSettings(tools=["crop"]))
+        Local(policy, "m"), GatewayConfig(best_of=defaults), looking=LookGate(LookSettings(tools=["crop"]))
     )
     address = servers.gateway(gateway)
     status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))

@@ -22,7 +22,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
 from selfverify.serving.looking_gate import LookGate
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
 from .conftest import png
@@ -87,7 +87,7 @@ def test_events_of_a_server(servers: Loop) -> None:
 def test_events_of_an_own_model(servers: Loop, load_policy: Callable[..., Policy]) -> None:
     policy = load_policy()
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
-    settings = GatewaySettings(best_of=BestOf(n=2, verifier="inline"))
+    settings = GatewayConfig(best_of=BestOf(n=2, verifier="inline"))
     gateway = Gateway(Local(policy, "m"), settings, looking=LookGate(LookSettings(tools=["crop"])))
     body = asked({}, stream=True, max_tokens=200, best_of={"n": 2, "progress": "events"})
     check(streamed(servers, servers.gateway(gateway), body), [112, 112])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.page import EXAMPLES, digits_example
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import FakeUpstream, Loop
 
 STATIC = files("selfverify.serving") / "static"
@@ -71,7 +71,7 @@ def test_text_stands_out_from_its_ground(theme: int) -> None:
 def test_fields_start_as_the_gateway_was_started(servers: Loop) -> None:
     url, _ = servers.before(
         FakeUpstream(),
-        GatewaySettings(best_of=BestOf(n=5, strategy="majority", answers="set"), max_n=20),
+        GatewayConfig(best_of=BestOf(n=5, strategy="majority", answers="set"), max_n=20),
     )
     found = requests.get(root(url) + "/page/settings", timeout=10).json()
     assert found["best_of"] == BestOf(n=5, strategy="majority", answers="set", verifier="inline").model_dump()

@@ -22,7 +22,7 @@ from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import use_of
-from selfverify.serving.serve_settings import BackendSettings, GatewaySettings, ServeSettings
+from selfverify.serving.serve_settings import BackendConfig, GatewayConfig, ServeConfig
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
@@ -138,7 +138,7 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
 ) -> None:
     texts = [tagged("9", "0.9"), tagged("8", "0.8"), tagged("9", "0.7"), "nothing in tags <answer>"]
     upstream = Gated(write=lambda body, i: texts[i], allowed=0)
-    url, _ = servers.before(upstream, GatewaySettings(best_of=BestOf(strategy="best")))
+    url, _ = servers.before(upstream, GatewayConfig(best_of=BestOf(strategy="best")))
     look(chromium, DESKTOP)
     page = Page(chromium, url)
     page.ask(photo)
@@ -287,7 +287,7 @@ def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: 
         ({"max_megapixels": 0.001}, "0.001 million"),
         ({"max_image_mb": 100 / 2**20}, "0.0001 MB"),
     ):
-        url, _ = servers.before(FakeUpstream(), GatewaySettings().model_copy(update=limit))
+        url, _ = servers.before(FakeUpstream(), GatewayConfig().model_copy(update=limit))
         page = Page(chromium, url)
         page.choose(photo)
         assert "photo.png" in page.text("alert") and said in page.text("alert")
@@ -384,7 +384,7 @@ def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
     )
     answers = ["1", "1", "1", "2"]
     upstream = FakeUpstream(write=lambda body, i: tagged(answers[i]))
-    url, _ = servers.before(upstream, GatewaySettings(best_of=chosen), calibration=calibration)
+    url, _ = servers.before(upstream, GatewayConfig(best_of=chosen), calibration=calibration)
     page = Page(chromium, url)
     page.ask(photo)
     assert page.facts()["Probability, calibrated"] == "0.60"
@@ -482,7 +482,7 @@ def digits() -> Iterator[str]:
 
     servers = Loop()
     try:
-        yield servers.gateway(open_gateway(ServeSettings(backend=BackendSettings(model="builtin:digits"))))
+        yield servers.gateway(open_gateway(ServeConfig(backend=BackendConfig(model="builtin:digits"))))
     finally:
         servers.close()
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from selfverify.cli.settings_file import file_text, with_file
 from selfverify.core.errors import ConfigError
-from selfverify.remote.connection import ServerSettings, server_url
+from selfverify.remote.connection import ServerConfig, server_url
 from selfverify.remote.environments.remote_environment import base_url
-from selfverify.serving.serve_settings import BackendSettings, ServeSettings
+from selfverify.serving.serve_settings import BackendConfig, ServeConfig
 
 SECRET = "sk-7f3a9c-very+secret"
 
@@ -23,7 +23,7 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
     file.write_text(text)
     backend = {"backend": {"upstream": "http://127.0.0.1:9"}} if typed is None else typed
     with pytest.raises(ConfigError) as error:
-        with_file(ServeSettings, file, backend, str)
+        with_file(ServeConfig, file, backend, str)
     return str(error.value)
 
 
@@ -47,7 +47,7 @@ def test_the_key_is_not_quoted(tmp_path: Path, key: str, line: int, place: str) 
 def test_the_key_is_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"gateway:\n  api_key: {SECRET}\n")
-    settings = with_file(ServeSettings, file, {"backend": {"upstream": "http://127.0.0.1:9"}}, str)
+    settings = with_file(ServeConfig, file, {"backend": {"upstream": "http://127.0.0.1:9"}}, str)
     assert SECRET not in file_text(settings) and SECRET not in repr(settings)
     assert "timeout" in file_text(settings)
 
@@ -61,7 +61,7 @@ def test_the_key_is_not_shown(tmp_path: Path) -> None:
 )
 def test_no_address_holds_a_password(url: str) -> None:
     """Of model servers, of environments and of upstreams; and no message says it."""
-    for read in (server_url, base_url, lambda url: BackendSettings(upstream=url)):
+    for read in (server_url, base_url, lambda url: BackendConfig(upstream=url)):
         with pytest.raises((ConfigError, ValidationError)) as refused:
             read(url)
         error = refused.value
@@ -77,4 +77,4 @@ def test_an_upstreams_password_is_not_quoted(tmp_path: Path) -> None:
 
 
 def test_settings_do_not_print_keys() -> None:
-    assert "sk-1" not in repr(ServerSettings("http://127.0.0.1:9", "sk-1"))
+    assert "sk-1" not in repr(ServerConfig("http://127.0.0.1:9", "sk-1"))

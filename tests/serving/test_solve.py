@@ -22,12 +22,12 @@ from selfverify.policy.sampling import Sample
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.selection.calibration import Calibration
-from selfverify.selection.strategies import Options
+from selfverify.selection.strategies import StrategyConfig
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.free_question import FreeQuestion, free_problem, open_image
 from selfverify.serving.own_replies import reply_of
 from selfverify.serving.solve import solve
-from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.tasks.answering import AskAgain
 from selfverify.verifiers.by_policy import Inline
 from serving_servers import tagged
@@ -58,7 +58,7 @@ def test_solve_a_task(policy: Policy, scripted: list[str]) -> None:
     scripted += ["1 2 3|0.2", "9 9 9|0.9", "3 2 1|0.3", "nonsense|1.0"]
     seen: list[Any] = []
     choosing = Choosing(n=4, strategy="best")
-    found = solve(policy, task, problem, Inline(), choosing, DrawingSettings(), on_candidate=seen.append)
+    found = solve(policy, task, problem, Inline(), choosing, DrawsConfig(), on_candidate=seen.append)
     assert [c.key for c in found.candidates] == ["1 2 3", "9 9 9", "1 2 3", None]
     assert (found.choice.index, found.choice.answer, found.choice.score) == (1, [9, 9, 9], 0.9)
     assert seen == found.candidates
@@ -72,7 +72,7 @@ def test_solve_stops_early_and_abstains(policy: Policy, scripted: list[str]) -> 
     problem = free_problem("Which?", [Image.new("RGB", (32, 32))])
     doubtful = Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), threshold=0.3)
     choosing = Choosing(stop="beta")
-    found = solve(policy, FreeQuestion("set"), problem, Inline(), choosing, DrawingSettings(), doubtful)
+    found = solve(policy, FreeQuestion("set"), problem, Inline(), choosing, DrawsConfig(), doubtful)
     assert (len(found.candidates), found.stopped) == (4, "confident")
     assert found.probability == pytest.approx(0.1)
     assert found.abstained and found.correct is None
@@ -118,7 +118,12 @@ def test_bad_requests(words: list[str], complaint: str, scripted: list[str]) -> 
 
 def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, scripted: list[str]) -> None:
     path = tmp_path / "calibration.json"
-    about = {"verifier": "inline", "strategy": "best", "options": asdict(Options()), "samples_per_problem": 2}
+    about = {
+        "verifier": "inline",
+        "strategy": "best",
+        "options": asdict(StrategyConfig()),
+        "samples_per_problem": 2,
+    }
     Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), fitted_on=about).save(path)
     scripted += ["1 2 3|0.2", "4 5 6|0.8"]
     asked = ["--task", "digits-pick", "--verifier", "inline", "--strategy", "best", "-n", "2"]
@@ -151,7 +156,7 @@ def test_solve_in_two_turns(policy: Policy) -> None:
     rollout = roll_out(policy, asked, [problem], [0], sampling, "Check the answer.")
     found = solve(
         policy, task, problem, Inline(), Choosing(n=3),
-        DrawingSettings(max_new_tokens=12, turns=2, second_turn="Check the answer."),
+        DrawsConfig(max_new_tokens=12, turns=2, second_turn="Check the answer."),
     )  # fmt: skip
     rolled = rollout.groups[0].trajectories
     assert [c.text for c in found.candidates] == [t.text for t in rolled]

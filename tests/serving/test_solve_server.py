@@ -17,7 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.free_question import free_problem
@@ -111,10 +111,10 @@ def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> 
         return 400 if "9" in body["messages"][1]["content"] else None
 
     fake = FakeUpstream(write=write, fault=fault, knows_logprobs=False)
-    judge = ServerJudge(ModelOnServer(ServerSettings(servers.upstream(fake), wait_s=0.01), "m"))
+    judge = ServerJudge(ModelOnServer(ServerConfig(servers.upstream(fake), wait_s=0.01), "m"))
     assert judge.score(groups()) == [[0.9, None, None]]
     assert "answer 1 of problem question" in caplog.text and "the judge failed (400" in caplog.text
-    judge = ServerJudge(ModelOnServer(ServerSettings("http://127.0.0.1:9", wait_s=0.01), "m"))
+    judge = ServerJudge(ModelOnServer(ServerConfig("http://127.0.0.1:9", wait_s=0.01), "m"))
     with pytest.raises(ServerError, match="reached"):
         judge.score(groups())
     with pytest.raises(ConfigError, match="URL#MODEL"):

@@ -27,11 +27,11 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
@@ -44,7 +44,7 @@ from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import solve
-from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 from selfverify.verifiers.make_verifier import make_verifier
@@ -217,7 +217,7 @@ class Shown(DigitsSum):
     """`digits-sum` with a conversation."""
 
     name = "shown-sum"
-    limits = EpisodeLimits(turns=3)
+    limits = RolloutLimits(turns=3)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Screens(self, problem)
@@ -282,7 +282,7 @@ RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "adapter with dropout": (
         "sft",
         {},
-        {"policy": {"lora": LoraSettings(rank=4, dropout=0.2)}, "log_channels_every": 1},
+        {"policy": {"lora": AdapterConfig(rank=4, dropout=0.2)}, "log_channels_every": 1},
     ),
     "alternate, masters": (
         "sft",
@@ -378,7 +378,7 @@ def test_second_turns_as_a_verifier() -> None:
     for policy in (on_cpu(), on_device()):
         verifier = make_verifier("turns:2", policy, task)
         choosing = Choosing(n=3, strategy="best")
-        solution = solve(policy, task, problem, verifier, choosing, DrawingSettings(max_new_tokens=30))
+        solution = solve(policy, task, problem, verifier, choosing, DrawsConfig(max_new_tokens=30))
         found.append([candidate.score for candidate in solution.candidates])
     assert found[0] == pytest.approx(found[1], abs=1e-3)
 

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import LoraSettings, PolicyConfig
-from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
+from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import evaluate_recipe, learn, train
@@ -20,7 +20,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 
 SAMPLING = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vllm",
-                          vllm=VLLMSettings(max_model_length=512))  # fmt: skip
+                          vllm=VLLMConfig(max_model_length=512))  # fmt: skip
 CONFIG = TrainerConfig(steps=4, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
 TASK = make_task("digits-pick")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,7 +57,7 @@ def moved_towers(policy: Policy) -> list[float]:
 
 def trained(folder: Path, method: str, train_vision: bool) -> None:
     """Four steps on digits, with an adapter of all layers where that is asked for."""
-    lora = LoraSettings(rank=8, alpha=16) if method == "lora" else None
+    lora = AdapterConfig(rank=8, alpha=16) if method == "lora" else None
     config = PolicyConfig(path="builtin:digits", device="cpu", train_vision=train_vision, lora=lora)
     name, options = METHODS[method]
     # Whatever an adapter has not learnt cannot be lost on its way.

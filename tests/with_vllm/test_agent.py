@@ -15,11 +15,11 @@ from selfverify.data.conversation_files import journal_of
 from selfverify.experiments.collect import collect
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.loading import resolve
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.serving.agent_run import run_agent
-from selfverify.serving.agent_run_settings import ActorSettings, AgentRunConfig, AgentRunSettings
+from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
 from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
@@ -53,7 +53,7 @@ def phone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield found
 
 
-def conversations(folder: Path, teacher: TeacherSettings) -> list[dict[str, Any]]:
+def conversations(folder: Path, teacher: TeacherConfig) -> list[dict[str, Any]]:
     """What was said with a teacher about training problems, and what came of it."""
     output = folder / "conversations.jsonl"
     found = collect(RECIPE, teacher, output, TASKS, keep="all")
@@ -73,8 +73,8 @@ def test_it_acts_as_it_does_here(phone_server: Serving, tmp_path: Path) -> None:
     """Greedily a served policy says in every turn of every conversation what it says in this process."""
     drawn: dict[str, Any] = {"temperature": 0.0, "max_tokens": TOKENS}
     teachers = {
-        "own": TeacherSettings(own=True, **drawn),
-        "server": TeacherSettings(server=phone_server.url, model="m", **drawn),
+        "own": TeacherConfig(own=True, **drawn),
+        "server": TeacherConfig(server=phone_server.url, model="m", **drawn),
     }
     told = {}
     for name, teacher in teachers.items():
@@ -92,11 +92,11 @@ def test_it_acts_as_it_does_here(phone_server: Serving, tmp_path: Path) -> None:
 def test_a_session_through_the_gateway(phone_server: Serving, servers: Loop, tmp_path: Path) -> None:
     """`selfverify agent run` with a gateway in between, which passes tools and calls on."""
     address = servers.gateway(quick_gateway(phone_server.url, timeout_s=60.0)).removesuffix("/v1")
-    actor = ActorSettings(server=address, model="m@plain", text="terse", prompt="task", max_new_tokens=TOKENS)
+    actor = ActorConfig(server=address, model="m@plain", text="terse", prompt="task", max_new_tokens=TOKENS)
     outcomes = []
     for seed in range(4):
         task = AgentRunConfig(template="clock-add", seed=seed, max_turns=10)
-        settings = AgentRunSettings(task=task, actor=actor, output=tmp_path / f"{seed}.html")
+        settings = AgentSessionConfig(task=task, actor=actor, output=tmp_path / f"{seed}.html")
         phone = PhoneAgents(PhoneAgentsConfig.model_validate(settings.options()))
         session = run_agent(phone, settings, lambda problem: None, lambda turn, worked, said, reply: None)
         assert session.error is None and session.page is not None and session.ending is not None
@@ -109,7 +109,7 @@ def test_calls_in_a_stream(phone_server: Serving, servers: Loop) -> None:
     """OpenAI's client gets the same call whole and in pieces, without selection and as the choice of six."""
     task = recipe_task(RECIPE)
     problem = task.problem("train", RECIPE.seed, 0)
-    episode, speaker = task.open(problem, 0), ServerSpeaker(problem, ServerSettings(phone_server.url), {})
+    episode, speaker = task.open(problem, 0), ServerSpeaker(problem, ServerConfig(phone_server.url), {})
     first = episode.reset()
     episode.release()
     assert first is not None

@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
 from selfverify.serving.asking import solve_on_server
-from selfverify.serving.solve_settings import SolveSettings
+from selfverify.serving.solve_settings import SolveConfig
 from with_vllm.conftest import Serving
 
 TASK = make_task("digits-pick")
@@ -53,7 +53,7 @@ def by_file(vllm_server: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, device: None)
     monkeypatch.setattr(VLLMClient, "close_communicator", lambda client: None)
     monkeypatch.setattr(VLLMClient, "update_named_params", update)
-    where = VLLMSettings(mode="server", server_base_url=vllm_server.url, server_timeout_s=10)
+    where = VLLMConfig(mode="server", server_base_url=vllm_server.url, server_timeout_s=10)
     yield SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vllm", vllm=where)
     shutil.copyfile(BUILTIN / "digits" / "model.safetensors", file)
     reload(VLLMClient(vllm_server.url))
@@ -92,7 +92,7 @@ def test_problems_are_answered_through_it(vllm_server: Serving) -> None:
     right, answers = 0, list[bool]()
     for index in range(8):
         asked = {"task": "digits-pick", "index": index}
-        settings = SolveSettings.model_validate(
+        settings = SolveConfig.model_validate(
             {"asked": asked, "answerer": {"server": vllm_server.url, "model": "m"},
              "choosing": {"n": 8, "verifier": "soft"}, "drawing": {"max_new_tokens": 40}}
         )  # fmt: skip

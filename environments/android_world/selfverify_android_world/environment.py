@@ -33,7 +33,7 @@ from selfverify_android_world.actions import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class AndroidWorldSettings:
+class AndroidWorldConfig:
     """Where a server of AndroidWorld is, and how patient to be.
 
     Args:
@@ -61,7 +61,7 @@ class AndroidWorld(Environment):
         ConfigError: The address is none.
     """
 
-    def __init__(self, settings: AndroidWorldSettings) -> None:
+    def __init__(self, settings: AndroidWorldConfig) -> None:
         self.settings = settings
         self._base = base_url(settings.url)
         self._http: aiohttp.ClientSession | None = None

@@ -8,13 +8,13 @@ from pydantic import Field
 from selfverify.core.environment import Environment
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.remote.environments.sources import Source, SourceConfig
-from selfverify_android_world.environment import AndroidWorld, AndroidWorldSettings
+from selfverify_android_world.environment import AndroidWorld, AndroidWorldConfig
 
 
 class AndroidWorldSource(Source):
     """A server of AndroidWorld in a pool: one session at a time."""
 
-    def __init__(self, settings: AndroidWorldSettings) -> None:
+    def __init__(self, settings: AndroidWorldConfig) -> None:
         super().__init__(str(base_url(settings.url)), sessions=1)
         self.settings = settings
 
@@ -32,7 +32,7 @@ class AndroidWorldSource(Source):
             return reply.status == 200
 
 
-class AndroidWorldConfig(SourceConfig):
+class AndroidWorldSourceConfig(SourceConfig):
     """AndroidWorld's server, which has one device, and so one session."""
 
     url: str = Field(description="Its address, such as http://127.0.0.1:5000.")
@@ -40,4 +40,4 @@ class AndroidWorldConfig(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        return AndroidWorldSource(AndroidWorldSettings(self.url))
+        return AndroidWorldSource(AndroidWorldConfig(self.url))

@@ -15,7 +15,7 @@ from aiohttp import web
 from environment_servers import hosted
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import DataError
-from selfverify_android_world import AndroidWorld, AndroidWorldSettings, AndroidWorldSource
+from selfverify_android_world import AndroidWorld, AndroidWorldConfig, AndroidWorldSource
 
 TASK = {"task_type": "ClockStopWatch", "task_idx": 0}
 
@@ -67,7 +67,7 @@ def run(use: Callable[[AndroidWorld, Emulator], Awaitable[Any]], **settings: Any
         emulator = Emulator()
         async with AsyncExitStack() as stack:
             address = await hosted(stack, web.route("*", "/{path:.*}", emulator.handle))
-            world = AndroidWorld(AndroidWorldSettings(address, **settings))
+            world = AndroidWorld(AndroidWorldConfig(address, **settings))
             stack.push_async_callback(world.close)
             await use(world, emulator)
             await world.close()

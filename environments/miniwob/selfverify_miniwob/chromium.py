@@ -14,8 +14,8 @@ from selfverify.core.errors import ConfigError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """Programs that are looked for where none is named."""
-SHARING_A_BROWSER = {"reply_threads": 16, "reply_s": 120.0, "at_once": 16}
-"""Limits (`EpisodeLimits`) of conversations that share a browser: sixteen pages do so well."""
+SHARING_A_BROWSER = {"step_threads": 16, "step_timeout_s": 120.0, "concurrent": 16}
+"""Limits (`RolloutLimits`) of conversations that share a browser: sixteen pages do so well."""
 START_SECONDS = 30.0
 """How long the browser may take to start or to open a page."""
 

@@ -12,7 +12,7 @@ from selfverify.agents.screen_tools import Address, Look, WaitFor
 from selfverify.agents.screens import Screen, describe, quoted
 from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.tasks.tools import ToolError
 from selfverify_miniwob import pages as miniwob
 from selfverify_miniwob.chromium import Chromium
@@ -53,7 +53,7 @@ _CHOOSE = """([x, y, wanted]) => {
 }"""
 
 
-class BrowserConfig(Settings):
+class BrowserConfig(CommandConfig):
     """How pages are shown and used."""
 
     observations: Literal["text", "png", "both"] = "both"

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -39,8 +39,8 @@ class BrowserAgentsConfig(AgentTaskConfig):
     done_from: float = Field(
         1.0, gt=0, le=1, description="From which reward of the page's own a task counts as done."
     )
-    agent: AgentSettings = Field(
-        default_factory=lambda: AgentSettings(first_screen="given"),
+    agent: AgentConfig = Field(
+        default_factory=lambda: AgentConfig(first_screen="given"),
         description="Evidence, refused calls, reward. The first page is always given: it says what is asked.",
     )
     judge: JudgeConfig = Field(
@@ -78,7 +78,7 @@ class BrowserAgents(AgentTask):
     config: BrowserAgentsConfig
     world = "browser"
     looking = frozenset({"look"})
-    limits = EpisodeLimits(turns=20).model_copy(update=SHARING_A_BROWSER)
+    limits = RolloutLimits(turns=20).model_copy(update=SHARING_A_BROWSER)
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)

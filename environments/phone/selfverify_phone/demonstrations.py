@@ -14,10 +14,10 @@ from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import minimal_evidence
 from selfverify.core.environment import Call
 from selfverify.core.errors import DataError
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.tasks.base import ShownTurn
 from selfverify.tasks.call_forms import CallForm, written_call
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask
 
@@ -25,7 +25,7 @@ COUNTING = ("save", "delete", "star", "start", "connect", "forget")
 """Buttons without which what was chosen or written before does not count."""
 
 
-class Teacher(StrictModel):
+class Teacher(Config):
     """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
 
     least: int = Field(0, ge=0, description="Exhibits that are handed in at least, as far as there are any.")
@@ -98,7 +98,7 @@ def can_be_forgotten(task: PhoneTask, way: Sequence[Call]) -> bool:
 
 def demonstrated(
     task: PhoneTask,
-    options: PhoneOptions,
+    options: PhoneConfig,
     source: Source,
     react: bool,
     form: CallForm,
@@ -148,7 +148,7 @@ def demonstrated(
     return [ShownTurn(written_call(call, form, why if react else "")) for why, call in said]
 
 
-def _carried_out(task: PhoneTask, options: PhoneOptions, calls: list[Call]) -> list[Exhibit]:
+def _carried_out(task: PhoneTask, options: PhoneConfig, calls: list[Call]) -> list[Exhibit]:
     """What the agent is shown of these calls."""
     phone = PhoneEnvironment(options)
     first = background.finish_inline(phone.reset({"task": task.record()}, 0))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from selfverify.agents.screen_tools import Address
 from selfverify.core.environment import Call, Environment, StepResult
 from selfverify.core.errors import DataError
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify_phone.apps import APPS
 from selfverify_phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
 from selfverify_phone.playing import perform
@@ -20,7 +20,7 @@ from selfverify_phone.system.device import HOME, Phone, Refused
 from selfverify_phone.tools import schemas
 
 
-class PhoneOptions(StrictModel):
+class PhoneConfig(Config):
     """How the phone is shown and touched."""
 
     address: Address = Field(
@@ -35,7 +35,7 @@ class PhoneOptions(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _possible(self) -> PhoneOptions:
+    def _possible(self) -> PhoneConfig:
         if self.address == "ids" and self.show == "png":
             raise ValueError("a picture shows no ids: use address bounds, or show both")
         if self.address == "bounds" and self.text == "terse" and self.show == "text":
@@ -97,8 +97,8 @@ class PhoneEnvironment(Environment):
 
     waits = False
 
-    def __init__(self, options: PhoneOptions | None = None) -> None:
-        self.options = PhoneOptions() if options is None else options
+    def __init__(self, options: PhoneConfig | None = None) -> None:
+        self.options = PhoneConfig() if options is None else options
         self.phone: Phone | None = None
         self.task: PhoneTask | None = None
         self._round = 0

@@ -15,14 +15,14 @@ from selfverify.agents.evidence import Source
 from selfverify.agents.fenced import Rendered
 from selfverify.agents.finished import Finished
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER
 from selfverify.tasks.base import Judged, Metric, ShownTurn, Task, TaskConfig, user_turn
 from selfverify.tasks.judged import UNREADABLE, answer_rewards
-from selfverify_phone.environment import PhoneOptions
+from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import drawn_task, erring_session
 from selfverify_phone.phone_tasks import Start
 from selfverify_phone.short_form import QUESTION, read_short, short_case, short_verdict
@@ -63,7 +63,7 @@ class PhoneJudging(Task):
     config_class = PhoneJudgingConfig
     config: PhoneJudgingConfig
     tags = ("answer",)
-    limits = EpisodeLimits(turns=1)
+    limits = RolloutLimits(turns=1)
     metrics = (
         Metric("judge-precision", "true_positive", "judged_positive"),
         Metric("judge-recall", "true_positive", "judged_true"),
@@ -151,6 +151,6 @@ class _Judging(Episode):
 
 
 @lru_cache(maxsize=8)
-def _session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneOptions) -> Finished:
+def _session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneConfig) -> Finished:
     """`erring_session`; it is asked for `TWICE` in a row."""
     return erring_session(template, drawn, start, hostile, options)

@@ -23,7 +23,7 @@ from selfverify.core.splits import Split
 from selfverify_phone.apps import APPS
 from selfverify_phone.contents import words
 from selfverify_phone.demonstrations import Teacher
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask, Start, make_task
 from selfverify_phone.system.device import HOME, Phone
@@ -79,7 +79,7 @@ def drawn_task(phone: PhoneAgentsConfig, split: Split, seed: int, number: int) -
     return kind, phone.seed_of(kind, split, seed, number)
 
 
-def erring_session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneOptions) -> Finished:
+def erring_session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneConfig) -> Finished:
     """What the one agent has done that is given this task; see `attempted`.
 
     Args:
@@ -92,7 +92,7 @@ def erring_session(template: str, drawn: int, start: Start, hostile: bool, optio
     return attempted(make_task(template, drawn, start, hostile), options, np.random.default_rng([drawn, 1]))
 
 
-def attempted(task: PhoneTask, options: PhoneOptions, rng: np.random.Generator) -> Finished:
+def attempted(task: PhoneTask, options: PhoneConfig, rng: np.random.Generator) -> Finished:
     """What an agent has done and handed in that may have made mistakes.
 
     Args:

@@ -18,7 +18,7 @@ from selfverify.core.splits import Split
 from selfverify.tasks.base import ShownTurn
 from selfverify.tasks.frames import Frame
 from selfverify_phone.demonstrations import Teacher, demonstrated
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions, reset_phone
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone
 from selfverify_phone.film import film
 from selfverify_phone.phone_tasks import make_task, named
 from selfverify_phone.short_form import SHORT, SMALL_JUDGE
@@ -81,7 +81,7 @@ class PhoneAgentsConfig(AgentTaskConfig):
             raise ValueError(f"{SMALL_JUDGE} reads and answers in few words only: set form=short with it")
         if self.test_apps and self.held_out != "apps":
             raise ValueError("test_apps goes with held_out=apps, and only with it")
-        PhoneOptions(address=self.address, text=self.text, show=self.show)
+        PhoneConfig(address=self.address, text=self.text, show=self.show)
         for split in ("train", "test"):
             if not self.templates(split):
                 short = "" if self.max_calls is None else f" that take at most {self.max_calls} calls"
@@ -107,9 +107,9 @@ class PhoneAgentsConfig(AgentTaskConfig):
         return self.agent.first_screen == "asked"
 
     @property
-    def options(self) -> PhoneOptions:
+    def options(self) -> PhoneConfig:
         """How the phone is shown and touched."""
-        return PhoneOptions(
+        return PhoneConfig(
             address=self.address, text=self.text, show=self.show, first_screen=self.agent.first_screen
         )
 

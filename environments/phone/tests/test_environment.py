@@ -15,7 +15,7 @@ from selfverify.agents.facts import listing
 from selfverify.agents.screen_tools import Address, ScreenTools
 from selfverify.core.environment import Call, StepResult
 from selfverify.core.errors import DataError
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions, reset_phone
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.playing import perform
 from selfverify_phone.system.device import HOME, Phone, Refused
@@ -28,7 +28,7 @@ NAMES = list(TEMPLATES)
 def opened(
     name: str = "contacts-add", seed: int = 1, hostile: bool = False, **options: Any
 ) -> PhoneEnvironment:
-    environment = PhoneEnvironment(PhoneOptions(**options))
+    environment = PhoneEnvironment(PhoneConfig(**options))
     asyncio.run(environment.reset({"template": name, "hostile": hostile}, seed))
     return environment
 
@@ -172,7 +172,7 @@ def test_a_keyboard_hides_rows_and_facts() -> None:
 
 def test_the_first_screen_is_asked_for_or_given() -> None:
     async def first(**options: Any) -> StepResult:
-        return await PhoneEnvironment(PhoneOptions(**options)).reset({"template": "clock-add"}, 0)
+        return await PhoneEnvironment(PhoneConfig(**options)).reset({"template": "clock-add"}, 0)
 
     asked, given = asyncio.run(first()), asyncio.run(first(first_screen="given"))
     assert asked.text == "" and asked.info["facts"] == []
@@ -187,13 +187,13 @@ def test_forms_of_observations() -> None:
     assert not picture.text and picture.images
     for options in ({"show": "png"}, {"text": "terse", "address": "bounds"}):
         with pytest.raises(ValidationError, match="use address"):
-            PhoneOptions(**options)  # type: ignore[arg-type]
+            PhoneConfig(**options)  # type: ignore[arg-type]
 
 
 def test_tools_are_those_of_the_paper() -> None:
     names = [tool["function"]["name"] for tool in PhoneEnvironment().tools]
     assert " ".join(names) == "get_current_xml tap long_press swipe type back home enter wait launch"
-    tap = PhoneEnvironment(PhoneOptions(address="bounds")).tools[1]["function"]["parameters"]
+    tap = PhoneEnvironment(PhoneConfig(address="bounds")).tools[1]["function"]["parameters"]
     assert tap["required"] == ["x1", "y1", "x2", "y2"]
 
 

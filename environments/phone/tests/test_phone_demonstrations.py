@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfverify_phone.demonstrations import Teacher, demonstrated
-from selfverify_phone.environment import PhoneOptions
+from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.templates import TEMPLATES
 
@@ -48,7 +48,7 @@ def test_a_hasty_teacher_stops_where_the_goal_is_reached() -> None:
     for stops_early, calls in ((0.0, made.length + made.proving), (1.0, made.length)):
         teacher = Teacher(stops_early=stops_early)
         turns = demonstrated(
-            made, PhoneOptions(text="terse"), "chosen", False, "json", teacher, np.random.default_rng(0)
+            made, PhoneConfig(text="terse"), "chosen", False, "json", teacher, np.random.default_rng(0)
         )
         # One turn asks for the first screen, and one hands in.
         assert len(turns) == calls + 2
@@ -59,7 +59,7 @@ def test_a_teacher_who_does_not_finish_hands_in_on_the_way() -> None:
     made = make_task("clock-add-label", 3)
 
     def shown(teacher: Teacher, seed: int) -> int:
-        options = PhoneOptions(text="terse", first_screen="given")
+        options = PhoneConfig(text="terse", first_screen="given")
         turns = demonstrated(made, options, "chosen", False, "json", teacher, np.random.default_rng(seed))
         assert json.loads(turns[-1].text)["name"] == "submit"
         return len(turns) - 1
@@ -67,14 +67,14 @@ def test_a_teacher_who_does_not_finish_hands_in_on_the_way() -> None:
     assert {shown(Teacher(unfinished=1.0), seed) for seed in range(30)} == set(range(1, made.length))
     assert {shown(Teacher(), seed) for seed in range(5)} == {made.length + made.proving}
     query = make_task("settings-ask-network", 3)
-    options = PhoneOptions(text="terse", first_screen="given")
+    options = PhoneConfig(text="terse", first_screen="given")
     teacher = Teacher(unfinished=1.0)
     turns = demonstrated(query, options, "chosen", False, "json", teacher, np.random.default_rng(0))
     assert len(turns) == query.length + query.proving + 1
 
 
 def test_a_teacher_who_forgets_does_not_tap_save() -> None:
-    options, teacher = PhoneOptions(text="terse", first_screen="given"), Teacher(forgets=0.75)
+    options, teacher = PhoneConfig(text="terse", first_screen="given"), Teacher(forgets=0.75)
 
     def said(name: str, seed: int) -> list[str]:
         rng = np.random.default_rng(seed)

@@ -11,14 +11,14 @@ from selfverify.agents.cases import Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.core.environment import Call
-from selfverify_phone.environment import PhoneOptions
+from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import MOST_REFUSED, attempted, other_text
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.playing import perform
 from selfverify_phone.system.device import Phone, Refused
 from selfverify_phone.templates import TEMPLATES
 
-TERSE = PhoneOptions(text="terse", first_screen="given")
+TERSE = PhoneConfig(text="terse", first_screen="given")
 
 
 def refusal(phone: Phone, call: Call) -> str:
@@ -84,7 +84,7 @@ def test_the_same_draws_make_the_same_session() -> None:
 
 
 def test_agents_that_ask_for_the_first_screen_and_touch_places() -> None:
-    options = PhoneOptions(address="bounds")
+    options = PhoneConfig(address="bounds")
     for name in ("music-like", "settings-ask-same-volume", "money-spend"):
         for seed in range(6):
             finished = attempted(make_task(name, seed), options, np.random.default_rng(seed))

@@ -19,7 +19,7 @@ from selfverify.agents.reward import RewardConfig
 from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, TOOL_ERRORS, shortened
@@ -29,7 +29,7 @@ _ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 _HEADING = re.compile(rf"(?:^|(?<=[{_ENDS}]))(?=[^\S{_ENDS}]*#+\s*round\b)", re.IGNORECASE)
 
 
-class AgentSettings(StrictModel):
+class AgentConfig(Config):
     """How an agent works and how its work is rewarded, whatever the environment is."""
 
     first_screen: Literal["asked", "given"] = Field(
@@ -88,7 +88,7 @@ class AgentEpisode(Episode):
         task: Mapping[str, Any],
         seed: int,
         panel: Panel,
-        settings: AgentSettings,
+        settings: AgentConfig,
         turns: int,
         goal: Goal | None = None,
         looking: Collection[str] = frozenset(),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.tasks.tool_calls import short_name
 
 SUBMIT = "submit"
@@ -19,7 +19,7 @@ Source = Literal["chosen", "last", "all", "message"]
 ``all``: every one; ``message``: nothing. The last three are what the paper argues against (§3.2, Fig. 2b)."""
 
 
-class EvidenceConfig(StrictModel):
+class EvidenceConfig(Config):
     """What counts as evidence."""
 
     source: Source = Field(

@@ -20,7 +20,7 @@ from selfverify.agents.facts import Fact, Scalar, Seen, listing, records_of
 from selfverify.agents.needs import Finding, Has, Listed, Need
 from selfverify.agents.query_answers import Answer
 from selfverify.core.errors import DataError
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Proof:
     findings: tuple[Finding, ...]
 
 
-class Goal(StrictModel):
+class Goal(Config):
     """What has to be so: all ``needs`` and, for a query, the right answer.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from selfverify.agents import background
 from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.sources import Source
 
@@ -26,7 +26,7 @@ class Lender:
         settings: How patient the pool is.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[Source]], settings: PoolSettings | None = None) -> None:
+    def __init__(self, sources: Callable[[], Sequence[Source]], settings: PoolConfig | None = None) -> None:
         self.sources, self.settings = sources, settings
         self._pool: EnvironmentPool | None = None
         self._opening: asyncio.Lock | None = None

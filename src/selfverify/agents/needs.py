@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from selfverify.agents.facts import Records, Scalar, Seen, same
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 Values = dict[str, Scalar]
 
@@ -35,7 +35,7 @@ class Finding:
     shown: Scalar | None = None
 
 
-class Has(StrictModel):
+class Has(Config):
     """A record has these values.
 
     Args:
@@ -104,7 +104,7 @@ class Has(StrictModel):
         return any(a in record and not same(record[a], v) for a, v in self.match.items())
 
 
-class Absent(StrictModel):
+class Absent(Config):
     """No record has these values.
 
     Args:
@@ -146,7 +146,7 @@ class Absent(StrictModel):
         return [Finding(about, True, tuple(sorted(rounds)))]
 
 
-class Listed(StrictModel):
+class Listed(Config):
     """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
 
     It asks something of the evidence only; on the state it always holds.

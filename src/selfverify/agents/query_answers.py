@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -25,7 +25,7 @@ LONGEST = 400
 """Longer messages are no answers."""
 
 
-class Answer(StrictModel):
+class Answer(Config):
     """What a message has to say.
 
     Args:

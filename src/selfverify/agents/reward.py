@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class RewardConfig(StrictModel):
+class RewardConfig(Config):
     """The sizes of the reward's components."""
 
     relevant: float = Field(

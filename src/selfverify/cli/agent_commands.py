@@ -10,7 +10,7 @@ import typer
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.teach_commands import collect, reanswer
 from selfverify.remote.environments.serving_settings import EnvironmentServing
-from selfverify.serving.agent_run_settings import AgentRunSettings
+from selfverify.serving.agent_run_settings import AgentSessionConfig
 
 if TYPE_CHECKING:
     from selfverify.agents.tasks.agent_task import AgentTask
@@ -26,7 +26,7 @@ app.command()(reanswer)
 
 @app.command()
 @settings_as_options
-def run(settings: AgentRunSettings) -> None:
+def run(settings: AgentSessionConfig) -> None:
     """Let an agent do something in an environment of its own, watch it, and write a page about it.
 
     Ctrl-C ends the session; the page then shows what was done so far.

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json
-from selfverify.core.settings import Settings
-from selfverify.experiments.check_settings import CheckSettings
+from selfverify.core.settings import CommandConfig
+from selfverify.experiments.check_settings import CheckConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
 
@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.
 @settings_as_options
 def check(
     path: Annotated[Path, typer.Argument(help="A data file, or a folder of them.")],
-    settings: CheckSettings,
+    settings: CheckConfig,
     as_json: Json = False,
 ) -> None:
     """Read a data file once, images included, and say what is in it and what is broken.
@@ -59,7 +59,7 @@ def check(
         raise typer.Exit(1)
 
 
-class FilterSettings(Settings):
+class FilterConfig(CommandConfig):
     """What is filtered, and by how many samples."""
 
     output: Path = Path("kept.jsonl")
@@ -79,7 +79,7 @@ def filter_(
         str,
         typer.Argument(help="A recipe, of which the task, the policy, the method and the sampling are used."),
     ],
-    settings: FilterSettings,
+    settings: FilterConfig,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:

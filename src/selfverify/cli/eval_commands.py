@@ -13,11 +13,11 @@ from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import figure, print_headline, print_json, print_table
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.selection.fusion import Fusion
 
 
-class CalibrationSettings(Settings):
+class CalibrationConfig(CommandConfig):
     """What a calibration is fitted on, and how."""
 
     calibrate: bool = False
@@ -43,7 +43,7 @@ class CalibrationSettings(Settings):
     are set aside."""
 
 
-class EvaluateSettings(Settings):
+class EvaluateConfig(CommandConfig):
     """Which model is measured, by what, and where the figures go."""
 
     model: str | None = None
@@ -59,7 +59,7 @@ class EvaluateSettings(Settings):
     """A file of `selfverify eval --calibrate --verifier fused`, fitted on other problems: tell also what
     fused scores (soft + a·log-prob) reach."""
 
-    fitted: CalibrationSettings
+    fitted: CalibrationConfig
 
 
 @settings_as_options
@@ -72,7 +72,7 @@ def evaluate(
             "--calibrate a `samples.jsonl` or its folder.",
         ),
     ],
-    settings: EvaluateSettings,
+    settings: EvaluateConfig,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
@@ -82,8 +82,8 @@ def evaluate(
     recipe, it measures the model that the recipe starts from. Called again, it goes on where it was stopped.
     The most important figures are printed; all of them stand in `metrics.json`, and `--json` prints these.
 
-    A model behind an OpenAI-compatible server is `URL#MODEL`; `policy.server.at_once=64` and the like say how
-    it is asked. Before this library's own gateway it is `URL#NAME@plain`, so that nothing is chosen.
+    A model behind an OpenAI-compatible server is `URL#MODEL`; `policy.server.concurrent=64` and the like say
+    how it is asked. Before this library's own gateway it is `URL#NAME@plain`, so that nothing is chosen.
 
     Examples:
 
@@ -127,7 +127,7 @@ def evaluate(
     typer.echo(f"all figures: {folder / 'metrics.json'}")
 
 
-def _calibrate(samples: Path, settings: EvaluateSettings, as_json: bool) -> None:
+def _calibrate(samples: Path, settings: EvaluateConfig, as_json: bool) -> None:
     """Fit a calibration to the samples of an evaluation, and store it."""
     how, output = settings.fitted, settings.output
     if output is None:

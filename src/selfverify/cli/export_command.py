@@ -12,10 +12,10 @@ from pydantic import Field
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import bar, print_json, say
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 
-class ExportSettings(Settings):
+class ExportConfig(CommandConfig):
     """What is exported, in which form, and where to."""
 
     format: Literal["atif", "verl"] = "atif"
@@ -46,7 +46,7 @@ def export(
     output: Annotated[
         Path, typer.Option(help="The folder for the trajectories and their images; of verl's form the file.")
     ],
-    settings: ExportSettings,
+    settings: ExportConfig,
     as_json: Json = False,
 ) -> None:
     """Write stored samples as trajectories that other programs read, with their images as files.
@@ -83,7 +83,7 @@ def export(
         say(f"{len(done.unknown)} problems are without their questions; {problem}: {reason}", "yellow")
 
 
-def _export_conversations(source: Path, output: Path, settings: ExportSettings, as_json: bool) -> None:
+def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
     """Write one file of conversations for fine-tuning."""
     from selfverify.evaluation.store import find_store
     from selfverify.experiments.conversation_export import export_conversations

@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import Field
 
 from selfverify.cli.options import settings_as_options
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.looking.look_settings import ToolModels
 
 
-class ToolServing(Settings):
+class ToolServing(CommandConfig):
     """Which visual tools are served, where, and to whom."""
 
     models: ToolModels

@@ -14,8 +14,8 @@ from selfverify.cli.look_server_command import serve
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
-from selfverify.core.settings import Settings
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.core.settings import CommandConfig
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.look_settings import ToolModels
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
@@ -45,10 +45,10 @@ def list_tools(ctx: typer.Context, models: ToolModels) -> None:
     print_table(("tool", "available here", "what it does"), rows)
 
 
-class CollectLooksSettings(Settings):
+class CollectLooksConfig(CommandConfig):
     """Who looks, how often, and with which examples."""
 
-    teacher: TeacherSettings
+    teacher: TeacherConfig
     output: Path = Path("looks")
     """The folder in which the data are made."""
 
@@ -68,7 +68,7 @@ class CollectLooksSettings(Settings):
 @app.command()
 @settings_as_options
 def collect(
-    recipe: RecipeFor, settings: CollectLooksSettings, overrides: Overrides = None, as_json: Json = False
+    recipe: RecipeFor, settings: CollectLooksConfig, overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Let a model look at the images of a task's training problems, and keep every conversation.
 
@@ -98,10 +98,10 @@ def collect(
     _tell_collected(done, settings.output, as_json)
 
 
-class BranchSettings(Settings):
+class BranchConfig(CommandConfig):
     """Who goes on, and how."""
 
-    teacher: TeacherSettings
+    teacher: TeacherConfig
     way: Literal["branched", "induced", "hurried"] = "branched"
     """In earnest, asked to go on wrongly (the paper's error induction), or told to answer at once."""
 
@@ -117,7 +117,7 @@ class BranchSettings(Settings):
 def branch(
     recipe: RecipeFor,
     folder: Folder,
-    settings: BranchSettings,
+    settings: BranchConfig,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ def branch(
 
 @app.command()
 @settings_as_options
-def judge(folder: Folder, settings: TeacherSettings, as_json: Json = False) -> None:
+def judge(folder: Folder, settings: TeacherConfig, as_json: Json = False) -> None:
     """Ask a model about the answer of each trace that the task found right (`visual sets --judged`).
 
     Called again, the command goes on where it was stopped.
@@ -168,7 +168,7 @@ def judge(folder: Folder, settings: TeacherSettings, as_json: Json = False) -> N
     typer.echo(f"{right} right, {wrong} wrong, {neither} without a verdict")
 
 
-class SetsSettings(Settings):
+class SetsConfig(CommandConfig):
     """What traces have to be, and how they are paired."""
 
     pairs: Literal["wrong", "wrong+wasteful"] = "wrong"
@@ -198,7 +198,7 @@ class SetsSettings(Settings):
 
 @app.command()
 @settings_as_options
-def sets(folder: Folder, settings: SetsSettings, as_json: Json = False) -> None:
+def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     """Make `sft.jsonl` and `pairs.jsonl` of the traces in a folder; say what was dropped, and why.
 
     Example: `selfverify visual sets looks --pairs wrong+wasteful`

@@ -9,12 +9,12 @@ import typer
 
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.settings_file import file_text
-from selfverify.serving.serve_settings import ServeSettings
+from selfverify.serving.serve_settings import ServeConfig
 
 
 @settings_as_options
 def serve(
-    settings: ServeSettings,
+    settings: ServeConfig,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the settings in force, as a --config file, and stop.")
     ] = False,

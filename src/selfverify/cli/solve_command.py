@@ -16,7 +16,7 @@ from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import figure, print_json
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
-from selfverify.serving.solve_settings import QuestionSettings, SolveSettings
+from selfverify.serving.solve_settings import QuestionConfig, SolveConfig
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @settings_as_options
-def solve(settings: SolveSettings, as_json: Json = False) -> None:
+def solve(settings: SolveConfig, as_json: Json = False) -> None:
     """Answer a question: sample candidates, verify them, choose one, say why.
 
     A candidate is one sampled answer. A verifier gives it a score. A strategy chooses by scores or votes.
@@ -82,7 +82,7 @@ def solve(settings: SolveSettings, as_json: Json = False) -> None:
         _tell(solution, problem.target if settings.asked.task else None)
 
 
-def _asked(asked: QuestionSettings, answers: Any) -> tuple[Task, Problem]:
+def _asked(asked: QuestionConfig, answers: Any) -> tuple[Task, Problem]:
     """Return what is asked: a task's problem, or a person's own question."""
     from selfverify.experiments.registry import TASKS, make_task
     from selfverify.serving.free_question import FreeQuestion, free_problem, open_image

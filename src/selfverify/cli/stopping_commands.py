@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, figure, print_json, print_table
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 if TYPE_CHECKING:
     from selfverify.looking.stop_calibration import Target as StopTarget
@@ -25,7 +25,7 @@ WIDEST = 40
 """Characters of a histogram's longest bar."""
 
 
-class ListenerSettings(Settings):
+class ListenerConfig(CommandConfig):
     """Who looks, and who listens."""
 
     verifier: str
@@ -50,7 +50,7 @@ class ListenerSettings(Settings):
     """The folder in which the conversations are kept; by default `looking` in the run's."""
 
 
-class StopTargetSettings(ListenerSettings):
+class StopTargetConfig(ListenerConfig):
     """What ε is chosen for."""
 
     rule: Literal["absolute", "signed"] = "absolute"
@@ -66,7 +66,7 @@ class StopTargetSettings(ListenerSettings):
     """How far below the best accuracy of all ε it may be, with the fewest steps."""
 
     @model_validator(mode="after")
-    def _one_target(self) -> StopTargetSettings:
+    def _one_target(self) -> StopTargetConfig:
         if sum(value is not None for value in (self.steps, self.accuracy, self.within)) != 1:
             raise ValueError(
                 "give one target: --steps, the most on average; --accuracy, the least; or --within, how far "
@@ -85,7 +85,7 @@ class StopTargetSettings(ListenerSettings):
 
 @settings_as_options
 def calibrate(
-    target: Target, settings: StopTargetSettings, overrides: Overrides = None, as_json: Json = False
+    target: Target, settings: StopTargetConfig, overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Choose the ε with which a verifier ends looking, on validation problems, and store it beside it.
 
@@ -139,7 +139,7 @@ def calibrate(
     typer.echo(f"calibration: {found.path}")
 
 
-class CompareStopSettings(ListenerSettings):
+class CompareStopConfig(ListenerConfig):
     """Which rules are compared."""
 
     absolute: float | None = Field(None, gt=0)
@@ -151,7 +151,7 @@ class CompareStopSettings(ListenerSettings):
 
 @settings_as_options
 def compare(
-    target: Target, settings: CompareStopSettings, overrides: Overrides = None, as_json: Json = False
+    target: Target, settings: CompareStopConfig, overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Compare what ends looking, on the same conversations about test problems.
 
@@ -188,7 +188,7 @@ def compare(
         )
 
 
-def _looks(target: str, settings: ListenerSettings, overrides: list[str] | None) -> Any:
+def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -> Any:
     from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.looks.capped_looks import CappedLooks
     from selfverify.experiments.recipe import load_recipe, refuse_hidden

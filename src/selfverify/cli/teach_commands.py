@@ -11,14 +11,14 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, say
-from selfverify.core.settings import Seed, Settings
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.core.settings import CommandConfig, Seed
+from selfverify.experiments.teacher_settings import TeacherConfig
 
 
-class CollectSettings(Settings):
+class CollectConfig(CommandConfig):
     """Who teaches, how much, and where to."""
 
-    teacher: TeacherSettings
+    teacher: TeacherConfig
     output: Path = Path("conversations.parquet")
     """The file, .parquet or .jsonl; OUTPUT.journal beside it keeps all conversations."""
 
@@ -37,7 +37,7 @@ def collect(
     recipe: Annotated[
         str, typer.Argument(help="A recipe, of which the task, the episode and the seed are used.")
     ],
-    settings: CollectSettings,
+    settings: CollectConfig,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
@@ -77,10 +77,10 @@ def collect(
         say(f"{done.lost} were lost; the first one: {done.reason}", "yellow")
 
 
-class ReanswerSettings(Settings):
+class ReanswerConfig(CommandConfig):
     """Who answers, how much, and where to."""
 
-    teacher: TeacherSettings
+    teacher: TeacherConfig
     output: Path = Path("reanswered.parquet")
     """The file, .parquet or .jsonl; OUTPUT.journal beside it keeps all answers."""
 
@@ -94,7 +94,7 @@ class ReanswerSettings(Settings):
 @settings_as_options
 def reanswer(
     source: Annotated[Path, typer.Argument(help="A file or folder of conversations.")],
-    settings: ReanswerSettings,
+    settings: ReanswerConfig,
     as_json: Json = False,
 ) -> None:
     """Ask a teacher anew for each turn of existing conversations, and write its answers for fine-tuning.

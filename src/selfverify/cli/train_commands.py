@@ -11,10 +11,10 @@ from pydantic import Field
 from selfverify.cli.options import Overrides, RecipeName, settings_as_options
 from selfverify.cli.printing import say
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Seed, Settings
+from selfverify.core.settings import CommandConfig, Seed
 
 
-class QuickstartSettings(Settings):
+class QuickstartConfig(CommandConfig):
     """How the quickstart is run."""
 
     paper: Literal["adpo", "adapo", "smartsnap", "vts-v"] = Field(
@@ -38,7 +38,7 @@ class QuickstartSettings(Settings):
 
 
 @settings_as_options
-def quickstart(settings: QuickstartSettings) -> None:
+def quickstart(settings: QuickstartConfig) -> None:
     """Train a small model on this machine, and write a report of what it learnt.
 
     It needs no GPU, no download and no account: the models and their data ship with the package. It takes
@@ -58,7 +58,7 @@ def quickstart(settings: QuickstartSettings) -> None:
     typer.echo(f"report: {report}")
 
 
-class TrainSettings(Settings):
+class TrainConfig(CommandConfig):
     """What happens to what the output folder holds, and whether anything is trained."""
 
     resume: bool = False
@@ -85,7 +85,7 @@ class TrainSettings(Settings):
 
 
 @settings_as_options
-def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = None) -> None:
+def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None) -> None:
     """Train a model by a recipe, a file with all settings of a training (see `selfverify recipes`).
 
     The recipe is checked before anything is loaded; a wrong key is named together with the nearest right one.

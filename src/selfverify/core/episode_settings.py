@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class EpisodeLimits(StrictModel):
+class RolloutLimits(Config):
     """Limits of one rollout's conversations."""
 
     turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
@@ -17,25 +17,25 @@ class EpisodeLimits(StrictModel):
         description="Tokens of a conversation, its prompt included, after which it ends as at the end of the "
         "model's context; null is the context.",
     )
-    reply_threads: int = Field(
+    step_threads: int = Field(
         0,
         ge=0,
         description="Threads on which episodes reply. With 0 they reply one after another in the rollout's "
         "own thread, and no reply has a deadline.",
     )
-    reply_s: float = Field(
+    step_timeout_s: float = Field(
         60.0,
         gt=0,
         description="Seconds that a reply may take on a thread; a conversation whose reply takes longer ends "
         "with an error. Closing an episode may take as long.",
     )
-    rollout_s: float | None = Field(
+    rollout_timeout_s: float | None = Field(
         None,
         gt=0,
         description="Seconds after which a rollout asks for no more replies; its open conversations end with "
         "an error.",
     )
-    at_once: int | None = Field(
+    concurrent: int | None = Field(
         None,
         ge=1,
         description="Conversations that a process holds at the same time; the others wait until all of these "
@@ -49,29 +49,29 @@ class EpisodeLimits(StrictModel):
     )
 
 
-class EpisodeConfig(StrictModel):
+class EpisodeConfig(Config):
     """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
 
     turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
     tokens: int | None = Field(
         None, ge=1, description="Tokens of a conversation, its prompt included, after which it ends."
     )
-    reply_threads: int | None = Field(
+    step_threads: int | None = Field(
         None,
         ge=0,
         description="Threads on which episodes reply; 0 is none, and no reply has a deadline then.",
     )
-    reply_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
-    rollout_s: float | None = Field(
+    step_timeout_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
+    rollout_timeout_s: float | None = Field(
         None, gt=0, description="Seconds after which a rollout asks for no more replies."
     )
-    at_once: int | None = Field(
+    concurrent: int | None = Field(
         None, ge=1, description="Conversations that a process holds at the same time."
     )
     hung_threads: int | None = Field(
         None, ge=1, description="Threads of a process that may hang in replies before a run ends."
     )
 
-    def changed(self, limits: EpisodeLimits) -> EpisodeLimits:
+    def changed(self, limits: RolloutLimits) -> RolloutLimits:
         """``limits`` with what is set here in place of theirs."""
         return limits.model_copy(update=self.model_dump(exclude_none=True))

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from selfverify.core.settings import Seed, StrictModel
+from selfverify.core.settings import Config, Seed
 
 
-class EvaluationConfig(StrictModel):
+class EvaluationConfig(Config):
     """How a trained or untrained model is measured."""
 
     problems: int | None = Field(

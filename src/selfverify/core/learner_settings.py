@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0)]
 
 
-class TrainerConfig(StrictModel):
+class TrainerConfig(Config):
     """The training loop. It knows no method: methods give it per-token streams."""
 
     steps: int = Field(

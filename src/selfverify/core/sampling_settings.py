@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class VLLMSettings(StrictModel):
+class VLLMConfig(Config):
     """vLLM as the engine that samples in training, through TRL's `VLLMGeneration`."""
 
     mode: Literal["colocate", "server"] = Field(
@@ -65,13 +65,13 @@ class VLLMSettings(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> VLLMSettings:
+    def _check(self) -> VLLMConfig:
         if self.mode == "server" and self.server_base_url is None:
             raise ValueError("mode: server needs server_base_url, the address that `vllm serve` printed")
         shared = ("mode", "dtype")
         servers = ("server_base_url", "server_timeout_s", "group_port")
         # By value, not by what was written: a run's resolved recipe writes every default out.
-        for name, field in VLLMSettings.model_fields.items():
+        for name, field in VLLMConfig.model_fields.items():
             other = name not in shared and (name in servers) != (self.mode == "server")
             if other and getattr(self, name) != field.default:
                 hint = "give it to `vllm serve`" if self.mode == "server" else "use mode: server"
@@ -79,7 +79,7 @@ class VLLMSettings(StrictModel):
         return self
 
 
-class SamplingConfig(StrictModel):
+class SamplingConfig(Config):
     """How trajectories are sampled during training."""
 
     group_size: int = Field(8, ge=1, description="The number of trajectories per problem (the papers' G).")
@@ -100,7 +100,7 @@ class SamplingConfig(StrictModel):
         description="The engine that samples: this library (`own`), or vLLM with the policy's weights. "
         "Evaluations within a training sample with `own`; `eval`, `matrix` and `data filter` with this one.",
     )
-    vllm: VLLMSettings | None = Field(None, description="The settings of vLLM; only with `engine: vllm`.")
+    vllm: VLLMConfig | None = Field(None, description="The settings of vLLM; only with `engine: vllm`.")
 
     @model_validator(mode="after")
     def _check(self) -> SamplingConfig:

@@ -9,20 +9,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic.fields import FieldInfo
 
 
-class StrictModel(BaseModel):
+class Config(BaseModel):
     """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def option_name(name: str, field: FieldInfo) -> str:
-    """The name under which a field of `Settings` is an option of a command: its own, or one that it gives."""
+    """The name under which a field of `CommandConfig` is an option of a command: its own, or one that it
+    gives."""
     extra = field.json_schema_extra
     return str(extra.get("option", name)) if isinstance(extra, dict) else name
 
 
 SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
-"""What the field of `Settings` gives as ``json_schema_extra`` that names a file with all the others."""
+"""What the field of `CommandConfig` gives as ``json_schema_extra`` that names a file with all the others."""
 
 
 SECRET: dict[str, JsonValue] = {"secret": True}
@@ -47,7 +48,7 @@ def secret_places(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[t
     return found
 
 
-class Settings(StrictModel):
+class CommandConfig(Config):
     """Settings of a command. The text below a field describes it to people."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

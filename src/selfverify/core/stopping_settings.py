@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class StoppingConfig(StrictModel):
+class StoppingConfig(Config):
     """A verifier of when to stop, made from the policy's own conversations about the recipe's task."""
 
     problems: int = Field(1000, ge=1, description="Training problems about which the policy looks.")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from selfverify.core import ranks
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
@@ -177,7 +177,7 @@ def _held(
     def once(problem: Problem, seed: int) -> Episode:
         return AnswerOnce(problem, task.tags, task.verdict)
 
-    before = rollout(policy, silent, unseen, seeds, sampling, once, EpisodeLimits(turns=1))
+    before = rollout(policy, silent, unseen, seeds, sampling, once, RolloutLimits(turns=1))
     image = policy.loaded.family.placeholder(policy.model)
     rows = []
     for index, prompt, group, plain in zip(problems, held.prompts, held.groups, before.groups, strict=True):

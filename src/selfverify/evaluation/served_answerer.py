@@ -25,7 +25,7 @@ from selfverify.rollouts.converse import OpenEpisode, Rollout
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:  # it needs the extra `serve`
-    from selfverify.core.episode_settings import EpisodeLimits
+    from selfverify.core.episode_settings import RolloutLimits
 
 
 class ServedAnswerer(Answerer):
@@ -81,7 +81,7 @@ class ServedAnswerer(Answerer):
         sweep: Sweep[Row],
         make_rows: MakeRows[Row],
         begin: OpenEpisode | None = None,
-        limits: EpisodeLimits | None = None,
+        limits: RolloutLimits | None = None,
     ) -> None:
         """See `Answerer`. Problems that have a row are not asked again.
 
@@ -107,7 +107,7 @@ class ServedAnswerer(Answerer):
             held_again = Counter({(0, number): count for number, count in again.items()})
             sweep.store(make_rows([indices[place]], Rollout([], [group], held_again=held_again)))
 
-        at_once = self.config.server.at_once
+        at_once = self.config.server.concurrent
         scores = asked.scores and SCORE_TAG in asked.task.tags
         rollouts = ServerRollouts(
             self.served, asked.task, asked.sampling, at_once, begin, limits, asked.retries, scores

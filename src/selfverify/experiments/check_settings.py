@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 
-class CheckSettings(Settings):
+class CheckConfig(CommandConfig):
     """How a data file is read, and the model whose tokens are counted."""
 
     format: str | None = None

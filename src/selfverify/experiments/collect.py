@@ -16,7 +16,7 @@ from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.experiments.teaching import Asked, Lessons, School, Taught, at_most, whole
 from selfverify.rollouts.noted import RecordingEpisode
 from selfverify.tasks.base import Task
@@ -44,7 +44,7 @@ class Collection:
 
 def collect(
     recipe: Recipe,
-    teacher: TeacherSettings,
+    teacher: TeacherConfig,
     output: Path,
     problems: int,
     samples: int = 1,

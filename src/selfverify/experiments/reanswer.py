@@ -21,9 +21,9 @@ from selfverify.core.trajectory import Finish
 from selfverify.data.conversation_files import check_output, journal_of, write_conversations
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.conversation_export import asked_messages
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.sampling import derived_seed
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 
@@ -52,7 +52,7 @@ class Answered:
 
 def reanswer(
     source: Path,
-    teacher: TeacherSettings,
+    teacher: TeacherConfig,
     output: Path,
     sample: int | None = None,
     seed: int = 0,
@@ -113,16 +113,14 @@ def _lines(rows: Sequence[Answered], problems: Callable[[int], Problem]) -> Iter
             }
 
 
-async def _ask_all(
-    asked: Sequence[tuple[int, Problem]], teacher: TeacherSettings, seed: int
-) -> list[Answered]:
+async def _ask_all(asked: Sequence[tuple[int, Problem]], teacher: TeacherConfig, seed: int) -> list[Answered]:
     return await asyncio.gather(*(_ask(index, problem, teacher, seed) for index, problem in asked))
 
 
-async def _ask(index: int, problem: Problem, teacher: TeacherSettings, seed: int) -> Answered:
+async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) -> Answered:
     """The teacher's answer to one turn."""
     assert teacher.server is not None
-    server = ServerSettings(teacher.server, timeout_s=teacher.timeout)
+    server = ServerConfig(teacher.server, timeout_s=teacher.timeout)
     speaker = ServerSpeaker(problem, server, teacher.fields(derived_seed(seed, index)))
     said = problem.target["said"]
     replies = [heard.reply() for heard in problem.target["heard"]]

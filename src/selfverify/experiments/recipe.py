@@ -31,7 +31,7 @@ from selfverify.core.files import naming
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import PathText, Seed, StrictModel
+from selfverify.core.settings import Config, PathText, Seed
 from selfverify.core.stopping_settings import StoppingConfig
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_faults import contradictions, episode_faults, score_faults
@@ -53,7 +53,7 @@ RECIPE_FILE = "recipe.yaml"
 """The file in a run's folder that holds the resolved recipe."""
 
 
-class NamedOptions(StrictModel):
+class NamedConfig(Config):
     """A task or method by name, with its options.
 
     In a file the two stand side by side (``{name: adpo, beta: 0.04}``); here they are apart, so that
@@ -80,7 +80,7 @@ class NamedOptions(StrictModel):
         return {"name": self.name, **self.options}
 
 
-class Recipe(StrictModel):
+class Recipe(Config):
     """One experiment: a model, a task, a method, and how it is trained and measured."""
 
     name: str = Field(
@@ -93,8 +93,8 @@ class Recipe(StrictModel):
         description="Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in.",
     )
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
-    task: NamedOptions = Field(description="What is learnt: a task's name and its options.")
-    method: NamedOptions = Field(description="How it is learnt: a method's name and its options.")
+    task: NamedConfig = Field(description="What is learnt: a task's name and its options.")
+    method: NamedConfig = Field(description="How it is learnt: a method's name and its options.")
     sampling: SamplingConfig = Field(
         default_factory=SamplingConfig, description="How trajectories are sampled in training."
     )
@@ -128,7 +128,7 @@ class Recipe(StrictModel):
         return Path(self.output)
 
     @property
-    def measured_task(self) -> NamedOptions:
+    def measured_task(self) -> NamedConfig:
         """The task as evaluations have it."""
         options = _laid_over(self.task.options, self.evaluation_task)
         return self.task.model_copy(update={"options": options})
@@ -293,11 +293,11 @@ def _locate(path_or_name: str | Path) -> Path:
 
 def _complete(
     section: str,
-    choice: NamedOptions,
+    choice: NamedConfig,
     registry: Mapping[str, type[Task] | type[Method]],
     document: Document,
     written_in: str | None = None,
-) -> NamedOptions:
+) -> NamedConfig:
     """Return a task or method with all its options, after a check that there are such a name and options.
 
     ``written_in`` is the section of the document that faults are looked for in, if it is another.
@@ -319,4 +319,4 @@ def _complete(
         raise ConfigError(
             "\n".join(complaints(error, model, document, (written_in or section,), about))
         ) from None
-    return NamedOptions(name=choice.name, options=options.model_dump())
+    return NamedConfig(name=choice.name, options=options.model_dump())

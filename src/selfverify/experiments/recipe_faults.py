@@ -30,9 +30,9 @@ def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> 
         return [f"{names}: conversations of method {method.name} are as long as it says itself"]
     if given and task.limits.turns == 1:
         return [f"{names}: a conversation of task {task.name} is over after the first answer"]
-    timed = [f"episode.{name}" for name in ("reply_s", "hung_threads") if name in given]
-    if timed and not episode.changed(task.limits).reply_threads:
-        return [f"{', '.join(timed)}: without threads no reply has a deadline; set episode.reply_threads"]
+    timed = [f"episode.{name}" for name in ("step_timeout_s", "hung_threads") if name in given]
+    if timed and not episode.changed(task.limits).step_threads:
+        return [f"{', '.join(timed)}: without threads no reply has a deadline; set episode.step_threads"]
     return []
 
 

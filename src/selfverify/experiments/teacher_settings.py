@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 
-class TeacherSettings(Settings):
+class TeacherConfig(CommandConfig):
     """Who teaches."""
 
     expert: bool = False
@@ -34,7 +34,7 @@ class TeacherSettings(Settings):
     """Seconds that one answer may take."""
 
     @model_validator(mode="after")
-    def _one_teacher(self) -> TeacherSettings:
+    def _one_teacher(self) -> TeacherConfig:
         if self.expert + self.own + (self.server is not None) != 1:
             raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
         if (self.server is None) != (self.model is None):

@@ -23,10 +23,10 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import start_processes
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.noted import Message, RecordingEpisode
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, Speaker, hold
@@ -115,7 +115,7 @@ class School:
 
     recipe: Recipe
     task: Task
-    teacher: TeacherSettings
+    teacher: TeacherConfig
     samples: int = 1
     lock: Lock = field(default_factory=Lock)
 
@@ -156,7 +156,7 @@ class School:
         Raises:
             ConfigError: The journal is that of other settings, or the teacher cannot do this task.
         """
-        at_once = self.task.limits.at_once or AT_ONCE
+        at_once = self.task.limits.concurrent or AT_ONCE
         sweep = Sweep(journal, Lessons, settings, total, max(at_once // self.samples, 1), progress)
         policy: Policy | None = None
         with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
@@ -213,7 +213,7 @@ class School:
         if self.teacher.server is None:
             turns = self.task.demonstrate_turns(problem, np.random.default_rng(seed))
             return ScriptSpeaker([turn.text for turn in turns])
-        server = ServerSettings(self.teacher.server, timeout_s=self.teacher.timeout)
+        server = ServerConfig(self.teacher.server, timeout_s=self.teacher.timeout)
         return ServerSpeaker(problem, server, self.teacher.fields(seed))
 
     def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from selfverify.agents import background
 from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.sources import Source
 
@@ -42,7 +42,7 @@ class TrlEnvironments:
     advantage.
 
     Example:
-        >>> with TrlEnvironments([ServerSource(RemoteSettings(url), sessions=16)]) as factory:  # doctest:
+        >>> with TrlEnvironments([ServerSource(RemoteConfig(url), sessions=16)]) as factory:  # doctest:
         +SKIP ...     trainer = GRPOTrainer(..., reward_funcs=[], environment_factory=factory)
         ...     trainer.train()
 
@@ -59,7 +59,7 @@ class TrlEnvironments:
     def __init__(
         self,
         sources: Sequence[Source],
-        settings: PoolSettings | None = None,
+        settings: PoolConfig | None = None,
         score: Score | None = None,
         task: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], int]] | None = None,
         seed: int = 0,

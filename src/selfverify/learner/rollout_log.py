@@ -85,7 +85,7 @@ def wants_log(training: Training) -> bool:
     """
     wanted = training.learner.rollout_log
     limits = training.method.limits or training.task.limits
-    timed = limits.reply_threads > 0 or limits.rollout_s is not None
+    timed = limits.step_threads > 0 or limits.rollout_timeout_s is not None
     return wanted in ("recent", "all") or (wanted == "auto" and (timed or not training.task.repeatable))
 
 

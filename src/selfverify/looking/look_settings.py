@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Settings, option_name
+from selfverify.core.settings import CommandConfig, option_name
 from selfverify.looking.tools.pictures import SpaceName
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
@@ -15,7 +15,7 @@ Results = Literal["shown", "blanked", "swapped"]
 """What a model is shown of the images that tools make."""
 
 
-class ToolModels(Settings):
+class ToolModels(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None

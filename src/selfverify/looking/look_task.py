@@ -10,7 +10,7 @@ from typing import Any, Self
 from PIL.Image import Image
 
 from selfverify.core.episode import Episode, RolloutHook
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
@@ -97,6 +97,6 @@ class LookTask(Task):
         return next((h for h, share in enumerate(shares, start=1) if share >= 1), 0)
 
 
-def limits_of(settings: LookSettings) -> EpisodeLimits:
+def limits_of(settings: LookSettings) -> RolloutLimits:
     """The limits of conversations: as many turns as there may be steps, and the answer."""
-    return EpisodeLimits(turns=settings.max_steps + 1)
+    return RolloutLimits(turns=settings.max_steps + 1)

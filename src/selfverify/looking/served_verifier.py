@@ -15,7 +15,7 @@ from selfverify.core.problem import Problem
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.remote.client import REFUSALS, OpenAIClient
-from selfverify.remote.connection import ServerSettings, server_url
+from selfverify.remote.connection import ServerConfig, server_url
 from selfverify.remote.messages import image_url, openai_messages
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ServedModel:
         model: Its name there.
     """
 
-    server: ServerSettings
+    server: ServerConfig
     model: str
 
     @classmethod
@@ -48,7 +48,7 @@ class ServedModel:
         if not model:
             raise ConfigError(f"a verifier behind a server is given as URL#MODEL, not {address}")
         server_url(url)
-        return cls(ServerSettings(url), model)
+        return cls(ServerConfig(url), model)
 
     async def last_message(self, messages: Sequence[Message], tools: Sequence[Any]) -> Tokens:
         """The tokens of the last message, which is an assistant's, without the one that ends it.

@@ -14,13 +14,13 @@ from pydantic import Field
 
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.data.verdicts import read_verdicts
 from selfverify.methods.monitor import conversation_metrics, group_metrics
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # credit needs no model: other trainers take it without trans
 Objective = Literal["surrogate", "likelihood", "pairwise"]
 
 
-class MethodConfig(StrictModel):
+class MethodConfig(Config):
     """Options of a method; every method adds its own."""
 
     @property
@@ -146,7 +146,7 @@ class Method(ABC):
         return (ANSWER, SCORE)
 
     @property
-    def limits(self) -> EpisodeLimits | None:
+    def limits(self) -> RolloutLimits | None:
         """How long conversations may get; None, the default, leaves that to the task."""
         return None
 

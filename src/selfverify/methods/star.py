@@ -26,7 +26,7 @@ from pydantic import Field
 from selfverify.core import ranks
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.journal import STRICT, Journal
@@ -213,9 +213,9 @@ class STaR(TwoTurnMethod):
         return whole and (rewards["correct_1"] == 0 or self.config.keep_right)
 
     @property
-    def limits(self) -> EpisodeLimits:
+    def limits(self) -> RolloutLimits:
         """An answer, and all rounds."""
-        return EpisodeLimits(turns=1 + self.config.rounds)
+        return RolloutLimits(turns=1 + self.config.rounds)
 
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation that goes on while the answer is wrong."""

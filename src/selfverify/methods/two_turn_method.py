@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import SCORE, TURN_1, TURN_2, Group
@@ -43,9 +43,9 @@ class TwoTurnMethod(Method):
         return (TURN_1, TURN_2, SCORE) if self.split_score else (TURN_1, TURN_2)
 
     @property
-    def limits(self) -> EpisodeLimits:
+    def limits(self) -> RolloutLimits:
         """Two turns."""
-        return EpisodeLimits(turns=2)
+        return RolloutLimits(turns=2)
 
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation in which the policy is asked to re-examine its answer."""

@@ -23,7 +23,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.policy_settings import AdapterConfig
 from selfverify.policy.families import Family
 from selfverify.policy.generators import kept_generators
 
@@ -68,7 +68,7 @@ def is_adapted(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision: bool) -> None:
+def attach(model: Any, family: Family, settings: AdapterConfig, base: str, vision: bool) -> None:
     """Put a new adapter on all linear layers of the decoder, and of the tower if ``vision``; freeze the rest.
 
     A new adapter changes nothing yet, because its B is 0. Its random A is the same for the same settings.

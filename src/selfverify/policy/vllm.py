@@ -29,7 +29,7 @@ from accelerate.utils import DistributedType
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
 from selfverify.core.rgb import to_rgb
-from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy import adapters
 from selfverify.policy.encoding import Prompt
@@ -52,7 +52,7 @@ class VLLMEngine:
 
     def __init__(self, policy: Policy, accelerator: Accelerator, sampling: SamplingConfig) -> None:
         self.policy, self.accelerator = policy, accelerator
-        self.settings = sampling.vllm or VLLMSettings()
+        self.settings = sampling.vllm or VLLMConfig()
         self.stale = True
         """Whether the policy has learnt since vLLM got its weights (at first vLLM has those on disk)."""
         self._knows_images = True

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
-from selfverify.core.sampling_settings import VLLMSettings
+from selfverify.core.sampling_settings import VLLMConfig
 from selfverify.policy import adapters
 from selfverify.policy.policy import Policy
 
@@ -60,7 +60,7 @@ def _minor(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMSettings) -> Any:
+def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMConfig) -> Any:
     """Return a `VLLMGeneration` whose vLLM runs, with the weights on disk and in the policy's precision.
 
     Raises:

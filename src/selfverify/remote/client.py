@@ -28,7 +28,7 @@ from selfverify.remote.chat_wire import (
     read_body,
     read_events,
 )
-from selfverify.remote.connection import FAULTS, LOST, Connection, ServerSettings
+from selfverify.remote.connection import FAULTS, LOST, Connection, ServerConfig
 from selfverify.remote.trying_again import tried_again
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class OpenAIClient:
         on_try: Called after each try with ``ok`` or the error's code.
 
     Example:
-        >>> async with OpenAIClient(ServerSettings("http://127.0.0.1:8000")) as client:  # doctest: +SKIP
+        >>> async with OpenAIClient(ServerConfig("http://127.0.0.1:8000")) as client:  # doctest: +SKIP
         ...     reply = await client.chat({"model": "m", "messages": [{"role": "user", "content": "7+2?"}]})
     """
 
-    def __init__(self, server: ServerSettings, on_try: Callable[[str], None] = lambda outcome: None) -> None:
+    def __init__(self, server: ServerConfig, on_try: Callable[[str], None] = lambda outcome: None) -> None:
         self.settings = server
         self.connection = Connection(server)
         self.on_try = on_try

@@ -37,7 +37,7 @@ FAULTS = LOST | {"unreachable"}
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerConfig:
     """Where a server is and how patient to be.
 
     Args:
@@ -64,7 +64,7 @@ class ServerSettings:
 class Connection:
     """One server. Use it as an asynchronous context manager."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerConfig) -> None:
         self.settings = settings
         self.base = server_url(settings.url)
         key = settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")

@@ -9,14 +9,14 @@ from typing import Any, Self
 
 from selfverify.core.errors import ConfigError
 from selfverify.remote.client import OnLost, OpenAIClient
-from selfverify.remote.connection import ServerSettings, server_url
+from selfverify.remote.connection import ServerConfig, server_url
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOnServer:
     """One model of one server."""
 
-    server: ServerSettings
+    server: ServerConfig
     model: str
 
     @classmethod
@@ -26,8 +26,8 @@ class ModelOnServer:
         Args:
             address: The address.
             what: What it is given as, which errors name.
-            timeout_s: See `ServerSettings`.
-            tries: See `ServerSettings`.
+            timeout_s: See `ServerConfig`.
+            tries: See `ServerConfig`.
 
         Raises:
             ConfigError: The address has another form.
@@ -36,7 +36,7 @@ class ModelOnServer:
         if not model:
             raise ConfigError(f"{what}: a model behind a server is given as URL#MODEL, not {address!r}")
         server_url(url)
-        return cls(ServerSettings(url, timeout_s=timeout_s, tries=tries), model)
+        return cls(ServerConfig(url, timeout_s=timeout_s, tries=tries), model)
 
     @property
     def address(self) -> str:
@@ -52,7 +52,7 @@ class BoundedClient(OpenAIClient):
         at_once: The most requests that wait for it.
     """
 
-    def __init__(self, server: ServerSettings, at_once: int) -> None:
+    def __init__(self, server: ServerConfig, at_once: int) -> None:
         super().__init__(server)
         self._room = asyncio.Semaphore(at_once)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 
 try:
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 async def tried_again(
-    attempt: Callable[[], Awaitable[Found]], settings: ServerSettings, until: float | None = None
+    attempt: Callable[[], Awaitable[Found]], settings: ServerConfig, until: float | None = None
 ) -> Found:
     """Return what the first attempt gives that succeeds.
 

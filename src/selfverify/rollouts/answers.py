@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -47,7 +47,7 @@ def roll_out(
     return rolled
 
 
-def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, EpisodeLimits | None]:
+def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, RolloutLimits | None]:
     """How conversations begin and how long they may get; None leaves both to the task.
 
     Args:
@@ -60,4 +60,4 @@ def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, Ep
     def ask(problem: Problem, seed: int) -> Episode:
         return AskAgain(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
 
-    return ask, EpisodeLimits(turns=2)
+    return ask, RolloutLimits(turns=2)

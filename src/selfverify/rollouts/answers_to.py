@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -48,7 +48,7 @@ def ask_policy(
         heard.append(_Once(asked[len(heard) // sampling.group_size][1]))
         return heard[-1]
 
-    rollout(policy, _Questions(), problems, seeds, sampling, begin, EpisodeLimits(turns=1))
+    rollout(policy, _Questions(), problems, seeds, sampling, begin, RolloutLimits(turns=1))
     size = sampling.group_size
     return [[once.said for once in heard[b * size : (b + 1) * size]] for b in range(len(problems))]
 

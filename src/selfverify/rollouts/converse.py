@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -53,7 +53,7 @@ def rollout(
     seeds: Sequence[int],
     sampling: SamplingConfig,
     open_episode: OpenEpisode | None = None,
-    limits: EpisodeLimits | None = None,
+    limits: RolloutLimits | None = None,
     listener: RolloutHook | None = None,
 ) -> Rollout:
     """Hold G conversations about each problem and ask what came of them.
@@ -91,7 +91,7 @@ def rollout(
     replies = EpisodeRunner(limits, lambda place: names[place])
     seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
     made: dict[SampleIndex, Trajectory] = {}
-    for wave in _waves(len(problems), sampling.group_size, limits.at_once, in_step):
+    for wave in _waves(len(problems), sampling.group_size, limits.concurrent, in_step):
         own = sorted({b for b, _ in wave})
         talks: dict[SampleIndex, Conversation] = {}
         try:
@@ -116,7 +116,7 @@ def rollout(
     return Rollout(prompts, groups, seconds if limits.turns > 1 else {})
 
 
-def _room(policy: Policy, limits: EpisodeLimits) -> int | None:
+def _room(policy: Policy, limits: RolloutLimits) -> int | None:
     """The tokens that a conversation may have; None where nobody looks."""
     known = [tokens for tokens in (longest_row(policy.model), limits.tokens) if tokens is not None]
     return min(known, default=None)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -26,7 +26,7 @@ def hold_again(
     sampling: SamplingConfig,
     times: int,
     open_episode: OpenEpisode | None = None,
-    limits: EpisodeLimits | None = None,
+    limits: RolloutLimits | None = None,
 ) -> None:
     """Hold the lost conversations of a rollout again, with `rollout`; whatever comes of them replaces them.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.policy.threads import SampleIndex
 from selfverify.rollouts.hung import HUNG
 
@@ -34,9 +34,9 @@ class EpisodeRunner:
         name: The name of a conversation, which its threads get.
     """
 
-    def __init__(self, limits: EpisodeLimits, name: Callable[[SampleIndex], str]) -> None:
+    def __init__(self, limits: RolloutLimits, name: Callable[[SampleIndex], str]) -> None:
         self.limits, self.name = limits, name
-        self._ends = None if limits.rollout_s is None else time.monotonic() + limits.rollout_s
+        self._ends = None if limits.rollout_timeout_s is None else time.monotonic() + limits.rollout_timeout_s
 
     def ask(
         self, calls: Mapping[SampleIndex, Callable[[], T]], what: str
@@ -48,10 +48,10 @@ class EpisodeRunner:
             what: What they are about, such as the turn.
 
         Raises:
-            HungError: More threads hang than `EpisodeLimits.hung_threads`.
+            HungError: More threads hang than `RolloutLimits.hung_threads`.
         """
-        if self.limits.reply_threads:
-            return self._on_threads(calls, what, self.limits.reply_threads, self.limits.hung_threads)
+        if self.limits.step_threads:
+            return self._on_threads(calls, what, self.limits.step_threads, self.limits.hung_threads)
         return {
             place: self._too_late() if self._is_over() else outcome(call) for place, call in calls.items()
         }
@@ -63,7 +63,7 @@ class EpisodeRunner:
         All are closed at the same time then, so that those that hang cost one deadline.
         """
         calls = {place: episode.release for place, episode in episodes.items()}
-        if self.limits.reply_threads and calls:
+        if self.limits.step_threads and calls:
             return self._on_threads(calls, "closing", len(calls))
         return {place: outcome(call) for place, call in calls.items()}
 
@@ -94,7 +94,7 @@ class EpisodeRunner:
                 place = waiting.popleft()
                 name = f"{self.name(place)}, {what}"
                 thread = threading.Thread(target=run, args=(place,), daemon=True, name=name)
-                running[place] = time.monotonic() + self.limits.reply_s, thread
+                running[place] = time.monotonic() + self.limits.step_timeout_s, thread
                 thread.start()
             until = min(deadline for deadline, _ in running.values())
             until = until if ends is None else min(until, ends)
@@ -105,7 +105,7 @@ class EpisodeRunner:
                 over = ends is not None and now >= ends
                 for place in [p for p, (deadline, _) in running.items() if over or deadline <= now]:
                     HUNG.add(running.pop(place)[1])
-                    reason = f"it took longer than {self.limits.reply_s} s"
+                    reason = f"it took longer than {self.limits.step_timeout_s} s"
                     found[place] = self._too_late() if over else TimeoutError(reason)
                 if over:
                     found |= {place: self._too_late() for place in waiting}
@@ -121,7 +121,7 @@ class EpisodeRunner:
         return self._ends is not None and time.monotonic() >= self._ends
 
     def _too_late(self) -> TimeoutError:
-        return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_s} s")
+        return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_timeout_s} s")
 
 
 def begin(episode: Episode) -> Observation | None:

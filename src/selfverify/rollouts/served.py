@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
@@ -78,7 +78,7 @@ class ServerRollouts:
     sampling: SamplingConfig
     at_once: int = 32
     open_episode: OpenEpisode | None = None
-    limits: EpisodeLimits | None = None
+    limits: RolloutLimits | None = None
     retries: int = 0
     read_scores: bool = True
     usage: Usage = field(default_factory=Usage)
@@ -107,7 +107,7 @@ class ServerRollouts:
 
     async def _ask(self, problems: Sequence[Problem], seeds: Sequence[int], keep: Keep) -> None:
         limits, size = self.limits or self.task.limits, self.sampling.group_size
-        most = self.at_once if limits.at_once is None else max(limits.at_once // size, 1)
+        most = self.at_once if limits.concurrent is None else max(limits.concurrent // size, 1)
         room, judging = asyncio.Semaphore(min(self.at_once, most)), asyncio.Lock()
         faults: dict[str, ServerError] = {}
         with ThreadPoolExecutor(self.at_once, "episodes") as threads:
@@ -155,7 +155,7 @@ class ServerRollouts:
         again = Counter[int]()
         left = list(range(size))
         for retry in range(self.retries + 1):
-            wave = limits.at_once or size
+            wave = limits.concurrent or size
             for first in range(0, len(left), wave):
                 part = left[first : first + wave]
                 made |= await self._wave(asking, judging, problem, seed, part, seconds)

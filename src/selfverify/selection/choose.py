@@ -12,7 +12,7 @@ import numpy as np
 from selfverify.core.errors import DataError
 from selfverify.selection.candidates import Candidate, Candidates
 from selfverify.selection.rules import Floats, consensus_boxes, support
-from selfverify.selection.strategies import DEFAULTS, STRATEGIES, Options, Strategy, strategy_for_use
+from selfverify.selection.strategies import DEFAULTS, STRATEGIES, Strategy, StrategyConfig, strategy_for_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Choice:
 
 
 def choose(
-    candidates: Sequence[Candidate], strategy: str = "weighted", options: Options = DEFAULTS
+    candidates: Sequence[Candidate], strategy: str = "weighted", options: StrategyConfig = DEFAULTS
 ) -> Choice:
     """Choose among one problem's candidates.
 

@@ -25,7 +25,7 @@ from scipy.special import betainc
 from selfverify.core.errors import ConfigError
 from selfverify.selection.candidates import Candidate, Candidates
 from selfverify.selection.rules import Floats, support
-from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
+from selfverify.selection.strategies import DEFAULTS, StrategyConfig, find_strategy
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
@@ -78,7 +78,7 @@ def answer_posterior(keys: Sequence[int], score: Sequence[float]) -> Floats:
 
 
 def leader_confidence(
-    candidates: Candidates, rule: str = "beta", strategy: str = "majority", options: Options = DEFAULTS
+    candidates: Candidates, rule: str = "beta", strategy: str = "majority", options: StrategyConfig = DEFAULTS
 ) -> float:
     """How sure the leading answer of one problem's candidates ``[N]`` is; 0 if none can be read.
 
@@ -105,7 +105,7 @@ def sample_adaptively(
     draw: Callable[[int], Sequence[AnyCandidate]],
     stopping: Stopping,
     strategy: str = "majority",
-    options: Options = DEFAULTS,
+    options: StrategyConfig = DEFAULTS,
 ) -> tuple[list[AnyCandidate], str]:
     """Draw candidates until the leading answer is sure enough or the budget is spent.
 
@@ -145,7 +145,7 @@ def next_draw(candidates: Sequence[Candidate], stopping: Stopping) -> tuple[int,
 
 
 def is_sure(
-    candidates: Sequence[Candidate], stopping: Stopping, strategy: str, options: Options = DEFAULTS
+    candidates: Sequence[Candidate], stopping: Stopping, strategy: str, options: StrategyConfig = DEFAULTS
 ) -> bool:
     """Whether the leading answer is sure enough."""
     arrays = Candidates.of(candidates, options.iou)

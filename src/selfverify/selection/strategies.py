@@ -27,7 +27,7 @@ from selfverify.selection.rules import (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StrategyConfig:
     """Settings of the strategies.
 
     Args:
@@ -48,7 +48,7 @@ class Options:
                 raise ConfigError(f"{name}: a number between 0 and 1 is needed, not {value}")
 
 
-DEFAULTS = Options()
+DEFAULTS = StrategyConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class Strategy:
     title: str
     meaning: str
     reason: str
-    rule: Callable[[Candidates, Options], Floats] | None = None
-    votes: Callable[[Candidates, Options], Floats] | None = None
+    rule: Callable[[Candidates, StrategyConfig], Floats] | None = None
+    votes: Callable[[Candidates, StrategyConfig], Floats] | None = None
     of_subsets: Callable[[Candidates, int], Floats] | None = None
     needs: Literal["nothing", "score", "truth"] = "nothing"
     confidence: Literal["score", "agreement", "scored agreement"] = "score"
 
-    def weigh(self, candidates: Candidates, options: Options) -> Floats:
+    def weigh(self, candidates: Candidates, options: StrategyConfig) -> Floats:
         """The probability ``[..., N]`` that it picks each candidate, ties being random."""
         if self.votes is not None:
             return elect(candidates.keys, self.votes(candidates, options))

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from selfverify.core.errors import ConfigError
 from selfverify.selection.candidates import Candidates
 from selfverify.selection.rules import Floats, box_iou, consensus_boxes
-from selfverify.selection.strategies import DEFAULTS, Options, Strategy
+from selfverify.selection.strategies import DEFAULTS, Strategy, StrategyConfig
 
 MAX_SUBSETS = 200
 """A strategy without a closed form is averaged over at most so many subsets."""
@@ -66,7 +66,7 @@ def mixtures(
     strategies: Sequence[Strategy],
     candidates: Candidates,
     n: int,
-    options: Options = DEFAULTS,
+    options: StrategyConfig = DEFAULTS,
     seed: int = 0,
 ) -> list[Mixture]:
     """What each of the strategies chooses from n of the candidates ``[P, G]``.
@@ -99,7 +99,7 @@ def expected_correctness(
     strategy: Strategy,
     candidates: Candidates,
     n: int | None = None,
-    options: Options = DEFAULTS,
+    options: StrategyConfig = DEFAULTS,
     targets: ArrayLike | None = None,
     seed: int = 0,
 ) -> Floats:

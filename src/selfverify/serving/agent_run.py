@@ -21,10 +21,10 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.steps import written_images
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import rollout
-from selfverify.serving.agent_run_settings import AgentRunSettings
+from selfverify.serving.agent_run_settings import AgentSessionConfig
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.judged import Judged
 
@@ -52,13 +52,13 @@ class AgentRun:
 
 
 def run_agent(
-    task: AgentTask, settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn
+    task: AgentTask, settings: AgentSessionConfig, on_begin: Callable[[Problem], None], on_turn: OnTurn
 ) -> AgentRun:
     """Hold one session, and write the page about it, also where it breaks off.
 
     Args:
         task: Where the agent works: the task that ``settings.task.environment`` names, with the options
-            `AgentRunSettings.options`. Its limit of turns is changed.
+            `AgentSessionConfig.options`. Its limit of turns is changed.
         settings: What is asked, who acts, who judges.
         on_begin: Told what is asked.
         on_turn: Told of each turn.
@@ -170,14 +170,14 @@ def _words(reply: Observation) -> str:
     return "\n".join(part["text"] for part in reply.content if part["type"] == "text")
 
 
-def _problem(settings: AgentRunSettings, task: AgentTask) -> Problem:
+def _problem(settings: AgentSessionConfig, task: AgentTask) -> Problem:
     asked = settings.task
     if asked.template is not None:
         return task.named_problem(asked.template, asked.seed)
     return task.asked_problem(asked.instruction or "", asked.seed)
 
 
-def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> Callable[[Watched], object]:
+def _speaker(settings: AgentSessionConfig, task: AgentTask, problem: Problem) -> Callable[[Watched], object]:
     """What holds a session with who acts; a model is loaded before anything begins."""
     actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
     if actor.expert:
@@ -191,7 +191,7 @@ def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> C
             "max_tokens": actor.max_new_tokens,
             "seed": seed,
         }
-        speaker = ServerSpeaker(problem, ServerSettings(actor.server, timeout_s=actor.timeout), fields)
+        speaker = ServerSpeaker(problem, ServerConfig(actor.server, timeout_s=actor.timeout), fields)
         return lambda watched: hold(watched, speaker, turns)
     policy = Policy.load(actor.model or "")
     sampling = SamplingConfig(
@@ -205,7 +205,7 @@ def _speaker(settings: AgentRunSettings, task: AgentTask, problem: Problem) -> C
     return converses
 
 
-def _about(settings: AgentRunSettings) -> str:
+def _about(settings: AgentSessionConfig) -> str:
     actor = settings.actor
     who = "A script that knows the way" if actor.expert else f"The model {actor.model}"
     at = f" behind {actor.server}" if actor.server else ""

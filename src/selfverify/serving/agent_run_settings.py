@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Seed, Settings
+from selfverify.core.settings import CommandConfig, Seed
 
 
-class AgentRunConfig(Settings):
+class AgentRunConfig(CommandConfig):
     """What is to be done, and where."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
@@ -41,7 +41,7 @@ class AgentRunConfig(Settings):
         return self
 
 
-class ActorSettings(Settings):
+class ActorConfig(CommandConfig):
     """Who acts."""
 
     expert: bool = False
@@ -78,7 +78,7 @@ class ActorSettings(Settings):
     """With --server: the most seconds that one answer may take."""
 
     @model_validator(mode="after")
-    def _one_actor(self) -> ActorSettings:
+    def _one_actor(self) -> ActorConfig:
         if self.expert + (self.server is not None or self.model is not None) != 1:
             raise ValueError("say who acts: --expert, --model PATH, or --server URL with --model NAME")
         if self.server is not None and self.model is None:
@@ -86,11 +86,11 @@ class ActorSettings(Settings):
         return self
 
 
-class AgentRunSettings(Settings):
+class AgentSessionConfig(CommandConfig):
     """One session of an agent: what is asked, who acts, who judges, and the page about it."""
 
     task: AgentRunConfig
-    actor: ActorSettings
+    actor: ActorConfig
     judge: str | None = None
     """An OpenAI-compatible server whose model judges what is handed in, three times, two of which decide."""
 
@@ -101,7 +101,7 @@ class AgentRunSettings(Settings):
     """The page to write."""
 
     @model_validator(mode="after")
-    def _together(self) -> AgentRunSettings:
+    def _together(self) -> AgentSessionConfig:
         if self.actor.expert and self.task.template is None:
             raise ValueError("--expert knows the way of a --template only, not of an instruction of your own")
         if (self.judge is None) != (self.judge_model is None):

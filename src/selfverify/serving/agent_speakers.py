@@ -12,7 +12,7 @@ from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings, server_url
+from selfverify.remote.connection import ServerConfig, server_url
 from selfverify.remote.server_replies import text_of
 from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.rollouts.server_messages import ServerMessages
@@ -91,7 +91,7 @@ class ServerSpeaker(Speaker):
     """
 
     def __init__(
-        self, problem: Problem, server: ServerSettings, fields: dict[str, Any], usage: Usage | None = None
+        self, problem: Problem, server: ServerConfig, fields: dict[str, Any], usage: Usage | None = None
     ) -> None:
         server_url(server.url)
         self.server, self.fields = server, fields

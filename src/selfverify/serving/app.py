@@ -31,7 +31,7 @@ from selfverify.serving.page import Example, add_page
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, read_as, split_model
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.streaming import REQUEST_ID, EventStream
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
@@ -66,7 +66,7 @@ class Gateway:
     def __init__(
         self,
         backend: Backend,
-        settings: GatewaySettings,
+        settings: GatewayConfig,
         keys: Keys | None = None,
         calibration: Calibration | None = None,
         metrics: Metrics | None = None,

@@ -9,7 +9,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.server_replies import Reader, Reading, read_text
 from selfverify.selection.calibration import Calibration
@@ -18,13 +18,13 @@ from selfverify.serving.best_of import BestOf
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.selecting import Selection, check_verifier, select
 from selfverify.serving.solve import OnCandidate, Solution
-from selfverify.serving.solve_settings import SolveSettings
+from selfverify.serving.solve_settings import SolveConfig
 from selfverify.serving.upstream import Upstream
 from selfverify.tasks.base import Judged, Task
 
 
 def solve_on_server(
-    settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
+    settings: SolveConfig, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
 ) -> Solution:
     """Draw candidates from a server and choose one, as `solve` does with a policy.
 
@@ -59,13 +59,13 @@ def solve_on_server(
 
 
 async def _ask(
-    settings: SolveSettings, problem: Problem, read: Reader, on_candidate: OnCandidate | None
+    settings: SolveConfig, problem: Problem, read: Reader, on_candidate: OnCandidate | None
 ) -> tuple[Ask, Selection]:
     """Ask the server; return the question with what it cost, and what was found."""
     answerer, drawing, choosing = settings.answerer, settings.drawing, settings.choosing
     assert answerer.server is not None
     calibration = Calibration.load(choosing.calibration) if choosing.calibration else None
-    server = ServerSettings(answerer.server, timeout_s=answerer.timeout)
+    server = ServerConfig(answerer.server, timeout_s=answerer.timeout)
     async with Upstream(OpenAIClient(server)) as backend:
         check_verifier(backend, choosing.verifier, calibration)
         model = answerer.model or await _only_model(backend.client)
@@ -84,7 +84,7 @@ async def _ask(
         return ask, await select(backend, ask, calibration=calibration, tell=tell, read=read)
 
 
-def only_model(server: ServerSettings) -> str:
+def only_model(server: ServerConfig) -> str:
     """The name of a server's only model.
 
     Raises:

@@ -7,17 +7,17 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 from selfverify.selection.free_answers import Kind
 from selfverify.selection.stopping import Stopping
-from selfverify.selection.strategies import FOR_USE, STRATEGIES, Options, strategy_for_use
+from selfverify.selection.strategies import FOR_USE, STRATEGIES, StrategyConfig, strategy_for_use
 
 MOST_SAMPLES = 256
 """The most candidates that one request may ask a server for."""
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
 
 
-class Choosing(Settings):
+class Choosing(CommandConfig):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
@@ -73,9 +73,9 @@ class Choosing(Settings):
             raise ValueError(str(error)) from None
 
     @property
-    def options(self) -> Options:
+    def options(self) -> StrategyConfig:
         """The options of the strategy."""
-        return Options(self.vote_temperature, self.share)
+        return StrategyConfig(self.vote_temperature, self.share)
 
 
 class BestOf(Choosing):

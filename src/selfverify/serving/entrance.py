@@ -19,7 +19,7 @@ from selfverify.remote.bearer_keys import Keys
 from selfverify.serving.api_errors import ApiError, api_error, error_response
 from selfverify.serving.counters import Metrics
 from selfverify.serving.page import PAGE_PATHS
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.streaming import REQUEST_ID
 
 logger = logging.getLogger("selfverify.serving")
@@ -42,7 +42,7 @@ class Entrance:
         metrics: The counters.
     """
 
-    def __init__(self, settings: GatewaySettings, keys: Keys, metrics: Metrics) -> None:
+    def __init__(self, settings: GatewayConfig, keys: Keys, metrics: Metrics) -> None:
         self.settings = settings
         self.keys = keys
         self.metrics = metrics

@@ -9,19 +9,19 @@ from threading import Lock
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.looking.looking_task import LookingTask
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.choose import choose
 from selfverify.serving.asking import only_model
 from selfverify.serving.look_talk import AT_ONCE, Looked, look_once
 from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve import OnCandidate, Solution
-from selfverify.serving.solve_settings import SolveSettings
+from selfverify.serving.solve_settings import SolveConfig
 from selfverify.tasks.base import Task
 
 
 def look_on_server(
-    settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
+    settings: SolveConfig, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
 ) -> Solution:
     """Hold conversations with a server's model, and choose one of their answers.
 
@@ -41,7 +41,7 @@ def look_on_server(
     answerer, choosing = settings.answerer, settings.choosing
     if answerer.server is None:
         raise ConfigError("there is no server to ask")
-    server = ServerSettings(answerer.server, timeout_s=answerer.timeout)
+    server = ServerConfig(answerer.server, timeout_s=answerer.timeout)
     fields = {
         "model": answerer.model or only_model(server),
         "temperature": settings.drawing.temperature,

@@ -10,7 +10,7 @@ from typing import Any
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.looking_task import LookingTask
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.server_replies import Completion, read_text
 from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.serving.agent_speakers import AwaitedSpeaker, ServerSpeaker, hold
@@ -43,7 +43,7 @@ class Looked:
 def look_once(
     looking: LookingTask,
     asked: Problem,
-    server: ServerSettings,
+    server: ServerConfig,
     fields: dict[str, Any],
     lock: Lock,
     over: Callable[[], bool] = lambda: False,

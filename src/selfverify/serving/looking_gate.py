@@ -128,7 +128,7 @@ def look_here(
     """
     look.use_space(policy.coordinate_space)
     look.use_policy(policy)
-    limits = look.limits.model_copy(update={"rollout_s": max(left_s, 0.1)})
+    limits = look.limits.model_copy(update={"rollout_timeout_s": max(left_s, 0.1)})
     numbers = count()
 
     def told(problem: Problem, seed: int) -> Episode:

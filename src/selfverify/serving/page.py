@@ -14,7 +14,7 @@ from aiohttp import web
 
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.json_text import json_response
-from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.serve_settings import GatewayConfig
 
 EXAMPLES = 100
 """Example problems on offer."""
@@ -43,7 +43,7 @@ _HEADERS = {
 
 def add_page(
     app: web.Application,
-    gateway: GatewaySettings,
+    gateway: GatewayConfig,
     in_force: dict[str, Any],
     needs_key: bool,
     example: Example | None,

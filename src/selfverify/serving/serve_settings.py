@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.server_address import checked_address
-from selfverify.core.settings import SECRET, SETTINGS_FILE, Settings
+from selfverify.core.settings import SECRET, SETTINGS_FILE, CommandConfig
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
 
@@ -29,7 +29,7 @@ class ImageLimits:
     count: int = 16
 
 
-class BackendSettings(Settings):
+class BackendConfig(CommandConfig):
     """What writes the candidates: a model that is run here, or a server."""
 
     model: str | None = None
@@ -54,7 +54,7 @@ class BackendSettings(Settings):
     """With --upstream: how often a request is sent before it counts as failed."""
 
     @model_validator(mode="after")
-    def _one_backend(self) -> BackendSettings:
+    def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
             raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
         if self.upstream is not None and self.judge:
@@ -74,7 +74,7 @@ class BackendSettings(Settings):
         return upstream
 
 
-class ListeningSettings(Settings):
+class ListeningConfig(CommandConfig):
     """Where the gateway listens, and how it stops."""
 
     host: str = Field("127.0.0.1", min_length=1)
@@ -87,7 +87,7 @@ class ListeningSettings(Settings):
     """The seconds that open requests get to finish when the gateway is stopped."""
 
 
-class GatewaySettings(Settings):
+class GatewayConfig(CommandConfig):
     """How a gateway treats requests."""
 
     best_of: BestOf = BestOf()
@@ -128,7 +128,7 @@ class GatewaySettings(Settings):
     """Write questions and answers into the log, which otherwise has neither."""
 
     @model_validator(mode="after")
-    def _one_key(self) -> GatewaySettings:
+    def _one_key(self) -> GatewayConfig:
         if self.api_key is not None and self.api_key_file is not None:
             raise ValueError("there is one key: give --api-key or --api-key-file")
         if self.api_key is not None and not self.api_key.strip():
@@ -146,7 +146,7 @@ class GatewaySettings(Settings):
         return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
 
 
-class ServeSettings(Settings):
+class ServeConfig(CommandConfig):
     """A gateway: what writes, where it listens, and how it treats requests.
 
     A file of settings has these sections.
@@ -155,8 +155,8 @@ class ServeSettings(Settings):
     config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
     """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
 
-    backend: BackendSettings
-    listening: ListeningSettings = ListeningSettings()
-    gateway: GatewaySettings = GatewaySettings()
+    backend: BackendConfig
+    listening: ListeningConfig = ListeningConfig()
+    gateway: GatewayConfig = GatewayConfig()
     looking: LookOptions = LookOptions()
     """What requests with a field `look` may ask for."""

@@ -15,7 +15,7 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import Keys, read_keys
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 from selfverify.remote.listening import open_port, stop_asked
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
@@ -25,10 +25,10 @@ from selfverify.serving.entrance import is_loopback
 from selfverify.serving.page import digits_example
 from selfverify.serving.selecting import check_abstaining, check_verifier
 from selfverify.serving.serve_settings import (
-    BackendSettings,
-    GatewaySettings,
-    ListeningSettings,
-    ServeSettings,
+    BackendConfig,
+    GatewayConfig,
+    ListeningConfig,
+    ServeConfig,
 )
 from selfverify.serving.upstream import Upstream
 
@@ -39,7 +39,7 @@ http_logger = logging.getLogger("selfverify.serving.http")
 http_logger.setLevel(logging.CRITICAL)
 
 
-def open_gateway(settings: ServeSettings) -> Gateway:
+def open_gateway(settings: ServeConfig) -> Gateway:
     """Return the gateway that settings describe, with its model loaded; `run_gateway` starts it.
 
     Raises:
@@ -52,7 +52,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
     metrics, example = Metrics(), None
     backend: Backend
     if settings.backend.upstream is not None:
-        server = ServerSettings(settings.backend.upstream, None, asked.timeout, settings.backend.tries)
+        server = ServerConfig(settings.backend.upstream, None, asked.timeout, settings.backend.tries)
         backend = upstream_of(server, metrics, settings.backend.separate)
     else:
         backend = local_of(settings.backend, metrics, asked.images.pixels)
@@ -71,7 +71,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
     return Gateway(backend, asked, keys, calibration, metrics, example, gate)
 
 
-def keys_of(settings: GatewaySettings) -> Keys:
+def keys_of(settings: GatewayConfig) -> Keys:
     """Return the key that clients have to send, if there is one.
 
     Raises:
@@ -85,12 +85,12 @@ def keys_of(settings: GatewaySettings) -> Keys:
     return Keys(keys)
 
 
-def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False) -> Upstream:
+def upstream_of(server: ServerConfig, metrics: Metrics, separate: bool = False) -> Upstream:
     """Return a server as backend; ``metrics`` counts the tries."""
     return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()), separate)
 
 
-def local_of(settings: BackendSettings, metrics: Metrics, max_pixels: int) -> Backend:
+def local_of(settings: BackendConfig, metrics: Metrics, max_pixels: int) -> Backend:
     """Return a model in this process as backend, which decodes at most ``max_pixels`` at a time.
 
     Clients name it ``builtin:NAME``, or by its folder's name, and its judges as ``settings.judge`` does.
@@ -137,9 +137,7 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
     return await open_port(runner, stack, host, port)
 
 
-async def run_gateway(
-    gateway: Gateway, listening: ListeningSettings, on_ready: Callable[[int], None]
-) -> None:
+async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Callable[[int], None]) -> None:
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
     if not gateway.keys and not is_loopback(listening.host):

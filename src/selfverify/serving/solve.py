@@ -24,7 +24,7 @@ from selfverify.selection.stopping import sample_adaptively
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.own_replies import reply_of
 from selfverify.serving.selecting import Selection, use_of, with_known_confidence, with_probability
-from selfverify.serving.solve_settings import CandidateSettings, DrawingSettings, SolveSettings
+from selfverify.serving.solve_settings import CandidateConfig, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
@@ -109,7 +109,7 @@ def solve(
     problem: Problem,
     verifier: Verifier,
     choosing: Choosing,
-    drawing: DrawingSettings,
+    drawing: DrawsConfig,
     calibration: Calibration | None = None,
     on_candidate: OnCandidate | None = None,
 ) -> Solution:
@@ -158,7 +158,7 @@ def solve(
 
 
 def solve_here(
-    settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
+    settings: SolveConfig, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
 ) -> Solution:
     """Load a model, and `solve` with it.
 
@@ -180,7 +180,7 @@ def solve_here(
     return solve(policy, task, problem, verifier, choosing, drawing, calibration, on_candidate)
 
 
-def find_fusion(choosing: CandidateSettings, model: str) -> Fusion | None:
+def find_fusion(choosing: CandidateConfig, model: str) -> Fusion | None:
     """Return what the verifier ``fused`` makes its scores with: from the calibration that was asked for, or
     the model folder's. A fusion holds for any strategy and number of candidates.
 
@@ -193,7 +193,7 @@ def find_fusion(choosing: CandidateSettings, model: str) -> Fusion | None:
     return Calibration.load(file).fusion
 
 
-def find_calibration(choosing: CandidateSettings, model: str) -> Calibration | None:
+def find_calibration(choosing: CandidateConfig, model: str) -> Calibration | None:
     """Return the calibration that was asked for, or the model folder's if it was fitted for these settings.
 
     Raises:

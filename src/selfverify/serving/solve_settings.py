@@ -7,12 +7,12 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import Seed, Settings
+from selfverify.core.settings import CommandConfig, Seed
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
-class QuestionSettings(Settings):
+class QuestionConfig(CommandConfig):
     """What is asked: a question with images, or a problem of a built-in task."""
 
     question: str | None = Field(None, json_schema_extra={"argument": True})
@@ -31,7 +31,7 @@ class QuestionSettings(Settings):
     """With --task: write the problem's image to this file, print its question, and stop."""
 
     @model_validator(mode="after")
-    def _one_question(self) -> QuestionSettings:
+    def _one_question(self) -> QuestionConfig:
         if self.task is not None and (self.question is not None or self.image):
             raise ValueError("--task brings its own question and image; leave yours out")
         if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
@@ -39,7 +39,7 @@ class QuestionSettings(Settings):
         return self
 
 
-class AnswererSettings(Settings):
+class AnswererConfig(CommandConfig):
     """What answers: a model that is loaded here, or one behind a server."""
 
     model: str | None = None
@@ -52,7 +52,7 @@ class AnswererSettings(Settings):
     """With --server: the most seconds to wait."""
 
 
-class DrawingSettings(Settings):
+class DrawsConfig(CommandConfig):
     """How one candidate is sampled."""
 
     temperature: float = Field(1.0, ge=0.0)
@@ -83,7 +83,7 @@ class DrawingSettings(Settings):
         )
 
 
-class CandidateSettings(Choosing):
+class CandidateConfig(Choosing):
     """How candidates are verified and chosen from."""
 
     n: int = Field(8, ge=1, le=1024)
@@ -104,17 +104,17 @@ class CandidateSettings(Choosing):
         return self.stop == "never" and self.budget_tokens is None
 
 
-class SolveSettings(Settings):
+class SolveConfig(CommandConfig):
     """One question, who answers it, and how its answer is chosen."""
 
-    asked: QuestionSettings
-    answerer: AnswererSettings = AnswererSettings()
-    choosing: CandidateSettings = CandidateSettings()
-    drawing: DrawingSettings = DrawingSettings()
+    asked: QuestionConfig
+    answerer: AnswererConfig = AnswererConfig()
+    choosing: CandidateConfig = CandidateConfig()
+    drawing: DrawsConfig = DrawsConfig()
     looking: LookOptions = LookOptions()
 
     @model_validator(mode="after")
-    def _together(self) -> SolveSettings:
+    def _together(self) -> SolveConfig:
         choosing, looking = self.choosing, self.looking
         if looking.look and self.drawing.turns == 2:
             raise ValueError("--turns 2 and --look are two ways of going on; take one")

@@ -16,13 +16,13 @@ from pydantic import AfterValidator, Field
 
 from selfverify.core.environment import Call
 from selfverify.core.episode import Episode, RolloutHook
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.requests import ANSWER_INSTRUCTION
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.core.splits import SPLITS, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
@@ -47,7 +47,7 @@ Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
 """The range of a number that is drawn for each problem: its lowest and its highest value, both 0 or more."""
 
 
-class TaskConfig(StrictModel):
+class TaskConfig(Config):
     """Options of a task; every task adds its own."""
 
 
@@ -168,7 +168,7 @@ class Task(ABC):
     metrics: tuple[Metric, ...] = ()
     errors: tuple[str, ...] = ()
     writes_places: bool = False
-    limits: EpisodeLimits = EpisodeLimits(turns=1)
+    limits: RolloutLimits = RolloutLimits(turns=1)
     repeatable: bool = True
     judges: bool = True
     config: TaskConfig

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from selfverify.core.environment import Call
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -66,7 +66,7 @@ class Conversations(RowTask):
     convert = staticmethod(convert_conversation)
     needs = ("messages",)
     tags = ("answer",)
-    limits = EpisodeLimits(turns=100)
+    limits = RolloutLimits(turns=100)
 
     def __init__(
         self, config: ConversationsConfig | None = None, rows: Mapping[Split, RowSequence] | None = None

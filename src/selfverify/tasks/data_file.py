@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_serializer
 
-from selfverify.core.settings import PathText, StrictModel
+from selfverify.core.settings import Config, PathText
 from selfverify.data import Rows, open_rows
 
 
-class DataFile(StrictModel):
+class DataFile(Config):
     """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
 
     path: PathText = Field(min_length=1, description="The file, or a folder whose files belong together.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -29,7 +29,7 @@ class Preferences(RowTask):
     convert = staticmethod(convert_preference)
     needs = ("prompt", "chosen", "rejected")
     tags = ("answer",)
-    limits = EpisodeLimits(turns=100)
+    limits = RolloutLimits(turns=100)
 
     def ask(self, row: Row, id: str) -> Problem:
         """See `RowTask.ask`."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.core.policy_settings import ServedSettings
+from selfverify.core.policy_settings import ServedModelConfig
 from selfverify.core.trajectory import Group
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import AT_ONCE, rate_all
@@ -42,14 +42,14 @@ class ServerJudge:
         return cls(ModelOnServer.of(address, f"verifier {name}"), name)
 
     @classmethod
-    def measuring(cls, address: str, name: str, how: ServedSettings) -> ServerJudge:
+    def measuring(cls, address: str, name: str, how: ServedModelConfig) -> ServerJudge:
         """Make one whose scores are measured: patient, and never without a score where the server failed.
 
         Raises:
             ConfigError: The address is not of the form ``URL#MODEL``.
         """
         served = ModelOnServer.of(address, f"verifier {name}", how.timeout_s, how.tries)
-        return cls(served, name, how.at_once, strict=True)
+        return cls(served, name, how.concurrent, strict=True)
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`. Answers that are unreadable, or on which the server failed, have no score.

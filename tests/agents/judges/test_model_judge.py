@@ -203,7 +203,7 @@ def test_requests_at_the_same_time_are_limited(make: Make) -> None:
         return SUCCESS
 
     fake = FakeUpstream(write=write, delay_s=0.02)
-    judge = make(fake, at_once=2)
+    judge = make(fake, concurrent=2)
     for wait in [judge.ask(case(str(n)), range(2)) for n in range(5)]:
         wait()
     assert len(fake.seen) == 10 and most <= 2 and open_now == 0

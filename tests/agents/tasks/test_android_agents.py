@@ -156,11 +156,11 @@ def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path, meth
 
 
 def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert task(files).limits.at_once == 2
+    assert task(files).limits.concurrent == 2
     monkeypatch.setattr("selfverify.core.ranks.count", lambda: 2)
     monkeypatch.setattr("selfverify.core.ranks.index", lambda: 1)
     server = {"kind": "model", "server": {"url": "http://127.0.0.1:1", "model": "m"}}
-    assert task(files, judge=server).limits.at_once == 1
+    assert task(files, judge=server).limits.concurrent == 1
     monkeypatch.setattr("selfverify.core.ranks.count", lambda: 3)
     monkeypatch.setattr("selfverify.core.ranks.index", lambda: 2)
     with pytest.raises(ConfigError, match="3 processes share 2 devices"):

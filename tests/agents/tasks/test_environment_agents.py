@@ -24,7 +24,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.call_forms import written_call
-from selfverify_phone.environment import PhoneEnvironment, PhoneOptions
+from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from tiny_environment import Counter
 
 ROWS = [
@@ -135,7 +135,7 @@ def test_goals_of_rows_are_for_rules(tmp_path: Path) -> None:
         "goal": json.dumps(posed.target["goal"]), "steps": posed.meta["steps"],
     }  # fmt: skip
     (tmp_path / "phone.jsonl").write_text(json.dumps(row) + "\n")
-    serving = Serving(phone=lambda: PhoneEnvironment(PhoneOptions(text="terse", first_screen="given")))
+    serving = Serving(phone=lambda: PhoneEnvironment(PhoneConfig(text="terse", first_screen="given")))
     try:
         made = task(tmp_path / "phone.jsonl", serving.url, judge={"kind": "rules"}, done_from=None)
         turns = local.demonstrate_turns(posed, np.random.default_rng(0))

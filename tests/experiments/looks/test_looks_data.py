@@ -24,13 +24,13 @@ from selfverify.experiments.looks.looks_folder import Way, all_traces
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.preference_pairs import Pairing
 from selfverify.looking.traces import Demands
 from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop
 
-EXPERT = TeacherSettings(expert=True)
+EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
 
 
@@ -108,7 +108,7 @@ def test_a_server_goes_on_wrongly_from_the_middle(
     """It is shown what was shown then, with the request; the trace does not have the request in it."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
     url, fake = wrong_server(loop)
-    server = TeacherSettings(server=url, model="m")
+    server = TeacherConfig(server=url, model="m")
     done = branch_looks(far_recipe(), server, tmp_path, way)
     assert (done.traces, done.correct, done.lost) == (5, 0, 0) and len(fake.seen) == 5
     for body in fake.seen:
@@ -130,7 +130,7 @@ def test_a_server_goes_on_wrongly_from_the_middle(
 
 def test_the_own_policy_looks_and_branches(tmp_path: Path) -> None:
     """A policy that runs here needs no server; what it says comes out the same when asked again."""
-    own = TeacherSettings(own=True, max_tokens=8)
+    own = TeacherConfig(own=True, max_tokens=8)
     done = collect_looks(far_recipe(), own, tmp_path / "a", problems=2, samples=2)
     assert done.traces == 4 and done.lost == 0
     collect_looks(far_recipe(), own, tmp_path / "b", problems=2, samples=2)
@@ -151,14 +151,14 @@ def test_the_own_policy_looks_and_branches(tmp_path: Path) -> None:
 
 def test_what_cannot_go_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
-        branch_looks(far_recipe(), TeacherSettings(own=True), tmp_path, "branched")
+        branch_looks(far_recipe(), TeacherConfig(own=True), tmp_path, "branched")
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=2)
     with pytest.raises(ConfigError, match="a script cannot go on"):
         branch_looks(far_recipe(), EXPERT, tmp_path, "branched")
     with pytest.raises(ConfigError, match="seed 0, and the recipe has 3"):
-        branch_looks(far_recipe(seed=3), TeacherSettings(own=True), tmp_path, "branched")
+        branch_looks(far_recipe(seed=3), TeacherConfig(own=True), tmp_path, "branched")
     with pytest.raises(ValueError, match="say who teaches"):
-        TeacherSettings(own=True, expert=True)
+        TeacherConfig(own=True, expert=True)
 
 
 def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, loop: Loop) -> None:
@@ -167,7 +167,7 @@ def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, loop: Loop) 
     path = tmp_path / "collected.jsonl"
     path.write_text(path.read_text().replace('"2:"', '"3:"'))
     url, _ = wrong_server(loop)
-    done = branch_looks(far_recipe(), TeacherSettings(server=url, model="m"), tmp_path, "branched")
+    done = branch_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, "branched")
     assert done.lost == 1 and "replied to otherwise" in done.reason
 
 
@@ -175,7 +175,7 @@ def test_examples_are_put_before_the_question_in_words(tmp_path: Path, loop: Loo
     collect_looks(far_recipe(), EXPERT, tmp_path / "shown", problems=3)
     make_sets(tmp_path / "shown", Demands(), FREE)
     url, fake = wrong_server(loop)
-    server = TeacherSettings(server=url, model="m")
+    server = TeacherConfig(server=url, model="m")
     collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=tmp_path / "shown" / "sft.jsonl")
     [body] = fake.seen
     first, image, question = body["messages"][0]["content"]
@@ -199,7 +199,7 @@ def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
         return ("CORRECT", "Surely INCORRECT.", "I cannot say.")[target % 3]
 
     fake = FakeUpstream(write=write)
-    server = TeacherSettings(server=loop.upstream(fake), model="m")
+    server = TeacherConfig(server=loop.upstream(fake), model="m")
     right, wrong, neither = judge_looks(tmp_path, server)
     assert right + wrong + neither == 4 and len(fake.seen) == 4
     assert judge_looks(tmp_path, server) == (right, wrong, neither) and len(fake.seen) == 4
@@ -210,12 +210,12 @@ def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
         assert made.sft_dropped.get("a model judged the answer wrong", 0) == wrong
         assert made.sft_dropped.get("no model has judged the answer", 0) == neither
     with pytest.raises(ConfigError, match="behind a server"):
-        judge_looks(tmp_path, TeacherSettings(own=True))
+        judge_looks(tmp_path, TeacherConfig(own=True))
 
 
 def test_nothing_right_says_why(tmp_path: Path, loop: Loop) -> None:
     url, _ = wrong_server(loop)
-    collect_looks(far_recipe(), TeacherSettings(server=url, model="m"), tmp_path, problems=2)
+    collect_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, problems=2)
     with pytest.raises(DataError, match="no right trace is left of 2; dropped: 2 because no tool was used"):
         make_sets(tmp_path, Demands(), FREE)
 
@@ -241,11 +241,11 @@ def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None
     change(row)
     path.write_text("".join([head, json.dumps(row) + "\n", *rest]))
     named = rf"collected.jsonl: problem {row['problem']}: .*{said}"
-    server = TeacherSettings(server="http://127.0.0.1:9", model="m")
+    server = TeacherConfig(server="http://127.0.0.1:9", model="m")
     for read in (
         lambda: list(all_traces(tmp_path)),
         lambda: make_sets(tmp_path, Demands(), FREE),
-        lambda: branch_looks(far_recipe(), TeacherSettings(own=True), tmp_path, "branched"),
+        lambda: branch_looks(far_recipe(), TeacherConfig(own=True), tmp_path, "branched"),
         lambda: judge_looks(tmp_path, server),
     ):
         with pytest.raises(DataError, match=named):
@@ -255,7 +255,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None
 def test_nothing_was_collected(tmp_path: Path) -> None:
     """Whoever judges or shows it is told so, and nothing is written."""
     with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
-        judge_looks(tmp_path / "none", TeacherSettings(server="http://127.0.0.1:9", model="m"))
+        judge_looks(tmp_path / "none", TeacherConfig(server="http://127.0.0.1:9", model="m"))
     assert not (tmp_path / "none").exists()
 
 

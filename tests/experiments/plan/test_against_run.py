@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
@@ -87,7 +87,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
 @pytest.fixture
 def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
     """Makes `digits-pick` a conversation of 3 turns; a call lets the policy end each at its limit."""
-    monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=3))
+    monkeypatch.setattr(DigitsPick, "limits", RolloutLimits(turns=3))
     monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Chat(self, problem, seed))
     choose = TokenSampler.choose
     calls = count(1)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.episode import Observation
-from selfverify.core.episode_settings import EpisodeConfig, EpisodeLimits
+from selfverify.core.episode_settings import EpisodeConfig, RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.plan.meter import Meter
 from selfverify.experiments.plan.plan import Plan, make_plan
@@ -202,7 +202,7 @@ def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
 
 def test_conversations(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go on to their limits; what environments say is as long as given, or left out and said so."""
-    monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=30))
+    monkeypatch.setattr(DigitsPick, "limits", RolloutLimits(turns=30))
     recipe = recipe_of(tiny_folder, "episode.turns=5")
     assert len(make_plan(recipe).lengths.trained) == 5 * 10
     assert "NOT counted: give --reply-tokens" in make_plan(recipe).lengths.stated

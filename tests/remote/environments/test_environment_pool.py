@@ -13,9 +13,9 @@ import pytest
 from environment_servers import serve
 from selfverify.core.environment import Call, Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease
-from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
 from selfverify.remote.environments.sources import LocalSource, Source
@@ -28,7 +28,7 @@ def with_pool(use: Callable[[EnvironmentPool], Awaitable[Any]], *sources: Source
     """What ``use`` returns for a pool; afterwards nothing is open, and no task is left."""
 
     async def main() -> Any:
-        async with EnvironmentPool(sources or [LocalSource(Counter, 2)], PoolSettings(**settings)) as pool:
+        async with EnvironmentPool(sources or [LocalSource(Counter, 2)], PoolConfig(**settings)) as pool:
             found = await use(pool)
         assert len(asyncio.all_tasks()) == 1
         return found
@@ -212,7 +212,7 @@ def test_an_opening_that_hangs_is_given_up() -> None:
 
 def test_nothing_is_left_when_the_pool_ends() -> None:
     async def main() -> None:
-        pool = EnvironmentPool([LocalSource(Counter, 2)], PoolSettings(uses=9))
+        pool = EnvironmentPool([LocalSource(Counter, 2)], PoolConfig(uses=9))
         lost: list[str] = []
         held: list[Lease] = []
         ended = asyncio.Event()
@@ -302,12 +302,10 @@ def test_a_pool_over_addresses() -> None:
         async with AsyncExitStack() as stack:
             limits = SessionLimits(sessions=1)
             urls = [(await serve(stack, limits))[1] for _ in range(3)] + ["http://127.0.0.1:9"]
-            held = await stack.enter_async_context(
-                EnvironmentPool([ServerSource(RemoteSettings(urls[0]), 1)])
-            )
+            held = await stack.enter_async_context(EnvironmentPool([ServerSource(RemoteConfig(urls[0]), 1)]))
             await stack.enter_async_context(held.lease())
-            sources = [ServerSource(RemoteSettings(url + "/counter" * (url[-2:] != ":9")), 4) for url in urls]
-            pool = await stack.enter_async_context(EnvironmentPool(sources, PoolSettings(check_s=0.1)))
+            sources = [ServerSource(RemoteConfig(url + "/counter" * (url[-2:] != ":9")), 4) for url in urls]
+            pool = await stack.enter_async_context(EnvironmentPool(sources, PoolConfig(check_s=0.1)))
 
             async def one(number: int) -> str:
                 async with pool.lease() as lease:
@@ -317,7 +315,7 @@ def test_a_pool_over_addresses() -> None:
             assert texts == [f"{number} of 10000" for number in range(12)]
             assert await sources[1].healthy()  # below its name, where health stands at the top
             _, guarded = await serve(stack, keys=["right"])
-            assert await ServerSource(RemoteSettings(guarded + "/counter"), 1).healthy()
+            assert await ServerSource(RemoteConfig(guarded + "/counter"), 1).healthy()
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert Counter.opened == []

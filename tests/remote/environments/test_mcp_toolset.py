@@ -20,14 +20,14 @@ from tiny_environment import TOOLS, Counter
 
 pytest.importorskip("mcp")
 from selfverify.remote.environments.content import ContentLimits
-from selfverify.remote.environments.mcp_toolset import McpSettings, McpToolset
+from selfverify.remote.environments.mcp_toolset import McpConfig, McpToolset
 
 DRAWING = (sys.executable, str(Path(__file__).with_name("mcp_drawing.py")))
 
 
 def run(use: Callable[[McpToolset], Awaitable[Any]], **settings: Any) -> Any:
     async def main() -> Any:
-        toolset = McpToolset(McpSettings(**settings))
+        toolset = McpToolset(McpConfig(**settings))
         try:
             return await use(toolset)
         finally:
@@ -58,7 +58,7 @@ def test_a_command() -> None:
             assert why in (await toolset.step(call)).error
 
     run(use, command=DRAWING, env={"PAPER": "white"})
-    assert "white" not in repr(McpSettings(command=DRAWING, env={"PAPER": "white"}))
+    assert "white" not in repr(McpConfig(command=DRAWING, env={"PAPER": "white"}))
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_our_own_server_over_http() -> None:
     """The package's client begins a task on our server; it is an environment again."""
 
     async def use(url: str, server: Any) -> None:
-        toolset = McpToolset(McpSettings(url=url + "/mcp", key="right", begin="begin"))
+        toolset = McpToolset(McpConfig(url=url + "/mcp", key="right", begin="begin"))
         with pytest.raises(DataError, match="goal is no number"):
             await toolset.reset({}, seed=1)
         first = await toolset.reset({"goal": 3}, seed=1)
@@ -113,7 +113,7 @@ def test_our_own_server_over_http() -> None:
         assert (shown.round, shown.text) == (2, "2 of 3")
         await toolset.close()
 
-        second = McpToolset(McpSettings(url=url + "/counter/mcp", key="right", begin="begin"))
+        second = McpToolset(McpConfig(url=url + "/counter/mcp", key="right", begin="begin"))
         await second.reset({"goal": 3}, seed=1)
         refused = await second.step(Call("dance"))
         assert refused.error.startswith("there is no dance") and refused.round == 1
@@ -148,7 +148,7 @@ def test_addresses_that_are_no_servers_are_lost(body: str, message: str) -> None
         async with AsyncExitStack() as stack:
             url = await hosted(stack, web.route("*", "/mcp", handle)) + "/mcp"
             limits = ContentLimits(message_bytes=100_000)
-            toolset = McpToolset(McpSettings(url=url, open_s=1.0, limits=limits))
+            toolset = McpToolset(McpConfig(url=url, open_s=1.0, limits=limits))
             with pytest.raises(EnvironmentLost, match=message):
                 await toolset.open()
             await toolset.close()
@@ -157,6 +157,6 @@ def test_addresses_that_are_no_servers_are_lost(body: str, message: str) -> None
 
 
 def test_a_toolset_is_one_thing() -> None:
-    for wrong in (McpSettings(), McpSettings(command=["a"], url="http://a")):
+    for wrong in (McpConfig(), McpConfig(command=["a"], url="http://a")):
         with pytest.raises(ConfigError, match="either"):
             McpToolset(wrong)

@@ -17,9 +17,9 @@ import pytest
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.remote.environments import process_source
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.process_source import ProcessSource
-from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig
 from selfverify.remote.environments.serve_environments import find_environment
 from tiny_environment import Counter
 
@@ -60,13 +60,13 @@ def test_a_server_that_does_not_start_is_an_error() -> None:
 @pytest.mark.slow
 def test_many_sessions_over_several_processes_that_are_killed() -> None:
     """Three servers, 60 episodes, one server killed in the middle and one stopped: what is lost is masked."""
-    settings = RemoteSettings("http://127.0.0.1", act_s=3.0, connect_s=3.0, health_s=1.0)
+    settings = RemoteConfig("http://127.0.0.1", act_s=3.0, connect_s=3.0, health_s=1.0)
     sources = [ProcessSource(COUNTER, 4, settings) for _ in range(3)]
     processes: list[int] = []
 
     async def main() -> tuple[int, int, dict[str, float]]:
         won = lost = 0
-        async with EnvironmentPool(sources, PoolSettings(check_s=1.0, wait_s=60)) as pool:
+        async with EnvironmentPool(sources, PoolConfig(check_s=1.0, wait_s=60)) as pool:
             processes.extend(pid(source) for source in sources)
 
             async def one(number: int) -> None:

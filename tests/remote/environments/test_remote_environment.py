@@ -17,7 +17,7 @@ from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_pool import EnvironmentPool
-from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
+from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment, base_url
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
 from tiny_environment import TOOLS, Counter
@@ -54,7 +54,7 @@ def plain(seen: list[Any]) -> list[Any]:
 
 def test_an_environment_elsewhere_is_as_one_here() -> None:
     async def there(url: str, _: Any) -> list[Any]:
-        environment = RemoteEnvironment(RemoteSettings(url + "/counter"))
+        environment = RemoteEnvironment(RemoteConfig(url + "/counter"))
         with pytest.raises(DataError, match=r"open\(\)"):
             environment.tools  # noqa: B018
         await environment.open()
@@ -177,12 +177,12 @@ def test_a_full_server_and_a_wrong_key_are_said() -> None:
             raise AssertionError("the place was not given back")
 
     with_server(use, SessionLimits(sessions=1), keys=["right"])
-    assert "right" not in repr(RemoteSettings("http://a", key="right"))
+    assert "right" not in repr(RemoteConfig("http://a", key="right"))
 
 
 def test_a_server_that_is_not_there_is_lost() -> None:
     with pytest.raises(EnvironmentLost, match=r"http://127\.0\.0\.1:9: it cannot be reached"):
-        asyncio.run(RemoteEnvironment(RemoteSettings("http://127.0.0.1:9")).open())
+        asyncio.run(RemoteEnvironment(RemoteConfig("http://127.0.0.1:9")).open())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_environment_elsewhere_hears_what_was_handed_in() -> None:
     """Through a lease and over the wire; what it raises there is a loss here."""
 
     async def use(url: str, _: Any) -> None:
-        async with EnvironmentPool([ServerSource(RemoteSettings(url), sessions=1)]) as pool:
+        async with EnvironmentPool([ServerSource(RemoteConfig(url), sessions=1)]) as pool:
             async with pool.lease() as lease:
                 with pytest.raises(DataError, match="reset comes before"):
                     await lease.submitted("Done.")

@@ -10,10 +10,10 @@ from pydantic import Field, field_validator, model_validator
 
 from selfverify.agents.android.apps import PACKAGE
 from selfverify.agents.screen_tools import Address
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 
-class AndroidReset(Settings):
+class AndroidReset(CommandConfig):
     """What makes every session of a task begin alike."""
 
     how: Literal["snapshot", "clear", "none"]
@@ -54,7 +54,7 @@ class AndroidReset(Settings):
         return self
 
 
-class AndroidSettings(Settings):
+class AndroidConfig(CommandConfig):
     """How devices are used."""
 
     reset: AndroidReset
@@ -110,7 +110,7 @@ class AndroidSettings(Settings):
         return host, int(port)
 
 
-class AndroidTaskConfig(AndroidSettings):
+class AndroidTaskConfig(AndroidConfig):
     """One device and how it is used."""
 
     serial: str = Field(min_length=1)

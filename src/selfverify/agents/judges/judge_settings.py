@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from selfverify.agents.judges.opinions import Quotations
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class JuryConfig(StrictModel):
+class JuryConfig(Config):
     """How many votes are asked for, and how many decide."""
 
     votes: int = Field(3, ge=1, description="Votes asked for on each submission (§4.2).")
@@ -33,7 +33,7 @@ class JuryConfig(StrictModel):
         return self
 
 
-class ModelJudgeConfig(StrictModel):
+class ModelJudgeConfig(Config):
     """A judge behind a server, and how it is asked."""
 
     url: str = Field(description="The server's address; one without a path gets `/v1`.")
@@ -45,7 +45,7 @@ class ModelJudgeConfig(StrictModel):
     )
     extra: dict[str, Any] = Field({}, description="Other fields of the request, as the server knows them.")
     images: bool = Field(True, description="Whether the judge is shown pictures, where screens have any.")
-    at_once: int = Field(32, ge=1, description="Requests that wait for the server at the same time.")
+    concurrent: int = Field(32, ge=1, description="Requests that wait for the server at the same time.")
     timeout_s: float = Field(180.0, gt=0, description="Seconds that one try may take.")
     tries: int = Field(3, ge=1, description="How often a request is sent that fails for a passing reason.")
     vote_s: float = Field(
@@ -61,7 +61,7 @@ class ModelJudgeConfig(StrictModel):
     )
 
 
-class OwnJudgeConfig(StrictModel):
+class OwnJudgeConfig(Config):
     """The policy as its own judge, or another one in its place, and how it is sampled."""
 
     path: str | None = Field(

@@ -14,10 +14,10 @@ from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.agents.prompting import World, judge_prompt
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 
 
-class JudgeConfig(StrictModel):
+class JudgeConfig(Config):
     """Who judges submissions."""
 
     kind: Literal["rules", "state", "model", "own"] = Field(

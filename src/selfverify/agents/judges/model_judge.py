@@ -20,7 +20,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings, server_url
+from selfverify.remote.connection import ServerConfig, server_url
 from selfverify.remote.growing import read_choices
 from selfverify.remote.messages import image_url
 from selfverify.remote.usage import Usage
@@ -45,9 +45,9 @@ class ModelJudge(Juror):
     def __init__(self, config: ModelJudgeConfig, prompt: str) -> None:
         server_url(config.url)
         self.config, self.prompt = config, prompt
-        self._server = ServerSettings(config.url, timeout_s=config.timeout_s, tries=config.tries)
+        self._server = ServerConfig(config.url, timeout_s=config.timeout_s, tries=config.tries)
         self._cache = VoteCache(config.cache)
-        self._room = asyncio.Semaphore(config.at_once)
+        self._room = asyncio.Semaphore(config.concurrent)
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._counts: dict[str, float] = defaultdict(float)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.agent_figures import METRICS
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
@@ -18,7 +18,7 @@ from selfverify.agents.judges.nobody import Nobody
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.prompting import World, agent_prompt, hint_names
 from selfverify.core.environment import Environment
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -44,8 +44,8 @@ class AgentTaskConfig(TaskConfig):
         "(`spaced`), so that small models copy words as they stand on a screen. Agents may write any.",
     )
     hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
-    agent: AgentSettings = Field(
-        default_factory=AgentSettings, description="First screen, evidence, refused calls, reward."
+    agent: AgentConfig = Field(
+        default_factory=AgentConfig, description="First screen, evidence, refused calls, reward."
     )
     judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who judges submissions.")
 
@@ -76,7 +76,7 @@ class AgentTask(Task):
     short: ClassVar[ShortForm | None] = None
     tags = ("answer",)
     metrics = METRICS
-    limits = EpisodeLimits(turns=30)
+    limits = RolloutLimits(turns=30)
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.android.android_settings import AndroidSettings, AndroidTaskConfig
+from selfverify.agents.android.android_settings import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.android.androidlab import AndroidTask, read_tasks
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.lent import Lender, Lent
@@ -18,7 +18,7 @@ from selfverify.agents.screen_tools import ScreenTools
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.core import ranks
 from selfverify.core.environment import Environment
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -38,7 +38,7 @@ class AndroidAgentsConfig(AgentTaskConfig):
         description="Serial numbers of the devices, as `adb devices` lists them. As many conversations are "
         "held at the same time; several training processes share them out.",
     )
-    android: AndroidSettings = Field(description="How devices are reset, shown and touched.")
+    android: AndroidConfig = Field(description="How devices are reset, shown and touched.")
     real_devices: Literal["refused", "asked"] = Field(
         "refused",
         description="Whether devices that are no emulators are refused, or a person at the terminal is asked "
@@ -83,7 +83,7 @@ class AndroidAgents(AgentTask):
     looking = frozenset({"get_current_xml"})
     repeatable = False
     # A reset may start the system anew.
-    limits = EpisodeLimits(turns=30, reply_threads=64, reply_s=600)
+    limits = RolloutLimits(turns=30, step_threads=64, step_timeout_s=600)
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
@@ -94,7 +94,7 @@ class AndroidAgents(AgentTask):
                 f"task {self.name}: {ranks.count()} processes share {len(self.config.devices)} devices; "
                 "name as many as there are processes"
             )
-        self.limits = self.limits.model_copy(update={"at_once": len(own)})
+        self.limits = self.limits.model_copy(update={"concurrent": len(own)})
         self._lender = Lender(lambda: self._sources(own))
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:

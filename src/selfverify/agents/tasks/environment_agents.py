@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.evidence import SUBMIT
 from selfverify.agents.goals import Goal
 from selfverify.agents.lent import Lender, Lent
@@ -16,13 +16,13 @@ from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.environment_sources import SourceOf
 from selfverify.core.environment import EnvironmentLost
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.data.agent_tasks import convert_agent_task
 from selfverify.data.fields import Row
-from selfverify.remote.environments.environment_pool import PoolSettings
+from selfverify.remote.environments.environment_pool import PoolConfig
 from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.row_task import RowTask, RowTaskConfig
 from selfverify.tasks.tool_calls import short_name
@@ -45,8 +45,8 @@ class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
         description="From which sum of the environment's own rewards a task counts as done; null where it "
         "scores nothing. AndroidWorld's is 1.",
     )
-    agent: AgentSettings = Field(
-        default_factory=lambda: AgentSettings(first_screen="given"),
+    agent: AgentConfig = Field(
+        default_factory=lambda: AgentConfig(first_screen="given"),
         description="First screen, evidence, refused calls, reward.",
     )
 
@@ -70,16 +70,16 @@ class EnvironmentAgents(AgentTask, RowTask):
     convert = staticmethod(convert_agent_task)
     needs = ("instruction", "task")
     repeatable = False
-    limits = EpisodeLimits(turns=30, reply_threads=64, reply_s=300)
+    limits = RolloutLimits(turns=30, step_threads=64, step_timeout_s=300)
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
         self.looking = frozenset(c.looking)
-        self._lender = Lender(lambda: [source.make() for source in c.sources], PoolSettings(wait_s=c.wait_s))
+        self._lender = Lender(lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s))
         self._known: list[dict[str, Any]] | None = None
         sessions = sum(source.sessions for source in c.sources)
-        self.limits = self.limits.model_copy(update={"at_once": sessions})
+        self.limits = self.limits.model_copy(update={"concurrent": sessions})
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. A row without a seed has another one in each pass."""

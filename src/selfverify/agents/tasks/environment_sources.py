@@ -20,15 +20,15 @@ class ServerOf(SourceConfig):
 
     url: str = Field(description="Its address, such as http://127.0.0.1:8000/phone.")
     actions: Literal["tools", "plain"] = Field(
-        "tools", description="Whether its actions are calls of tools, or of one kind (`RemoteSettings`)."
+        "tools", description="Whether its actions are calls of tools, or of one kind (`RemoteConfig`)."
     )
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.remote.environments.remote_environment import RemoteSettings
+        from selfverify.remote.environments.remote_environment import RemoteConfig
         from selfverify.remote.environments.server_source import ServerSource
 
-        return ServerSource(RemoteSettings(self.url, key=_key(), actions=self.actions), self.sessions)
+        return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 
 
 class McpOf(SourceConfig):
@@ -46,9 +46,9 @@ class McpOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.remote.environments.mcp_toolset import McpSettings, McpToolset
+        from selfverify.remote.environments.mcp_toolset import McpConfig, McpToolset
 
-        settings = McpSettings(self.command, self.url, key=_key(), begin=self.begin)
+        settings = McpConfig(self.command, self.url, key=_key(), begin=self.begin)
 
         class Toolsets(LocalSource):
             """Opens a toolset at once, so that its tools are known."""

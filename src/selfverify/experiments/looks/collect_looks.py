@@ -30,7 +30,7 @@ from selfverify.experiments.looks.looks_folder import (
 from selfverify.experiments.looks.read_pairs import read_lines
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.experiments.teaching import Asked, Lessons, School, at_most
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import ANSWER_NOW
@@ -68,7 +68,7 @@ class CollectedLooks:
 
 def collect_looks(
     recipe: Recipe,
-    teacher: TeacherSettings,
+    teacher: TeacherConfig,
     folder: Path,
     problems: int,
     samples: int = 1,
@@ -117,7 +117,7 @@ def collect_looks(
 
 def branch_looks(
     recipe: Recipe,
-    teacher: TeacherSettings,
+    teacher: TeacherConfig,
     folder: Path,
     way: Way,
     samples: int = 1,

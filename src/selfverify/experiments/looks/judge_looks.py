@@ -14,10 +14,10 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.traces import LookTrace
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings
+from selfverify.remote.connection import ServerConfig
 
 AT_ONCE = 32
 """Requests that wait for the server at the same time."""
@@ -49,9 +49,7 @@ class OnAnswer:
     reason: str = ""
 
 
-def judge_looks(
-    folder: Path, judge: TeacherSettings, progress: Progress | None = None
-) -> tuple[int, int, int]:
+def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = None) -> tuple[int, int, int]:
     """Ask a model about the answer of every trace that the task found right.
 
     Args:
@@ -101,14 +99,14 @@ def _question(about: dict[str, Any], trace: LookTrace) -> str:
     )
 
 
-async def _ask_all(batch: Sequence[tuple[int, LookTrace, str]], judge: TeacherSettings) -> list[OnAnswer]:
+async def _ask_all(batch: Sequence[tuple[int, LookTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
     assert judge.server is not None
-    async with OpenAIClient(ServerSettings(judge.server, timeout_s=judge.timeout)) as client:
+    async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
         return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
 
 
 async def _ask(
-    client: OpenAIClient, judge: TeacherSettings, index: int, trace: LookTrace, words: str
+    client: OpenAIClient, judge: TeacherConfig, index: int, trace: LookTrace, words: str
 ) -> OnAnswer:
     body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
     try:

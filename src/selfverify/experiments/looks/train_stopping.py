@@ -28,10 +28,10 @@ from selfverify.experiments.looks.collect_looks import branch_looks, collect_loo
 from selfverify.experiments.looks.looks_folder import PAIRS
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
-from selfverify.experiments.recipe import RECIPE_FILE, NamedOptions, Recipe, to_yaml
+from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, to_yaml
 from selfverify.experiments.run import clear_run, train
 from selfverify.experiments.run_folder import held_folder
-from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.learner.checkpoint import MODEL_FOLDER
 from selfverify.learner.loop import StepCallback
 from selfverify.looking.leak_test import MOST, leak_test
@@ -102,9 +102,7 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) 
     """Hold the reasoner's conversations, pair them, and say whether words tell the sides apart."""
     folder = recipe.folder / LOOKS
     reasoner = recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
-    teacher = TeacherSettings(
-        own=True, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens
-    )
+    teacher = TeacherConfig(own=True, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
     collect_looks(reasoner, teacher, folder, how.problems, how.samples, progress=progress)
     if how.hurried:
         branch_looks(reasoner, teacher, folder, "hurried", how.hurried, progress=progress)
@@ -127,7 +125,7 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) 
 
 def _on_pairs(recipe: Recipe) -> Recipe:
     """The recipe of the training itself."""
-    task = NamedOptions(name="pairs", options={"train": str(recipe.folder / LOOKS / PAIRS)})
+    task = NamedConfig(name="pairs", options={"train": str(recipe.folder / LOOKS / PAIRS)})
     changed = {
         "task": task, "evaluation_task": {}, "stopping": None, "output": str(recipe.folder / VERIFIER)
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from selfverify.core.sampling_settings import VLLMSettings
+from selfverify.core.sampling_settings import VLLMConfig
 from selfverify.experiments.plan.lengths import Lengths
 from selfverify.experiments.plan.planned_step import PlannedStep
 from selfverify.experiments.recipe import Recipe
@@ -98,7 +98,7 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
     counts = sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
     notes = []
     if recipe.sampling.engine == "vllm":
-        vllm = recipe.sampling.vllm or VLLMSettings()
+        vllm = recipe.sampling.vllm or VLLMConfig()
         beside = vllm.mode == "colocate" and not vllm.enable_sleep_mode
         share = f", which keeps {vllm.gpu_memory_utilization:.0%} of the GPU" if beside else ""
         notes.append(f"sampling by vLLM{share} is not planned")

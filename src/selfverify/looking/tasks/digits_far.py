@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -106,7 +106,7 @@ class DigitsFar(LookTask):
         )
         self.limits = limits_of(self.settings)
         if c.tools == "none":
-            self.limits = EpisodeLimits(turns=1)
+            self.limits = RolloutLimits(turns=1)
             self.tags = ("think", "answer") if c.think == "way" else ("answer",)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), LookStopping(self.settings)
 

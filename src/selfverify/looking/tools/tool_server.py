@@ -86,12 +86,12 @@ class ToolServer:
 
         from selfverify.remote.environments.remote_environment import (
             KEY_VARIABLE,
+            RemoteConfig,
             RemoteEnvironment,
-            RemoteSettings,
         )
 
         key = os.environ.get(KEY_VARIABLE)
-        settings = RemoteSettings(self.url, key, reset_s=self.seconds, act_s=self.seconds, limits=LIMITS)
+        settings = RemoteConfig(self.url, key, reset_s=self.seconds, act_s=self.seconds, limits=LIMITS)
         server = RemoteEnvironment(settings)
         try:
             await server.reset({}, 0)

@@ -28,7 +28,7 @@ FIRST_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
+class PoolConfig:
     """How patient a pool is.
 
     Args:
@@ -66,7 +66,7 @@ class EnvironmentPool:
     """Lends environments. Use it as an asynchronous context manager, on one event loop.
 
     Example:
-        >>> servers = [ServerSource(RemoteSettings(url), sessions=8) for url in urls]  # doctest: +SKIP
+        >>> servers = [ServerSource(RemoteConfig(url), sessions=8) for url in urls]  # doctest: +SKIP
         >>> async with EnvironmentPool(servers) as pool:
         ...     async with pool.lease() as environment:
         ...         first = await environment.reset({"id": "alarm"}, seed=0)
@@ -79,10 +79,10 @@ class EnvironmentPool:
         ConfigError: There is no source.
     """
 
-    def __init__(self, sources: Sequence[Source], settings: PoolSettings | None = None) -> None:
+    def __init__(self, sources: Sequence[Source], settings: PoolConfig | None = None) -> None:
         if not sources:
             raise ConfigError("a pool of environments needs a source")
-        self.settings = settings or PoolSettings()
+        self.settings = settings or PoolConfig()
         self._places = [_Supply(source) for source in sources]
         self._waiting: deque[asyncio.Future[_Supply]] = deque()
         self._lent: dict[Lease, _Supply] = {}
@@ -118,7 +118,7 @@ class EnvironmentPool:
         """Lend a session, which is not reset yet.
 
         Raises:
-            EnvironmentLost: No source gave one within `PoolSettings.wait_s`, or the pool has ended.
+            EnvironmentLost: No source gave one within `PoolConfig.wait_s`, or the pool has ended.
         """
         lease = await self._take()
         try:

@@ -32,7 +32,7 @@ _MOST_PAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class McpSettings:
+class McpConfig:
     """Which server, and how patient to be.
 
     Args:
@@ -69,7 +69,7 @@ class McpToolset(Environment):
         ConfigError: There is not exactly one of a command and an address.
     """
 
-    def __init__(self, settings: McpSettings) -> None:
+    def __init__(self, settings: McpConfig) -> None:
         if bool(settings.command) == bool(settings.url):
             raise ConfigError("a toolset has either a command or an address")
         self.settings = settings

@@ -20,7 +20,7 @@ from selfverify.core.environment import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
 from selfverify.remote.environments import serve_environments
-from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.remote_environment import RemoteConfig
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sources import Source
@@ -53,14 +53,14 @@ class ProcessSource(Source):
         self,
         environment: str,
         sessions: int,
-        settings: RemoteSettings | None = None,
+        settings: RemoteConfig | None = None,
         serving: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"a server of {environment}", sessions)
         self.serving = EnvironmentServing(
             environments=[f"environment={environment}"], port=0, sessions=sessions, **dict(serving or {})
         )
-        self.settings = settings or RemoteSettings("http://127.0.0.1")
+        self.settings = settings or RemoteConfig("http://127.0.0.1")
         self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None
         self._server: ServerSource | None = None

@@ -27,7 +27,7 @@ KEY_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteSettings:
+class RemoteConfig:
     """Where a server of environments is, and how patient to be.
 
     Args:
@@ -60,7 +60,7 @@ class RemoteEnvironment(Environment):
     later call. What the agent does wrong, the observation's ``error`` says.
 
     Example:
-        >>> environment = RemoteEnvironment(RemoteSettings("http://127.0.0.1:8000"))  # doctest: +SKIP
+        >>> environment = RemoteEnvironment(RemoteConfig("http://127.0.0.1:8000"))  # doctest: +SKIP
         >>> first = await environment.reset({"id": "alarm"}, seed=0)
         >>> shown = await environment.act(Call("tap", {"x": 120, "y": 80}))
         >>> await environment.close()
@@ -69,7 +69,7 @@ class RemoteEnvironment(Environment):
         ConfigError: The address is none.
     """
 
-    def __init__(self, settings: RemoteSettings) -> None:
+    def __init__(self, settings: RemoteConfig) -> None:
         self.settings = settings
         self._base = base_url(settings.url)
         self.address = str(self._base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from selfverify.core.environment import Environment
-from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
+from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment, base_url
 from selfverify.remote.environments.sources import Source
 
 
@@ -21,7 +21,7 @@ class ServerSource(Source):
         ConfigError: The address is none.
     """
 
-    def __init__(self, settings: RemoteSettings, sessions: int) -> None:
+    def __init__(self, settings: RemoteConfig, sessions: int) -> None:
         super().__init__(str(base_url(settings.url)), sessions)
         self.settings = settings
 

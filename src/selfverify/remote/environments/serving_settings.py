@@ -6,13 +6,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import CommandConfig
 
 KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
 """Environment variable with the keys of those who may ask, apart by commas."""
 
 
-class EnvironmentServing(Settings):
+class EnvironmentServing(CommandConfig):
     """Which environments are served, where, and to whom."""
 
     environments: list[str] = Field(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from selfverify.core.environment import Environment
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import StrictModel
+from selfverify.core.settings import Config
 from selfverify.remote.environments.sessions import Factory
 
 
@@ -51,7 +51,7 @@ class Source(ABC):
         """Give everything back, after the last session."""
 
 
-class SourceConfig(StrictModel):
+class SourceConfig(Config):
     """A source as recipes write it. Each kind has a class; distributions give theirs in ``SOURCES``."""
 
     kind: str
