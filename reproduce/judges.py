@@ -277,7 +277,7 @@ def _panels(settings: JudgesSettings) -> dict[str, Panel]:
         for name, config in asked.items()
     }
     for jury in made.values():
-        jury.judge.use_policy(None)
+        jury.judge.set_policy(None)
     return dict(made)
 
 

@@ -27,7 +27,7 @@ from selfverify.evaluation.statistics import (
     percentile_interval,
 )
 from selfverify.evaluation.store import StoredSample
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier
 
 
@@ -271,5 +271,5 @@ def _trajectory(sample: StoredSample, task: Task) -> Trajectory:
     """Make the trajectory that a judge may see: a sample's text up to its score."""
     start = parse_tagged(sample.text, task.tags).score_start
     segment = Segment(ANSWER, [], text=sample.text if start is None else sample.text[:start])
-    readable = None if sample.answer is None else Judged(0.0, sample.correct, sample.answer, sample.key)
+    readable = None if sample.answer is None else Verdict(0.0, sample.correct, sample.answer, sample.key)
     return Trajectory([segment], parsed=readable)

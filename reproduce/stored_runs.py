@@ -187,7 +187,7 @@ def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[s
             f"options: {fault[:200]}"
         ) from None
     if task.writes_places:
-        task.use_space(lambda size: size)  # targets are in pixels, whoever answers
+        task.set_coordinate_space(lambda size: size)  # targets are in pixels, whoever answers
     try:
         held_out = HeldOut(
             task,

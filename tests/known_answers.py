@@ -16,7 +16,7 @@ Answers = list[list[tuple[str, float | None]]]
 
 def judged(task: Any, answers: Answers) -> tuple[list[StoredSample], dict[str, Problem]]:
     """What the task makes of whole responses: per problem (inside of the answer's tag, score)."""
-    task.use_space(lambda size: (1000, 1000))
+    task.set_coordinate_space(lambda size: (1000, 1000))
     problems = [task.problem("test", 0, index) for index in range(len(answers))]
     tag = task.tags[-2]
     think = "<think>t</think>" if tag == "answer" else ""

@@ -116,7 +116,7 @@ def test_categories_become_columns(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "t.jsonl", lines)
     options = {"test": str(file)}
     task = make_task("math", **options)
-    task.use_space(lambda size: size)
+    task.set_coordinate_space(lambda size: size)
     names = [task.problem("test", 0, i).id for i in range(4)]
     samples = [sample(name, k, i < 2 or i == 3, 0.5) for i, name in enumerate(names) for k in range(2)]
     folder = stored(tmp_path / "m", samples, name="math", options=options, problems=None)

@@ -37,7 +37,7 @@ from selfverify.core.environment import Call, EnvironmentLost, StepResult
 from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 
 EQ3 = ("answer", "format_error", "validity", "complete", "concise")
 
@@ -71,7 +71,7 @@ def test_a_task_that_is_done_and_proven() -> None:
     assert rewards(ending) == (0.95, 0.0, 0.2, 0.8, -0.05)
     assert ending.rewards["correct"] == ending.rewards["answer_format"] == 1.0
     assert (ending.rewards["tool_calls"], ending.rewards["tool_errors"]) == (3.0, 0.0)
-    assert isinstance(ending.parsed, Judged) and ending.parsed.correct and ending.parsed.reward == 0.95
+    assert isinstance(ending.parsed, Verdict) and ending.parsed.correct and ending.parsed.reward == 0.95
     environment = held._session.environment  # type: ignore[union-attr]
     assert isinstance(environment, Lamps) and environment.closed == 1 and environment.seed == 3
 

@@ -27,7 +27,7 @@ from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
 from selfverify.rollouts.recorded import play, record
 from selfverify.tasks.digits.digits_sum import DigitsSum
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 from selfverify.tasks.tool_episode import ACTION
 
 
@@ -87,7 +87,7 @@ def test_a_verdict_is_needed_to_take_part(policy: Policy) -> None:
     found = group(policy)
     assert valid_trajectories(found, drop_truncated=False).tolist() == [True, True, True, False, False]
     assert [t.finish for t in found.trajectories][3:] == [Finish.ERROR] * 2
-    assert isinstance(found.trajectories[3].parsed, Judged) and found.trajectories[3].parsed.unjudged
+    assert isinstance(found.trajectories[3].parsed, Verdict) and found.trajectories[3].parsed.unjudged
 
 
 @pytest.mark.parametrize("name", ["smartsnap", "grpo"])

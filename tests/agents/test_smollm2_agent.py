@@ -140,7 +140,7 @@ def test_what_texts_on_screens_do_to_its_verdicts(smollm2: Policy, tmp_path: Pat
 def test_its_sampled_votes(smollm2: Policy, tmp_path: Path) -> None:
     """An answer of any other form is a missing vote."""
     judge = OwnJudge(OwnJudgeConfig(max_new_tokens=96), judge_prompt())
-    judge.use_policy(smollm2)
+    judge.set_policy(smollm2)
     waiting = []
     for place in PLACES[:6]:
         worked = Worked(place, HARMLESS, tmp_path, "terse")

@@ -32,7 +32,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 from serving_servers import FakeUpstream, Loop
 
 __all__ = ["ending_policy"]  # a fixture
@@ -51,16 +51,16 @@ class Lighting(Task):
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         return replace(PROBLEM, id=f"lighting/{index}")
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(0.0, False)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         self.opened += 1
         turns = [KITCHEN, OVEN, submit(2, message=f"Lamp {self.opened} is on.")]  # no two messages alike
         return Told(episode(panel=self.jury), turns)
 
-    def keep_in(self, folder: Path) -> None:
-        self.jury.judge.keep_in(folder)
+    def set_cache_folder(self, folder: Path) -> None:
+        self.jury.judge.set_cache_folder(folder)
 
 
 @pytest.fixture

@@ -354,7 +354,7 @@ def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch:
 
     monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)
-    task.use_space(policy.coordinate_space)
+    task.set_coordinate_space(policy.coordinate_space)
     config = EvaluationConfig(problems=2, samples=2)
     found = evaluate(policy, task, config, tmp_path / "samples.jsonl")
     samples = read_samples(tmp_path / "samples.jsonl")[1]

@@ -115,7 +115,7 @@ def test_steps_that_a_profile_does_not_count_are_left_out(policy: Policy, tmp_pa
     ]
     file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
     task = make_task("mobile", test=str(file), profile="agentcpm-odyssey")
-    task.use_space(policy.coordinate_space)
+    task.set_coordinate_space(policy.coordinate_space)
     found = evaluate(policy, task, ALL, max_new_tokens=3)
     assert found["problems"] == 2 and found["left_out"]["not_counted"] == 1
     assert set(found["categories"]["action"]) == {"wait", "click"}

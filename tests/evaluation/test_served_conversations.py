@@ -22,7 +22,7 @@ from selfverify.evaluation.served_answerer import ServedAnswerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.talk_figures import mean_time, timing_file
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.base import Judged, Task, judge_integer, user_turn
+from selfverify.tasks.base import Task, Verdict, judge_integer, user_turn
 from selfverify.tasks.tool_episode import ToolEpisode
 from selfverify.tasks.tools import ToolError, tool
 from selfverify_phone.task import PhoneAgents
@@ -59,7 +59,7 @@ class Sums(Task):
         words = user_turn(f"What is {index} + 2?", 0)
         return Problem(f"sums/{split}/{seed}/{index}", words, [], index + 2, tools=Adding.schemas())
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         return judge_integer(problem.target, tagged, largest=99)
 
     def open(self, problem: Problem, seed: int) -> Adding:

@@ -26,7 +26,7 @@ from selfverify.evaluation.talk_figures import PHASES, mean_time, timing_file
 from selfverify.experiments.registry import TASKS
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_report
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 from selfverify.tasks.judged import answer_rewards
 
 LEFT, RIGHT = Image.new("RGB", (56, 56), "navy"), Image.new("RGB", (84, 56), "darkorange")
@@ -36,17 +36,17 @@ class Walk(Episode):
     """Shows two screens in turn, until the third turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Judged] = []
+        self.turns: list[Verdict] = []
 
     def step(self, said: PolicyTurn) -> Observation:
         said.values["doubt"] = said.turn / 4
-        self.turns.append(Judged(0.0, said.turn == 1, said.text, said.text))
+        self.turns.append(Verdict(0.0, said.turn == 1, said.text, said.text))
         screen = RIGHT if said.turn % 2 else LEFT
         parts = [{"type": "text", "text": f"Screen {said.turn}:"}, {"type": "image"}]
         return Observation(parts, [screen], done=said.turn == 2)
 
     def result(self) -> EpisodeResult:
-        judged = Judged(1.0, True, "there", "there")
+        judged = Verdict(1.0, True, "there", "there")
         return EpisodeResult(
             answer_rewards(Tagged(answer_ok=True), judged), parsed=judged, turns=[*self.turns]
         )
@@ -62,8 +62,8 @@ class Walks(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return self.posed(split, seed, index, f"Walk {index}.", None, LEFT)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(0.0, False)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Walk()

@@ -141,7 +141,7 @@ def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
         ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
     ):
         task = make_task(name, test=str(path))
-        task.use_space(lambda size: (1000, 1000))
+        task.set_coordinate_space(lambda size: (1000, 1000))
         problem = task.problem("test", 0, 0)
         assert problem.target == target and len(problem.images) == 1
 

@@ -30,7 +30,7 @@ from selfverify.experiments.data_export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS
 from selfverify.rollouts.atif_rollouts import rollout_from_atif
 from selfverify.rollouts.recorded import RecordedGroup, record
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
 UNKNOWN = {"rooms/2": f"there is no task 'rooms'; tasks: {', '.join(TASKS)}"}
@@ -322,7 +322,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
 def test_rollouts_come_back(tmp_path: Path) -> None:
     """To the last bit: tokens, log-probabilities, channels, verdicts; a lost one, too."""
     picture = Image.new("RGB", (6, 4), "teal")
-    verdict = Judged(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
+    verdict = Verdict(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
     segments = [
         Segment("action", [5, 6], [-0.5, -1 / 3], CALL + "<|im_end|>", finish=Finish.STOP),
         Segment("observation", [7, 8, 9], [0.0] * 3, "seen", "environment", 1, images=[picture, picture]),

@@ -34,7 +34,7 @@ from selfverify.experiments.recipe import (
 from selfverify.experiments.recipe_yaml import _load, dump_yaml
 from selfverify.experiments.run import recipe_task
 from selfverify.methods.base import Method, MethodConfig
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 
 GOOD = """\
 # Counting, for the tests.
@@ -67,7 +67,7 @@ class Counting(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         raise NotImplementedError
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         raise NotImplementedError
 
 

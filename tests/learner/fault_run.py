@@ -22,7 +22,7 @@ from selfverify.core.tags import Tagged
 from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 from selfverify.workers.pool import WorkerPool
 from worker_functions import judge_sum
@@ -53,15 +53,15 @@ class FiledSum(DigitsSum):
         made.images.append(read_image(self.folder / f"{name}.png", wait_s=0.05))
         return made
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         if problem.id == f"filed-sum/{UNJUDGED}":
             raise DataError(f"{problem.id}: its reference answer cannot be read")
         answer = tagged.fields.get("answer", "")
         outcome = self.pool.call(answer, problem.target, None if self.faults is None else str(self.faults))
         if not outcome.done:
-            return Judged(0.0, False, unjudged=outcome.reason)
+            return Verdict(0.0, False, unjudged=outcome.reason)
         right = bool(outcome.value["right"])
-        return Judged(float(right), right, outcome.value["read"], outcome.value["read"])
+        return Verdict(float(right), right, outcome.value["read"], outcome.value["read"])
 
     def counters(self) -> dict[str, float]:
         return self.pool.counters()

@@ -26,14 +26,14 @@ from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 
 CHANCE = random.SystemRandom()
 """What no seed decides."""
 
 
-class Moody(AnswerOnce):
+class Moody(SingleTurn):
     """Replies after a while, up to three times, with words and images that are drawn anew every time.
 
     It may show something first, and may be over at once.

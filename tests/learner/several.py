@@ -41,7 +41,7 @@ from selfverify.learner import loop, update
 from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 
@@ -103,7 +103,7 @@ HANGS = "digits-pick/train/3/1"
 """The problem with a conversation whose first reply hangs. Process 1 of two has it."""
 
 
-class Wandering(AnswerOnce):
+class Wandering(SingleTurn):
     """Shows something up to three times; how often, and what, depends on its seed alone."""
 
     def __init__(self, task: Uneven, problem: Problem, seed: int) -> None:

@@ -32,7 +32,7 @@ from selfverify.learner.totals import UpdateMetrics
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
-from selfverify.tasks.answering import AnswerOnce, AskAgain
+from selfverify.tasks.answering import SelfCorrection, SingleTurn
 from updating import update
 from vllm_standin import LLM
 
@@ -196,7 +196,7 @@ def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
     assert torch.cosine_similarity(moved("own"), moved("vllm"), dim=0) > 0.999
 
 
-class ShownAgain(AskAgain):
+class ShownAgain(SelfCorrection):
     """Asks again and shows the problem's image a second time."""
 
     def step(self, said: PolicyTurn) -> Observation:
@@ -221,7 +221,7 @@ def test_vllm_sees_what_environments_show(tmp_path: Path, monkeypatch: pytest.Mo
     assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
 
 
-class Began(AnswerOnce):
+class Began(SingleTurn):
     """Begins with an image of the sample's own, or ends at once."""
 
     def __init__(self, task: Any, problem: Problem, seed: int) -> None:
@@ -248,7 +248,7 @@ def test_vllm_sees_what_is_shown_first(tmp_path: Path, monkeypatch: pytest.Monke
         task,
         "open",
         lambda problem, seed: (Began(task, problem, seed) if problem.environment_begins else
-                               AnswerOnce(problem, task.tags, task.verdict)),
+                               SingleTurn(problem, task.tags, task.verdict)),
     )  # fmt: skip
     config = CONFIG.model_copy(update={"steps": 1, "drop_zero_advantage": False})
     learn(policy, task, make_method("grpo"), config, VLLM, output=tmp_path)

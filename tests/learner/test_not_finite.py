@@ -25,7 +25,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
@@ -200,8 +200,8 @@ class Rewarding(DigitsPick):
         super().__init__()
         self.reward = reward
 
-    def verdict(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(self.reward, False) if problem.id.endswith("/1") else super().verdict(problem, tagged)
+    def verdict(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(self.reward, False) if problem.id.endswith("/1") else super().verdict(problem, tagged)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

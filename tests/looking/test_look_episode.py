@@ -29,7 +29,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
 from selfverify.tasks.base import Task, judge_integer, user_turn
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 from selfverify.tasks.tools import ToolError
 
 
@@ -45,7 +45,7 @@ class Spot(Task):
         image.paste("white", (8, 8, 24, 24))
         return Problem("spot/0", user_turn("How bright is it?"), [image], target=5)
 
-    def judge(self, problem: Problem, tagged: Any) -> Judged:
+    def judge(self, problem: Problem, tagged: Any) -> Verdict:
         return judge_integer(problem.target, tagged, largest=9)
 
 
@@ -376,7 +376,7 @@ def test_a_rollout_with_images_in_mid_conversation(policy: Policy) -> None:
 def test_conversations_of_a_real_policy(policy: Policy) -> None:
     """A model that says nonsense is refused, told to answer, and ends; twice the same."""
     task = looking(terminate="refuse", max_steps=2)
-    task.use_space(policy.coordinate_space)
+    task.set_coordinate_space(policy.coordinate_space)
     sampling = SamplingConfig(group_size=2, max_new_tokens=8)
     runs = [rollout(policy, task, [task.problem("test", 0, 0)], [3], sampling) for _ in range(2)]
     first, second = (run.groups[0].trajectories for run in runs)

@@ -74,11 +74,11 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     """`rollout` asks the task for its listener; the verifier may be the reasoner itself."""
     policy = adapted(load_policy)
     plain = LookingTask(looking().inner, LookSettings(tools=["crop"]))
-    plain.use_policy(policy)
+    plain.set_policy(policy)
     assert plain.hook() is None
     path = policy.config.path
     task = LookingTask(plain.inner, LookSettings(tools=["crop"], verifier=path, stop="after:1"))
-    task.use_policy(policy)
+    task.set_policy(policy)
     listener = task.hook()
     assert isinstance(listener, StepVerifier) and listener.policies[0] is policy
     sampling = SamplingConfig(group_size=2, max_new_tokens=6)
@@ -93,7 +93,7 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     task = far(stop=stop, on_stop="skip", max_steps=3)
     teach(policy, task)
     problems = [task.problem("validation", 0, index) for index in range(4)]
-    task.use_policy(policy)
+    task.set_policy(policy)
     listener = StepVerifier(verifier, reasoner=policy)
     sampling = SamplingConfig(group_size=2, max_new_tokens=48)
     groups = rollout(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups

@@ -25,7 +25,7 @@ from selfverify.learner.streams import UNTRAINED, make_streams, select
 from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
-from selfverify.tasks.base import Judged, ShownTurn, Task, user_turn
+from selfverify.tasks.base import DemonstratedTurn, Task, Verdict, user_turn
 
 SAMPLING = SamplingConfig(group_size=1)
 
@@ -40,16 +40,18 @@ class Counting(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return Problem(f"counting/{index}", user_turn("Count.", images=0), target=1 + index % 3)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(1.0, True)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(1.0, True)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Asking(problem.target)
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """Counts to the target; the first number is a slip, which is not taught."""
         numbers = range(problem.target + 1)
-        return [ShownTurn(f"so {number}" if number else "oops", taught=number > 0) for number in numbers]
+        return [
+            DemonstratedTurn(f"so {number}" if number else "oops", taught=number > 0) for number in numbers
+        ]
 
 
 class Asking(Episode):
@@ -163,9 +165,9 @@ class Failing(Counting):
             raise OSError("no browser")
         return Broken(problem.target, self.way if not seed else "")
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         if self.way == "long":
-            return [ShownTurn("so " * 40_000), ShownTurn("so it is")]
+            return [DemonstratedTurn("so " * 40_000), DemonstratedTurn("so it is")]
         return [] if self.way == "silent" else super().demonstrate_turns(problem, rng)
 
 

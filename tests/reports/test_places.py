@@ -30,7 +30,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 def report(folder: Path, task: Task, answers: list[Any], right: list[bool], scores: list[float]) -> str:
     """A report about one problem with these canonical answers."""
-    task.use_space(lambda size: (1000, 1000))
+    task.set_coordinate_space(lambda size: (1000, 1000))
     config = EvaluationConfig(problems=1, samples=len(answers))
     write_gallery(task, config, folder / "gallery", 8)
     [entry] = json.loads((folder / "gallery" / "problems.json").read_text())
@@ -110,7 +110,7 @@ def test_a_gallery_ends_with_the_file_and_leaves_broken_problems_out(tmp_path: P
         {"question": "b", "images": ["missing.png"], "box": [0, 0, 10, 10]},
     ]
     task = Grounding(rows={"test": rows})
-    task.use_space(lambda size: (1000, 1000))
+    task.set_coordinate_space(lambda size: (1000, 1000))
     skip = EvaluationConfig(problems=None, on_bad="skip")
     write_gallery(task, skip, tmp_path, 8)
     assert len(json.loads((tmp_path / "problems.json").read_text())) == 1

@@ -16,7 +16,7 @@ from selfverify.policy.sampling import Sample
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.rollouts.reading import before_score
-from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.digits.digits_sum import DigitsSum
 from tiny_models import boosted
 
@@ -39,7 +39,7 @@ def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = 
 def told(
     policy: Policy, turns: list[Sample], task: DigitsSum = TASK, split_score: bool = False
 ) -> Trajectory:
-    asked = AskAgain(PROBLEM, task.tags, task.verdict, "Sure?", split_score=split_score)
+    asked = SelfCorrection(PROBLEM, task.tags, task.verdict, "Sure?", split_score=split_score)
     return recite(policy, PROBLEM, asked, turns)
 
 

@@ -28,7 +28,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite, rollout
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
@@ -206,7 +206,7 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
 
 
 def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
-    class Closed(AnswerOnce):
+    class Closed(SingleTurn):
         def reset(self) -> Observation | None:
             return Observation(done=True)
 

@@ -23,7 +23,7 @@ from selfverify.core.trajectory import Finish, Group
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, rollout
-from selfverify.tasks.base import Judged, Task, user_turn
+from selfverify.tasks.base import Task, Verdict, user_turn
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
@@ -40,8 +40,8 @@ class Chat(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return Problem(f"chat/{index}", user_turn(f"Question {index}.", images=0))
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(0.0, False)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
 
 
 def picture(seed: int, size: tuple[int, int] = (56, 56)) -> Image.Image:

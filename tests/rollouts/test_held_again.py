@@ -22,7 +22,7 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=16)
@@ -60,8 +60,8 @@ class Lighting(Task):
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         return Problem(f"lighting/{index}", PROBLEM.messages, tools=PROBLEM.tools)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(0.0, False)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
 
     def open(self, problem: Problem, seed: int) -> Given:
         self.seeds.append(seed)

@@ -26,7 +26,7 @@ from selfverify.rollouts import hung as module
 from selfverify.rollouts import replying
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.hung import HungThreads
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
 __all__ = ["ending_policy"]  # a fixture
@@ -105,7 +105,7 @@ def test_threads_are_counted_over_rollouts(
     talk(policy, gate, 2)
 
 
-class Sticking(AnswerOnce):
+class Sticking(SingleTurn):
     """Answers once; the environment never takes some of the answers."""
 
     def __init__(self, task: DigitsSum, problem: Problem, gate: threading.Event | None) -> None:

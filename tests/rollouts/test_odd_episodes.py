@@ -20,7 +20,7 @@ from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.reading import before_score
-from selfverify.tasks.base import Judged, Task, user_turn
+from selfverify.tasks.base import Task, Verdict, user_turn
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
@@ -38,8 +38,8 @@ class Anything(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return Problem("p", user_turn("Say 7.", images=0))
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        return Judged(0.0, False)
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
 
 
 class Polite(Episode):

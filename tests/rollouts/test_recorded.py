@@ -18,7 +18,7 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
 from selfverify.rollouts.recorded import RecordedGroup, play, record
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 
 
 def written_and_read(group: Group, policy: Policy, path: Path) -> Group:
@@ -38,7 +38,7 @@ def reading(policy: Policy) -> ScoreReading:
 def test_everything_comes_back_bit_by_bit(load_policy: Any, tmp_path: Path) -> None:
     policy, rng = load_policy(), random.Random(0)
     picture = Image.frombytes("RGBA", (3, 2), rng.randbytes(24))
-    verdict = Judged(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "wrong sum", "reader")
+    verdict = Verdict(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "wrong sum", "reader")
     logprobs = [-rng.expovariate(1.0) * 10.0 ** rng.randint(-9, 3) for _ in range(500)]
     segments = [
         Segment("answer", [*range(500)], logprobs, "é\n\u2028", turn=0, finish=Finish.STOP, parsed=verdict),
@@ -61,11 +61,11 @@ def test_everything_comes_back_bit_by_bit(load_policy: Any, tmp_path: Path) -> N
 
 def test_numbers_of_other_types_are_floats(load_policy: Any, tmp_path: Path) -> None:
     rewards: Any = {"answer": np.float32(0.5), "correct": True, "count": 3}
-    judged = Judged(1, np.bool_(True), quality=2, parts=rewards)  # type: ignore[arg-type]
+    judged = Verdict(1, np.bool_(True), quality=2, parts=rewards)  # type: ignore[arg-type]
     group = Group(Problem("p", []), [Trajectory([], rewards=rewards, parsed=judged)])
     [made] = written_and_read(group, load_policy(), tmp_path / "log.jsonl").trajectories
     assert made.rewards == {"answer": 0.5, "correct": 1.0, "count": 3.0}
-    assert made.parsed == Judged(1.0, True, quality=2.0, parts=made.rewards)
+    assert made.parsed == Verdict(1.0, True, quality=2.0, parts=made.rewards)
     assert {type(value) for value in made.rewards.values()} == {float}
 
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_written_is_named(load_policy: Any, tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"problem p/4: what its task has parsed cannot be logged"):
         record(0, group, {})
     group.trajectories[0].parsed = object()
-    with pytest.raises(DataError, match="`Judged` or JSON values"):
+    with pytest.raises(DataError, match="`Verdict` or JSON values"):
         record(0, group, {})
 
 

@@ -13,17 +13,17 @@ from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
 
 class Outage(DigitsSum):
     """Answers of 1 cannot be judged, those of 2 break the judge's data."""
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         match tagged.fields["answer"]:
             case "1":
-                return Judged(1.0, True, unjudged="timed out twice")
+                return Verdict(1.0, True, unjudged="timed out twice")
             case "2":
                 raise DataError("the reference is gone")
         return super().judge(problem, tagged)

@@ -28,7 +28,7 @@ from selfverify.serving.free_question import FreeQuestion, free_problem, open_im
 from selfverify.serving.own_replies import reply_of
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawsConfig
-from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.answering import SelfCorrection
 from selfverify.verifiers.by_policy import Inline
 from serving_servers import tagged
 
@@ -169,7 +169,7 @@ def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
 
     first = drawn(policy, tagged("1 2 3"), logprob=-2.0)
     second = drawn(policy, tagged("4 5 6"))
-    asked = AskAgain(problem, task.tags, task.verdict, "Check the answer.", split_score=True)
+    asked = SelfCorrection(problem, task.tags, task.verdict, "Check the answer.", split_score=True)
     made = recite(policy, problem, asked, [first, second])
     candidate = reply_of(made, "sampled")
     assert (candidate.first, candidate.answer) == ([1, 2, 3], [4, 5, 6])

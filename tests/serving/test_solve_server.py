@@ -21,7 +21,7 @@ from selfverify.remote.connection import ServerConfig
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.free_question import free_problem
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.server_judge import ServerJudge
@@ -82,7 +82,7 @@ def test_no_server() -> None:
 def groups() -> list[Group]:
     def trajectory(answer: str, readable: bool = True) -> Trajectory:
         text = f"<think>.</think><answer>{answer}</answer><score>"
-        parsed = Judged(0.0, False, answer if readable else None, answer)
+        parsed = Verdict(0.0, False, answer if readable else None, answer)
         return Trajectory([Segment("answer", [1], text=text, parsed=parsed)], parsed=parsed)
 
     problem = free_problem("Which?", [Image.new("RGB", (8, 8))])

@@ -31,7 +31,7 @@ def grounding(*rows: dict[str, Any], space: tuple[int, int] = (1000, 1000), **op
     """The task over these rows in every split."""
     shown = rows or (grounding_row(),)
     task = Grounding(RowTaskConfig(**options), {"train": shown, "validation": shown, "test": shown})
-    task.use_space(lambda size: space)
+    task.set_coordinate_space(lambda size: space)
     return task
 
 
@@ -52,7 +52,7 @@ def mobile(*rows: dict[str, Any], space: tuple[int, int] = (1000, 1000), **optio
     """The task over these rows in every split."""
     shown = rows or (mobile_row(),)
     task = Mobile(MobileConfig(**options), {"train": shown, "validation": shown, "test": shown})
-    task.use_space(lambda size: space)
+    task.set_coordinate_space(lambda size: space)
     return task
 
 

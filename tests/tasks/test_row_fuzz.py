@@ -13,7 +13,7 @@ from tests.tasks.pointing.test_boxes import FORMS
 from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row
 
 from selfverify.core.tags import parse_tagged
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.pointing.grounding import Grounding
 
@@ -58,7 +58,7 @@ def body(text: str, tags: list[str]) -> list[str] | None:
     return list(found.groups())
 
 
-def judged(task: Grounding | Mobile, problem: Any, text: str) -> Judged | None:
+def judged(task: Grounding | Mobile, problem: Any, text: str) -> Verdict | None:
     """As rollouts do it: an answer whose tags are malformed is not even judged."""
     tagged = parse_tagged(text, task.tags)
     return task.judge(problem, tagged) if tagged.answer_ok else None

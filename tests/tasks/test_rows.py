@@ -105,7 +105,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     """Rows of files are what their columns say; a task says which of these it takes."""
     path = write_jsonl(tmp_path / "steps.jsonl", [{"question": "How many?", "answer": "3"}])
     task = make_task("mobile", test=str(path))
-    task.use_space(lambda size: size)
+    task.set_coordinate_space(lambda size: size)
     with pytest.raises(DataError, match=r"mobile/test/steps/0: .*goal.*action.*task mobile"):
         task.problem("test", 0, 0)
 

@@ -20,7 +20,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import recite
-from selfverify.tasks.base import Judged, Task, user_turn
+from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode
 from selfverify.tasks.tools import Tool, ToolError, tool
 
@@ -62,9 +62,9 @@ class Find(Task):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         return Problem("find/0", user_turn("What is there?", images=0), target="cat", tools=Room.schemas())
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         right = tagged.fields["answer"] == problem.target
-        return Judged(float(right), right, answer=tagged.fields["answer"], key=tagged.fields["answer"])
+        return Verdict(float(right), right, answer=tagged.fields["answer"], key=tagged.fields["answer"])
 
 
 TASK = Find()

@@ -14,7 +14,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.policy.tiny import tiny_tokenizer
-from selfverify.tasks.base import Judged, user_turn
+from selfverify.tasks.base import Verdict, user_turn
 from selfverify.verifiers.reward_model import RewardModel, reward_identity
 
 
@@ -40,7 +40,7 @@ def group(*texts: str, images: int = 0) -> Group:
     pictures = [Image.new("RGB", (4, 4))] * images
     problem = Problem("p", user_turn("What is 1 + 2?", images), images=pictures)
     rows = [
-        Trajectory([Segment(ANSWER, [], text=text)], parsed=Judged(1.0, True, "3", "3") if text else None)
+        Trajectory([Segment(ANSWER, [], text=text)], parsed=Verdict(1.0, True, "3", "3") if text else None)
         for text in texts
     ]
     return Group(problem, rows)

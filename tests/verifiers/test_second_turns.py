@@ -19,7 +19,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.second_turns import SecondTurns
@@ -90,7 +90,7 @@ def test_boxes_are_the_same_from_half_an_overlap(policy: Policy, monkeypatch: py
     assert scores == [pytest.approx(2 / 3)]
 
 
-class Closer(AnswerOnce):
+class Closer(SingleTurn):
     """Shows an image before the answer that counts."""
 
     def step(self, said: PolicyTurn) -> Observation:

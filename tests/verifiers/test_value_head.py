@@ -17,7 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.tiny import tiny_image_processor
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.verifiers.value_head import VALUE_HEAD, ValueHead, has_value_head
 
 CONFIG = PolicyConfig(device="cpu")
@@ -36,7 +36,7 @@ def with_head(tiny_folder: Path, folder: Path, **changes: Any) -> Path:
 
 def group(problem: Problem, *texts: str) -> Group:
     rows = [
-        Trajectory([Segment(ANSWER, [], text=text)], parsed=Judged(1.0, True, "3", "3") if text else None)
+        Trajectory([Segment(ANSWER, [], text=text)], parsed=Verdict(1.0, True, "3", "3") if text else None)
         for text in texts
     ]
     return Group(problem, rows)

@@ -14,7 +14,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.selection.fusion import Fusion
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import OPENING, verify
 from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft, _continue
 from selfverify.verifiers.make_verifier import make_verifier
@@ -34,7 +34,9 @@ def groups(policy: Policy) -> list[Group]:
         text = f"<think>1+2</think><answer>{picks}</answer>{OPENING}"
         tokens = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         scores = {} if own is None else {"sampled": own}
-        return Trajectory([Segment("answer", tokens, text=text)], scores, parsed=Judged(0, False, [1], picks))
+        return Trajectory(
+            [Segment("answer", tokens, text=text)], scores, parsed=Verdict(0, False, [1], picks)
+        )
 
     def broken() -> Trajectory:
         return Trajectory([Segment("answer", [5], text="?")], parsed=None)

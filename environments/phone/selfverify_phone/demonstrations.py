@@ -15,7 +15,7 @@ from selfverify.agents.goals import minimal_evidence
 from selfverify.core.environment import Call
 from selfverify.core.errors import DataError
 from selfverify.core.settings import Config
-from selfverify.tasks.base import ShownTurn
+from selfverify.tasks.base import DemonstratedTurn
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.expert import carry_out
@@ -104,7 +104,7 @@ def demonstrated(
     form: CallForm,
     teacher: Teacher,
     rng: np.random.Generator,
-) -> list[ShownTurn]:
+) -> list[DemonstratedTurn]:
     """The expert's turns: its way to the goal, its way to evidence, and the submission.
 
     Args:
@@ -145,7 +145,7 @@ def demonstrated(
         shown = [f"round {number}" for number in arguments["evidences"]]
     last = f"Proven by {' and '.join(shown)}." if shown else "It is done."
     said = [(_reason(call), call) for call in calls] + [(last, Call(SUBMIT, arguments))]
-    return [ShownTurn(written_call(call, form, why if react else "")) for why, call in said]
+    return [DemonstratedTurn(written_call(call, form, why if react else "")) for why, call in said]
 
 
 def _carried_out(task: PhoneTask, options: PhoneConfig, calls: list[Call]) -> list[Exhibit]:

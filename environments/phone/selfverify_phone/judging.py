@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER
-from selfverify.tasks.base import Judged, Metric, ShownTurn, Task, TaskConfig, user_turn
+from selfverify.tasks.base import DemonstratedTurn, Metric, Task, TaskConfig, Verdict, user_turn
 from selfverify.tasks.judged import UNREADABLE, answer_rewards
 from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import drawn_task, erring_session
@@ -104,11 +104,11 @@ class PhoneJudging(Task):
         """See `Task.open`."""
         return _Judging(self, problem)
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """The one right verdict, with its reasons."""
-        return [ShownTurn(problem.target["verdict"])]
+        return [DemonstratedTurn(problem.target["verdict"])]
 
-    def opinion(self, problem: Problem, text: str) -> Judged:
+    def opinion(self, problem: Problem, text: str) -> Verdict:
         """What a verdict is worth: 1 where it is right."""
         target = problem.target
         vote = read_short(text, Rendered(target["case"], [], frozenset(target["rounds"]))).vote
@@ -122,9 +122,9 @@ class PhoneJudging(Task):
             "true_positive": float(says and done),
             "false_positive": float(says and not done),
         }
-        return Judged(float(says == done), says == done, says, str(says), parts=parts)
+        return Verdict(float(says == done), says == done, says, str(says), parts=parts)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Nothing stands between tags here; see `opinion`."""
         return UNREADABLE
 

@@ -15,7 +15,7 @@ from selfverify.core.environment import Call, Environment
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.tasks.base import ShownTurn
+from selfverify.tasks.base import DemonstratedTurn
 from selfverify.tasks.frames import Frame
 from selfverify_phone.demonstrations import Teacher, demonstrated
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone
@@ -177,7 +177,7 @@ class PhoneAgents(AgentTask):
         """See `AgentTask.tools`."""
         return PhoneEnvironment(self.config.options).tools
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """An expert's shortest way, and the smallest evidence for it."""
         c, target = self.config, problem.target
         made = make_task(target["reset"]["template"], target["seed"], c.start, c.hostile)

@@ -15,7 +15,7 @@ from selfverify.agents.reward import Components, RewardConfig, composite, format
 from selfverify.core.episode import EpisodeResult
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.tasks.judged import Judged, answer_rewards
+from selfverify.tasks.judged import Verdict, answer_rewards
 from selfverify.tasks.tool_episode import TOOL_CALLS, TOOL_ERRORS
 
 
@@ -118,7 +118,7 @@ def ending_of_agent(
             "complete": components.complete,
             "concise": components.concise,
         }
-    judged = Judged(components.total, correct, worked.message or None, unjudged=lost, parts=parts)
+    judged = Verdict(components.total, correct, worked.message or None, unjudged=lost, parts=parts)
     calls = sum(exhibit.call is not None and not exhibit.seen.error for exhibit in worked.history)
     rewards = answer_rewards(Tagged(answer_ok=worked.outcome == Outcome.SUBMITTED), judged)
     rewards |= {TOOL_CALLS: float(calls), TOOL_ERRORS: float(worked.refused)}

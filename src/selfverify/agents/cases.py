@@ -111,14 +111,15 @@ class Juror(ABC):
         votes and raises nothing.
         """
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """Learn which `selfverify.policy.policy.Policy` answers, for a judge that lets it vote.
 
         It is called before votes are waited for. By default nothing happens.
         """
 
-    def keep_in(self, folder: Path) -> None:
-        """Learn where to keep answers, so that nobody is asked the same twice; see `Task.keep_in`."""
+    def set_cache_folder(self, folder: Path) -> None:
+        """Learn where to keep answers, so that nobody is asked the same twice; see
+        `Task.set_cache_folder`."""
 
     def counters(self) -> dict[str, float]:
         """What asking has cost so far, by name, for timing.jsonl."""

@@ -105,8 +105,8 @@ class PolicyAnswerer(Answerer):
 
     def introduce(self, task: Task) -> None:
         """See `Answerer`."""
-        task.use_space(self.policy.coordinate_space)
-        task.use_policy(self.policy)
+        task.set_coordinate_space(self.policy.coordinate_space)
+        task.set_policy(self.policy)
 
     def weights(self) -> str:
         """See `Answerer`: the fingerprint."""

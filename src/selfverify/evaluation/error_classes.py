@@ -1,6 +1,6 @@
 """Figures by class of error: how often answers err in a way that a task names, and whether scores see it.
 
-A task names the classes of its wrong answers (`Task.errors`) and puts each into one (`Judged.error`). A
+A task names the classes of its wrong answers (`Task.errors`) and puts each into one (`Verdict.error`). A
 verifier that tells right answers from wrong ones well may still be blind to one class: that shows only when
 right answers are compared with that class alone.
 """

@@ -28,7 +28,7 @@ from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
 from selfverify.selection.fusion import Fusion
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 
 IMAGE_BACKEND = "image_backend"
 """The setting that names what prepares images (`Policy.image_backend`)."""
@@ -95,7 +95,7 @@ def evaluate(
     held_out = HeldOut(task, config)
     path = None if store is None else Path(store)
     if path is not None:
-        task.keep_in(path.parent)
+        task.set_cache_folder(path.parent)
 
     def measure() -> dict[str, Any]:
         sweep = Sweep(
@@ -152,7 +152,7 @@ def _stored(
 ) -> StoredSample:
     trajectory = group.trajectories[number]
     judged, rewards = trajectory.parsed, trajectory.rewards
-    judged = judged if isinstance(judged, Judged) else None
+    judged = judged if isinstance(judged, Verdict) else None
     last = trajectory.segments[-1].turn
     answers = [s for s in trajectory.segments if s.channel in (ANSWER, TURN_2) and s.turn == last]
     logprobs = [value for segment in answers for value in segment.logprobs]

@@ -21,7 +21,7 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.store import CORRECT_1
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.tasks.base import Judged, Task, user_turn
+from selfverify.tasks.base import Task, Verdict, user_turn
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class _Unread:
     text: str
     first: Segment | None = None
 
-    def take(self, judged: Judged) -> None:
+    def take(self, judged: Verdict) -> None:
         """Let a verdict count."""
         if self.first is not None:
             self.first.parsed = judged
@@ -145,7 +145,7 @@ def _unread(group: Group, trajectory: Trajectory) -> list[_Unread]:
 
 
 def _unanswered(parsed: object) -> bool:
-    return isinstance(parsed, Judged) and parsed.answer is None and not parsed.unjudged
+    return isinstance(parsed, Verdict) and parsed.answer is None and not parsed.unjudged
 
 
 def _turn(trajectory: Trajectory, turn: int) -> str:

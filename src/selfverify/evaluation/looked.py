@@ -27,7 +27,7 @@ from selfverify.looking.look_task import LookTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.held_again import hold_again
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 
 VERIFIER_WEIGHTS = "verifier_weights"
 """Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""
@@ -137,8 +137,8 @@ def hold_to_the_cap(
         DataError: A problem cannot be made or read, and ``config.on_bad`` is ``refuse``.
     """
     task = task.looking_by({"stop": "never", "answer_each_step": True})
-    task.use_space(policy.coordinate_space)
-    task.use_policy(policy)
+    task.set_coordinate_space(policy.coordinate_space)
+    task.set_policy(policy)
     looking = {"looking": task.settings.model_dump(mode="json")}
     weights = policy.whole(policy.fingerprint)
     settings = measured_with(weights, task, config, max_new_tokens, {**looking, **(describe or {})})
@@ -175,7 +175,7 @@ def _held(
     unseen = [asked_anew(problem, [("", told, [])], "user", "") for problem in asked]
 
     def once(problem: Problem, seed: int) -> Episode:
-        return AnswerOnce(problem, task.tags, task.verdict)
+        return SingleTurn(problem, task.tags, task.verdict)
 
     before = rollout(policy, silent, unseen, seeds, sampling, once, RolloutLimits(turns=1))
     image = policy.loaded.family.placeholder(policy.model)

@@ -63,7 +63,7 @@ class ServedAnswerer(Answerer):
     def introduce(self, task: Task) -> None:
         """See `Answerer`. A task's judge that is the policy itself has nobody to ask."""
         if task.writes_places or self.config.server.like is not None:
-            task.use_space(self.space)
+            task.set_coordinate_space(self.space)
 
     def weights(self) -> str:
         """See `Answerer`: the address."""

@@ -15,7 +15,7 @@ from selfverify.core.files import make_folder, naming
 from selfverify.core.rgb import to_rgb
 from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.evaluation.store import StoredStep, StoredVerdict
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 
 IMAGES = "images"
 """The folder of shown images, beside the store."""
@@ -37,7 +37,7 @@ def stored_steps(trajectory: Trajectory, store: Path | None) -> list[StoredStep]
 
 def _step(segments: list[Segment], store: Path | None) -> StoredStep:
     first, last = segments[0], segments[-1]
-    judged = next((s.parsed for s in segments if isinstance(s.parsed, Judged)), None)
+    judged = next((s.parsed for s in segments if isinstance(s.parsed, Verdict)), None)
     return StoredStep(
         author=first.author,
         turn=first.turn,

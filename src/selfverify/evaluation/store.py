@@ -77,7 +77,7 @@ class StoredSample:
         logprob: Mean log-probability of the answer's tokens; None if the sampler gave none.
         finish: How the sample ended: ``stop``, ``length`` or ``error``.
         seed: The seed that the problem's samples were drawn with.
-        error: The class of error of a wrong answer (`Judged.error`), where its task names classes.
+        error: The class of error of a wrong answer (`Verdict.error`), where its task names classes.
         read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`). None if
             nobody could read it.
         lost: Whether the episode failed every time, so that nothing is known of how the conversation ended.

@@ -159,7 +159,7 @@ class _Model:
             "conversation": Conversations(), "pair": Preferences(),
         }  # fmt: skip
         for task in self.tasks.values():
-            task.use_space(self._space)
+            task.set_coordinate_space(self._space)
 
     def _space(self, size: Size) -> Size:
         return self.loaded.family.coordinate_space(self.loaded.model, self.loaded.image_processor, size)

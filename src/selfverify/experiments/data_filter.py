@@ -93,7 +93,7 @@ class Filter:
         if isinstance(policy, ServedAnswerer):
             policy.introduce(task)
         else:
-            task.use_space(policy.coordinate_space)
+            task.set_coordinate_space(policy.coordinate_space)
         count = task.count("train")
         if count is None and problems is None:
             raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")

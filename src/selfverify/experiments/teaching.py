@@ -180,8 +180,8 @@ class School:
     def _policy(self) -> Policy:
         start_processes(self.recipe)
         policy = Policy.load(self.recipe.policy)
-        self.task.use_space(policy.coordinate_space)
-        self.task.use_policy(policy)
+        self.task.set_coordinate_space(policy.coordinate_space)
+        self.task.set_policy(policy)
         return policy
 
     def _apart(self, threads: ThreadPoolExecutor, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:

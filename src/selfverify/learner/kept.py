@@ -24,7 +24,7 @@ class FilteredProblems:
     Args:
         path: The file of verdicts.
         task: The task that the verdicts are about. It has to know how its policy writes places
-            (`Task.use_space`).
+            (`Task.set_coordinate_space`).
 
     Raises:
         ConfigError: The verdicts are unfinished, are about another task or other data, or keep no problem.

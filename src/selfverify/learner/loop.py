@@ -56,7 +56,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.converse import Rollout
 from selfverify.rollouts.hung import HUNG
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, int, Metrics, Metrics], None]
@@ -71,7 +71,7 @@ EMPTY_STEPS = 3
 
 
 def _unjudged(group: Group) -> int:
-    return sum(isinstance(t.parsed, Judged) and bool(t.parsed.unjudged) for t in group.trajectories)
+    return sum(isinstance(t.parsed, Verdict) and bool(t.parsed.unjudged) for t in group.trajectories)
 
 
 class Trainer:
@@ -93,8 +93,8 @@ class Trainer:
         self.training, self.policy, self.method = training, training.policy, training.method
         self.config, folder = training.learner, training.folder
         self.evaluate, self.on_step = evaluate, on_step
-        training.task.use_space(self.policy.coordinate_space)
-        training.task.use_policy(self.policy)
+        training.task.set_coordinate_space(self.policy.coordinate_space)
+        training.task.set_policy(self.policy)
         self.source = RolloutSource(training)
         self.step = 0
         self.empty_steps = 0
@@ -120,7 +120,7 @@ class Trainer:
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
             make_folder(folder)
-            training.task.keep_in(folder)
+            training.task.set_cache_folder(folder)
             self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")

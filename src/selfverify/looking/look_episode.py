@@ -23,7 +23,7 @@ from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
 from selfverify.looking.visual_budget import TokensOf, VisualBudget, estimated_tokens_of
-from selfverify.tasks.answering import AnswerOnce, JudgeAnswer
+from selfverify.tasks.answering import JudgeAnswer, SingleTurn
 from selfverify.tasks.base import Space
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 from selfverify.tasks.tools import ToolError
@@ -36,7 +36,7 @@ LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
 
-class LookEpisode(AnswerOnce):
+class LookEpisode(SingleTurn):
     """Carries out the tools that the model calls and shows what they find, until it is told to answer.
 
     A turn is a step h: plan t_h and action a_h in the channels ``plan`` and ``action``; what is shown is the

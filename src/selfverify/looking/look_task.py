@@ -37,7 +37,7 @@ class LookTask(Task):
     def look(self, problem: Problem) -> LookEpisode:
         """The conversation about a problem of this task."""
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """See `Task`."""
         if isinstance(policy, Policy):
             self.reasoner = policy

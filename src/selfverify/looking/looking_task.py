@@ -16,7 +16,7 @@ from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.make_toolbox import all_tools, make_toolbox
 from selfverify.looking.tools.pictures import space_named
-from selfverify.tasks.base import Floats, Judged, Space, Task
+from selfverify.tasks.base import Floats, Space, Task, Verdict
 
 
 class LookingTask(LookTask):
@@ -43,16 +43,16 @@ class LookingTask(LookTask):
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
 
-    def use_space(self, space: Space) -> None:
+    def set_coordinate_space(self, space: Space) -> None:
         """See `Task`."""
-        self.inner.use_space(space)
+        self.inner.set_coordinate_space(space)
         if self.settings.coordinates == "family":
             self._space = space
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """See `Task`."""
-        self.inner.use_policy(policy)
-        super().use_policy(policy)
+        self.inner.set_policy(policy)
+        super().set_policy(policy)
 
     def looking_by(self, changes: Mapping[str, Any]) -> LookingTask:
         """See `LookTask`."""
@@ -90,7 +90,7 @@ class LookingTask(LookTask):
             tokens_of=self.tokens_of,
         )
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """See `Task`."""
         return self.inner.judge(problem, tagged)
 
@@ -98,7 +98,7 @@ class LookingTask(LookTask):
         """See `Task`."""
         self.inner.prepare(answers)
 
-    def unreadable(self, problem: Problem) -> Judged:
+    def unreadable(self, problem: Problem) -> Verdict:
         """See `Task`."""
         return self.inner.unreadable(problem)
 

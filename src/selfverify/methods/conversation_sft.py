@@ -18,7 +18,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import CONTEXT, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.tasks.base import ShownTurn, Task
+from selfverify.tasks.base import DemonstratedTurn, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
@@ -83,7 +83,7 @@ class ConversationSFT(Method):
         return Rollout(prompts, groups)
 
     def _told(
-        self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
+        self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[DemonstratedTurn]
     ) -> Trajectory:
         from selfverify.rollouts.recited import encode_demonstration
 

@@ -17,7 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import CONTEXT, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
-from selfverify.tasks.base import ShownTalk, Task
+from selfverify.tasks.base import DemonstratedConversation, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
@@ -75,7 +75,7 @@ class DPO(Method):
             groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
         return Rollout(prompts, groups)
 
-    def _told(self, policy: Policy, problem: Problem, side: ShownTalk) -> Trajectory:
+    def _told(self, policy: Policy, problem: Problem, side: DemonstratedConversation) -> Trajectory:
         from selfverify.rollouts.recited import encode_demonstration
 
         told = encode_demonstration(policy, problem, lambda: side.episode, side.texts)

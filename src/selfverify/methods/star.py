@@ -37,7 +37,7 @@ from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajector
 from selfverify.evaluation.sweep import Sweep, make_problems
 from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
-from selfverify.tasks.answering import AskAgain, turn_channel
+from selfverify.tasks.answering import SelfCorrection, turn_channel
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class STaR(TwoTurnMethod):
         learner, events = run.learner, run.folder / EVENTS_FILE
         if learner.keep is not None:
             raise ConfigError(self._own_problems(learner))
-        run.task.use_space(run.policy.coordinate_space)
+        run.task.set_coordinate_space(run.policy.coordinate_space)
         if not run.resume:
             ranks.on_first(lambda: clear_iterations(run.folder))
         ranks.on_first(partial(Journal, events))  # repairs it before others write to it
@@ -220,7 +220,7 @@ class STaR(TwoTurnMethod):
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation that goes on while the answer is wrong."""
         words, rounds = task.ask_again(self.config.second_turn), self.config.rounds
-        return AskAgain(problem, task.tags, task.verdict, words, rounds, while_wrong=True)
+        return SelfCorrection(problem, task.tags, task.verdict, words, rounds, while_wrong=True)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
         """Return the problem of a conversation; each pass over the conversations has another order."""

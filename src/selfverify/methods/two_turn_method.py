@@ -14,7 +14,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import SCORE, TURN_1, TURN_2, Group
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
-from selfverify.tasks.answering import SECOND_TURN, AskAgain
+from selfverify.tasks.answering import SECOND_TURN, SelfCorrection
 from selfverify.tasks.base import Task
 
 
@@ -50,7 +50,7 @@ class TwoTurnMethod(Method):
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation in which the policy is asked to re-examine its answer."""
         words = task.ask_again(self.config.second_turn)
-        return AskAgain(problem, task.tags, task.verdict, words, split_score=self.split_score)
+        return SelfCorrection(problem, task.tags, task.verdict, words, split_score=self.split_score)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The common figures and those of the turns."""

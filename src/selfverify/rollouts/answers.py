@@ -11,7 +11,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import OpenEpisode, Rollout, rollout
 from selfverify.rollouts.held_again import hold_again
-from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
 
 
@@ -58,6 +58,6 @@ def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, Ro
         return None, None
 
     def ask(problem: Problem, seed: int) -> Episode:
-        return AskAgain(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
+        return SelfCorrection(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
 
     return ask, RolloutLimits(turns=2)

@@ -14,7 +14,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 
 
 def ask_policy(
@@ -80,5 +80,5 @@ class _Questions(Task):
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         raise DataError("questions are asked, not made")
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         raise DataError("answers to questions are not judged")

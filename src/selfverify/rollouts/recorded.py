@@ -19,12 +19,12 @@ from selfverify.core.score_tokens import ScoreReading, ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
-    """A `Judged`, which explains the fields."""
+    """A `Verdict`, which explains the fields."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -204,7 +204,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
     match parsed:
         case None:
             return None
-        case Judged():
+        case Verdict():
             return RecordedVerdict(
                 reward=float(parsed.reward),
                 correct=bool(parsed.correct),
@@ -224,7 +224,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
     except (TypeError, ValueError) as error:
         raise DataError(
             f"problem {problem}: what its task has parsed cannot be logged ({error}); "
-            "`EpisodeResult.parsed` and `EpisodeResult.turns` take `Judged` or JSON values"
+            "`EpisodeResult.parsed` and `EpisodeResult.turns` take `Verdict` or JSON values"
         ) from None
     return RecordedValue(parsed)
 
@@ -232,7 +232,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
 def _played(parsed: Parsed, tree: Callable[[], ScoreTree[int]]) -> Any:
     match parsed:
         case RecordedVerdict():
-            return Judged(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
+            return Verdict(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
         case RecordedReading():
             shares = {tuple(p): dict(zip(t, values, strict=True)) for p, t, values in parsed.branches}
             return ScoreReading(tree(), shares)

@@ -20,7 +20,7 @@ class Candidate:
 
     Args:
         answer: The parsed answer as a JSON value; None if it could not be read.
-        key: The task's canonical form (`Judged.key`): equal for equivalent answers. None for unreadable
+        key: The task's canonical form (`Verdict.key`): equal for equivalent answers. None for unreadable
             answers and for boxes, which are compared by IoU.
         score: What a verifier thinks of it, higher is better; None where there is no readable score.
         logprob: Mean log-probability of the answer's tokens, where there is one.

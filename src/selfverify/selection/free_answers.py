@@ -1,6 +1,6 @@
 """Which free answers are the same, for questions that come without a task.
 
-A task says itself which answers are the same (`Judged.key`).
+A task says itself which answers are the same (`Verdict.key`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import rollout
 from selfverify.serving.agent_run_settings import AgentSessionConfig
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
-from selfverify.tasks.judged import Judged
+from selfverify.tasks.judged import Verdict
 
 OnTurn = Callable[[int, Worked, str, str], None]
 """Called after each turn with its number, what came of the session so far, what was said, and the reply."""
@@ -153,7 +153,7 @@ class Watched(Episode):
         judged = self.ended.parsed
         text = "".join(step.text for step in self.steps)
         return StoredSample(
-            problem, 0, text, None, None, isinstance(judged, Judged) and judged.correct,
+            problem, 0, text, None, None, isinstance(judged, Verdict) and judged.correct,
             dict(self.ended.rewards), {}, 0, None, str(Finish.STOP), 0, steps=self.steps,
         )  # fmt: skip
 
@@ -199,7 +199,7 @@ def _speaker(settings: AgentSessionConfig, task: AgentTask, problem: Problem) ->
     )
 
     def converses(watched: Watched) -> None:
-        task.use_policy(policy)
+        task.set_policy(policy)
         rollout(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
 
     return converses

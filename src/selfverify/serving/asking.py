@@ -20,7 +20,7 @@ from selfverify.serving.selecting import Selection, check_verifier, select
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.solve_settings import SolveConfig
 from selfverify.serving.upstream import Upstream
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 
 
 def solve_on_server(
@@ -40,7 +40,7 @@ def solve_on_server(
         ServerError: The server gave no candidate at all.
     """
 
-    def judged(text: str) -> Judged:
+    def judged(text: str) -> Verdict:
         return task.verdict(problem, parse_tagged(text, task.tags))
 
     def read(text: str) -> Reading:

@@ -14,7 +14,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.data.images import ImageRef
 from selfverify.selection.free_answers import Kind, read_answer
-from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Judged, Task, user_turn
+from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 MOST_PIXELS = 50_000_000
 """The largest image that is decoded; its pixels take 150 MB."""
@@ -36,10 +36,10 @@ class FreeQuestion(Task):
         """There are no problems but the one that is asked."""
         raise DataError("a free question has no problems of its own")
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """The answer and its key, without a reward: nobody knows whether the answer is right."""
         answer, key = read_answer(tagged.fields.get("answer", ""), self.answers)
-        return UNREADABLE if answer is None else Judged(0.0, False, answer, key)
+        return UNREADABLE if answer is None else Verdict(0.0, False, answer, key)
 
 
 def free_problem(question: str, images: Sequence[Image.Image]) -> Problem:

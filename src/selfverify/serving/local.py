@@ -24,7 +24,7 @@ from selfverify.serving.incoming import with_places
 from selfverify.serving.looking_gate import look_here
 from selfverify.serving.own_replies import completion_of, looked_completion
 from selfverify.serving.own_streams import OwnStream
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, PolicyJudge, Soft
 
@@ -285,4 +285,6 @@ def _scores(ask: Ask, rows: list[Trajectory], verifier: Verifier) -> list[float 
 def given_answer(text: str) -> Trajectory:
     """Return a given answer as a trajectory to be judged. An answer without a tag gets one."""
     text = text if "</answer>" in text else f"<answer>{text}</answer>"
-    return Trajectory([Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Judged(0.0, False, text))
+    return Trajectory(
+        [Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Verdict(0.0, False, text)
+    )

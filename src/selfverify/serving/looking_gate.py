@@ -126,8 +126,8 @@ def look_here(
     Raises:
         SelfVerifyError: The question or its images cannot be read, or the model has failed.
     """
-    look.use_space(policy.coordinate_space)
-    look.use_policy(policy)
+    look.set_coordinate_space(policy.coordinate_space)
+    look.set_policy(policy)
     limits = look.limits.model_copy(update={"rollout_timeout_s": max(left_s, 0.1)})
     numbers = count()
 

@@ -11,7 +11,7 @@ from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.reading import answer_logprob
 from selfverify.serving.likeliest import Likeliest
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 
 
 def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:
@@ -22,8 +22,8 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
         verifier: The name of the verifier.
         continuous: Whether answers are boxes, which have no keys.
     """
-    judged: Judged | None = trajectory.parsed
-    first: Judged | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
+    judged: Verdict | None = trajectory.parsed
+    first: Verdict | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
     return Completion(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,

@@ -171,8 +171,8 @@ def solve_here(
     policy = Policy.load(model)
     if settings.looking.look:
         looking = LookingTask(task, settings.looking.settings())
-        looking.use_space(policy.coordinate_space)
-        looking.use_policy(policy)
+        looking.set_coordinate_space(policy.coordinate_space)
+        looking.set_policy(policy)
         task, problem = looking, looking.asked(problem)
     words, fitted = drawing.second_turn or SECOND_TURN, find_fusion(choosing, model)
     verifier = make_verifier(choosing.verifier, policy, task, words, fitted)

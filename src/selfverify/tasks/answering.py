@@ -8,9 +8,9 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, SCORE, Finish
-from selfverify.tasks.judged import Judged, answer_rewards
+from selfverify.tasks.judged import Verdict, answer_rewards
 
-JudgeAnswer = Callable[[Problem, Tagged], Judged]
+JudgeAnswer = Callable[[Problem, Tagged], Verdict]
 """`Task.verdict`."""
 
 SECOND_TURN = (
@@ -20,7 +20,7 @@ SECOND_TURN = (
 """AdaPO's fixed self-evaluation prompt (its section on implementation details)."""
 
 
-class AnswerOnce(Episode):
+class SingleTurn(Episode):
     """Over after the first answer, in the channels ``answer`` and ``score``.
 
     Args:
@@ -34,7 +34,7 @@ class AnswerOnce(Episode):
     def __init__(self, problem: Problem, tags: Sequence[str], verdict: JudgeAnswer) -> None:
         self.problem, self.tags, self.verdict = problem, tags, verdict
         self._answers: list[Tagged] = []
-        self._judged: dict[int, Judged] = {}
+        self._judged: dict[int, Verdict] = {}
 
     def step(self, said: PolicyTurn) -> Observation:
         """See `Episode`."""
@@ -66,14 +66,14 @@ class AnswerOnce(Episode):
             return [(channel, 0)]
         return [(channel, 0), (SCORE, tagged.score_start)]
 
-    def _judge(self, turn: int) -> Judged:
+    def _judge(self, turn: int) -> Verdict:
         """The verdict on the answer of a turn; each answer is judged once."""
         if turn not in self._judged:
             self._judged[turn] = self.verdict(self.problem, self._answers[turn])
         return self._judged[turn]
 
 
-class AskAgain(AnswerOnce):
+class SelfCorrection(SingleTurn):
     """Asks the policy to re-examine its answer; the last answer counts.
 
     Channels are ``turn_1``, ``turn_2`` and so on. Rewards are those of the last answer, with ``correct_1``

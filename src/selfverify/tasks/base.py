@@ -26,11 +26,11 @@ from selfverify.core.settings import Config
 from selfverify.core.splits import SPLITS, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.frames import Frame
 from selfverify.tasks.judged import RULES as RULES
 from selfverify.tasks.judged import UNREADABLE as UNREADABLE
-from selfverify.tasks.judged import Judged as Judged
+from selfverify.tasks.judged import Verdict as Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTurn:
+class DemonstratedTurn:
     """A turn of a demonstrated conversation.
 
     Args:
@@ -94,7 +94,7 @@ class ShownTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTalk:
+class DemonstratedConversation:
     """A conversation that goes on from a problem, as one side of a preference.
 
     Args:
@@ -116,7 +116,7 @@ class Metric:
 
     Args:
         name: The figure's name.
-        part: The component that is averaged: one of `Judged.parts`, or of what `Task.answer_parts` returns.
+        part: The component that is averaged: one of `Verdict.parts`, or of what `Task.answer_parts` returns.
         over: None for the mean of ``part`` over the answers that have it; else a component, and the figure is
             the sum of ``part`` over the sum of this one. `EVERY` is 1 for each answer, also for lost ones.
         needs: A component and a number: the figure is given only where the component's mean reaches it.
@@ -150,7 +150,7 @@ class Task(ABC):
             (``continuous``: boxes, which majority votes then cluster).
         tags: The tags that a response consists of, in order, with ``score`` last.
         metrics: Published figures besides accuracy that evaluations compute.
-        errors: The classes of wrong answers (`Judged.error`), for figures by class. Unreadable answers are a
+        errors: The classes of wrong answers (`Verdict.error`), for figures by class. Unreadable answers are a
             class of their own, which is not named here.
         writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
             before problems are made.
@@ -216,7 +216,7 @@ class Task(ABC):
         )
 
     @abstractmethod
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward an answer. A malformed answer earns 0; no output of a model raises an error.
 
         Raises:
@@ -230,13 +230,13 @@ class Task(ABC):
             problem: What the policy is asked.
             seed: Decides whatever is random in the episode.
         """
-        return AnswerOnce(problem, self.tags, self.verdict)
+        return SingleTurn(problem, self.tags, self.verdict)
 
     def hook(self) -> RolloutHook | None:
         """What follows this task's conversations and measures what is said in them; by default nothing."""
         return None
 
-    def verdict(self, problem: Problem, tagged: Tagged) -> Judged:
+    def verdict(self, problem: Problem, tagged: Tagged) -> Verdict:
         """The verdict on an answer; one whose tags are malformed earns nothing.
 
         Where there is none (``unjudged``, or `judge` raises a DataError) the log says for which problem.
@@ -246,7 +246,7 @@ class Task(ABC):
         try:
             judged = self.judge(problem, tagged)
         except DataError as error:
-            judged = Judged(0.0, False, unjudged=str(error))
+            judged = Verdict(0.0, False, unjudged=str(error))
         if judged.unjudged:
             reason = judged.unjudged
             message = f"problem {problem.id}: an answer could not be judged: {reason}"
@@ -285,7 +285,7 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name} has no check to demonstrate; use method.source=demonstrated")
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """Return all that the policy would say in one conversation with the episode of this problem.
 
         Raises:
@@ -293,7 +293,7 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name} has no demonstrated conversations to learn from")
 
-    def demonstrate_pair(self, problem: Problem) -> tuple[ShownTalk, ShownTalk]:
+    def demonstrate_pair(self, problem: Problem) -> tuple[DemonstratedConversation, DemonstratedConversation]:
         """Return two conversations about a problem, the better one first.
 
         Raises:
@@ -307,23 +307,23 @@ class Task(ABC):
         A task whose judging is slow works on the whole batch here. By default nothing happens.
         """
 
-    def unreadable(self, problem: Problem) -> Judged:
+    def unreadable(self, problem: Problem) -> Verdict:
         """Return the verdict on a response whose tags are malformed."""
         return UNREADABLE
 
-    def use_space(self, space: Space) -> None:
+    def set_coordinate_space(self, space: Space) -> None:
         """Learn how the policy writes places in images (`Policy.coordinate_space`).
 
         `learn` and `evaluate` call this; whoever makes problems by hand calls it first.
         """
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """Learn which `selfverify.policy.policy.Policy` answers, where the task lets it judge its own work.
 
         `learn` and `evaluate` call this.
         """
 
-    def keep_in(self, folder: Path) -> None:
+    def set_cache_folder(self, folder: Path) -> None:
         """Learn where to keep what should not be asked for twice, also by a run that is killed and resumed.
 
         A run and an evaluation with a store call this with their folder, before they ask for anything.
@@ -385,7 +385,7 @@ def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
 
 
-def judge_integer(target: int, tagged: Tagged, largest: int) -> Judged:
+def judge_integer(target: int, tagged: Tagged, largest: int) -> Verdict:
     """Reward an answer by 1 if it is the ``target``, else by 0.
 
     An answer is unreadable unless it is one integer from 0 to ``largest`` and nothing else.
@@ -394,7 +394,7 @@ def judge_integer(target: int, tagged: Tagged, largest: int) -> Judged:
     if read is None:
         return UNREADABLE
     correct = read[0] == target
-    return Judged(float(correct), correct, read[0], str(read[0]))
+    return Verdict(float(correct), correct, read[0], str(read[0]))
 
 
 def read_integers(text: str, count: int, largest: int) -> list[int] | None:

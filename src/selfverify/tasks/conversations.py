@@ -22,7 +22,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
 from selfverify.data.tool_conversations import convert_conversation
-from selfverify.tasks.base import Judged, ShownTurn
+from selfverify.tasks.base import DemonstratedTurn, Verdict
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify.tasks.replayed import Replayed, asked_of, heard_between, turns_of
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, training_place
@@ -124,14 +124,14 @@ class Conversations(RowTask):
         """See `Task.open`."""
         return Replayed(problem.target["heard"], problem.target["cuts"])
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """What the assistant said, of which the last turn or all of it is taught."""
         said, everything = problem.target["said"], problem.target["taught"] == "all"
-        return [ShownTurn(text, everything or n + 1 == len(said)) for n, text in enumerate(said)]
+        return [DemonstratedTurn(text, everything or n + 1 == len(said)) for n, text in enumerate(said)]
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Nothing is said of a policy's own words."""
-        return Judged(0.0, False, unjudged="conversations of files are to be imitated, not measured")
+        return Verdict(0.0, False, unjudged="conversations of files are to be imitated, not measured")
 
     def _turns_of(self, split: Split) -> NDArray[np.int64]:
         """``[N, 2]`` of all problems of a split the row and the assistant's turn, both from 0."""

@@ -12,7 +12,7 @@ RULES = "rules"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """A task's verdict on one answer.
 
     Args:
@@ -41,7 +41,7 @@ class Judged:
     read_by: str = RULES
 
 
-UNREADABLE = Judged(reward=0.0, correct=False)
+UNREADABLE = Verdict(reward=0.0, correct=False)
 
 
 def worth_imitating(rewards: Mapping[str, float]) -> bool:
@@ -57,7 +57,7 @@ def ended_properly(rewards: Mapping[str, float]) -> bool:
     return rewards.get("answer_format", rewards.get("format", 1.0)) > 0
 
 
-def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
+def answer_rewards(tagged: Tagged, judged: Verdict) -> dict[str, float]:
     """A judged answer's rewards by name.
 
     ``answer`` (the task's, without format), ``correct``, ``answer_format`` (0 or 1), where a score is

@@ -10,7 +10,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
 from selfverify.data.preferences import SIDES, convert_preference
-from selfverify.tasks.base import Judged, ShownTalk
+from selfverify.tasks.base import DemonstratedConversation, Verdict
 from selfverify.tasks.replayed import Replayed, asked_of, heard_between, turns_of
 from selfverify.tasks.row_task import RowTask, RowTaskConfig
 
@@ -46,14 +46,14 @@ class Preferences(RowTask):
             raise DataError(f"{id}: both sides say the same")
         return Problem(id, messages, images, target, {"category": row["category"]})
 
-    def demonstrate_pair(self, problem: Problem) -> tuple[ShownTalk, ShownTalk]:
+    def demonstrate_pair(self, problem: Problem) -> tuple[DemonstratedConversation, DemonstratedConversation]:
         """See `Task`."""
         chosen, rejected = (
-            ShownTalk(side["said"], Replayed(side["heard"], side["cuts"]))
+            DemonstratedConversation(side["said"], Replayed(side["heard"], side["cuts"]))
             for side in (problem.target[name] for name in SIDES)
         )
         return chosen, rejected
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Nothing is said of a policy's own words."""
-        return Judged(0.0, False, unjudged="pairs are to be learnt from, not measured")
+        return Verdict(0.0, False, unjudged="pairs are to be learnt from, not measured")

@@ -229,8 +229,8 @@ class RowTask(Task):
         rows = self.rows(split)
         return [str(bad) for bad in rows.bad] if isinstance(rows, Rows) else []
 
-    def use_space(self, space: Space) -> None:
-        """See `Task.use_space`."""
+    def set_coordinate_space(self, space: Space) -> None:
+        """See `Task.set_coordinate_space`."""
         self._space = space
 
     def space_of(self, size: Size, name: str) -> Size:

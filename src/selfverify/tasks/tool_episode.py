@@ -12,7 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
-from selfverify.tasks.answering import AnswerOnce, JudgeAnswer
+from selfverify.tasks.answering import JudgeAnswer, SingleTurn
 from selfverify.tasks.tool_calls import ToolCalls, read_calls
 from selfverify.tasks.tools import Shown, Tool, ToolError, chosen_tool
 
@@ -24,7 +24,7 @@ ACTION = "action"
 """Channel of a turn in which the policy calls tools, its thoughts before the call included."""
 
 
-class ToolEpisode(AnswerOnce):
+class ToolEpisode(SingleTurn):
     """Carries out the tools that the policy calls and shows what they return, until the policy answers.
 
     Derive from it and mark methods as tools (`tool`). A task's problems then have

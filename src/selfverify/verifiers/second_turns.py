@@ -15,7 +15,7 @@ from selfverify.rollouts.reading import with_images
 from selfverify.rollouts.talk import said_of
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.answering import SECOND_TURN
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Scores
 from selfverify.verifiers.by_policy import Asked, mean_of_samples
 
@@ -75,7 +75,7 @@ class SecondTurns:
 
         return mean_of_samples(self.policy, groups, asked, self.repeats, MAX_NEW_TOKENS, kept)
 
-    def _same(self, first: Judged, second: Judged) -> bool:
+    def _same(self, first: Verdict, second: Verdict) -> bool:
         if self.task.kind == "continuous":
             return bool(box_iou(first.answer, second.answer) > SAME_BOX)
         return first.key == second.key

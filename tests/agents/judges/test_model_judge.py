@@ -136,25 +136,25 @@ def test_the_folder_of_a_run_keeps_answers(
     fake = FakeUpstream(write=lambda body, i: SUCCESS)
     judge = make(fake)
     url = judge.config.url
-    judge.keep_in(tmp_path)
+    judge.set_cache_folder(tmp_path)
     votes(judge)
     counted = judge.counters()
     assert [counted[f"judge/{name}"] for name in ("asked", "known", "missing")] == [3, 0, 0]
     assert (counted["judge/tokens_read"], counted["judge/tokens_written"]) == (30, 21)
     monkeypatch.setattr("selfverify.core.ranks.index", lambda: 1)
     second = make(fake, url=url)
-    second.keep_in(tmp_path)
+    second.set_cache_folder(tmp_path)
     votes(second)
     votes(second, case("Alarm 8:00"), 1)
     assert len(fake.seen) == 4 and second.counters()["judge/known"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["votes-1.jsonl", "votes.jsonl"]
     monkeypatch.undo()
     third = make(fake, url=url)
-    third.keep_in(tmp_path)
+    third.set_cache_folder(tmp_path)
     votes(third, case("Alarm 8:00"), 1)
     assert len(fake.seen) == 4
     elsewhere = make(fake, url=url, cache=tmp_path / "own" / "votes.jsonl")
-    elsewhere.keep_in(tmp_path)
+    elsewhere.set_cache_folder(tmp_path)
     votes(elsewhere, count=1)
     assert len(fake.seen) == 5
 

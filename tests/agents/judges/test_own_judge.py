@@ -109,8 +109,8 @@ def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: py
     monkeypatch.setattr(Policy, "load", load)
     config = OwnJudgeConfig(path="some/judge", form="short", temperature=0.0, device="cpu")
     made = OwnJudge(config, "Judge this.", SHORT)
-    made.use_policy(None)
-    made.use_policy(None)
+    made.set_policy(None)
+    made.set_policy(None)
     assert named == ["some/judge on cpu"] and made.policy is policy
     said = [" time 7:30 1 yes § success", "time 7:30 9 yes § success", SUCCESS]
     threads = Scripted(policy, said)
@@ -129,7 +129,7 @@ def test_many_cases_are_judged_in_batches_of_like_length(
 ) -> None:
     monkeypatch.setattr("selfverify.agents.judges.own_judge.AT_ONCE", 2)
     made = OwnJudge(OwnJudgeConfig(), "Judge this.")
-    made.use_policy(policy)
+    made.set_policy(policy)
     threads = Scripted(policy, [SUCCESS] * 5)
     monkeypatch.setattr(policy, "threads", threads.begin, raising=True)
     waits = [made.ask(case("x" * length), [0]) for length in (9, 1, 5, 3, 7)]

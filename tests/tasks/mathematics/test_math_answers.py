@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.mathematics.math import Math
 
 ANGLES = {"options": ["30°", "45°", "60°", "90°"]}
@@ -50,7 +50,7 @@ def task() -> Iterator[Math]:
         made._pool.close()
 
 
-def judge(task: Math, target: str, answer: str, fields: dict[str, Any] | None = None) -> Judged:
+def judge(task: Math, target: str, answer: str, fields: dict[str, Any] | None = None) -> Verdict:
     task._rows["test"] = [{"question": "?", "answer": target, **(fields or {})}]
     return task.judge(task.problem("test", 0, 0), Tagged({"answer": answer}))
 

@@ -35,13 +35,13 @@ class FlippedVotes(Juror):
         key = zlib.crc32(f"{case.name}\n{render(case).text}".encode())
         return lambda: [self._passed_on(ballot, key) for ballot in coming()]
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """See `Juror`."""
-        self.judge.use_policy(policy)
+        self.judge.set_policy(policy)
 
-    def keep_in(self, folder: Path) -> None:
+    def set_cache_folder(self, folder: Path) -> None:
         """See `Juror`."""
-        self.judge.keep_in(folder)
+        self.judge.set_cache_folder(folder)
 
     def counters(self) -> dict[str, float]:
         """See `Juror`."""

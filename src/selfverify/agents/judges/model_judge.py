@@ -56,7 +56,7 @@ class ModelJudge(Juror):
         coming = background.start(self._votes(case, render(case), list(numbers)))
         return coming.result
 
-    def keep_in(self, folder: Path) -> None:
+    def set_cache_folder(self, folder: Path) -> None:
         """See `Juror`; a cache that the settings name is used instead. Each process has a file of its own."""
         if self.config.cache is None:
             number = ranks.index()

@@ -96,7 +96,7 @@ class OwnJudge(Juror):
 
         return wait
 
-    def use_policy(self, policy: object) -> None:
+    def set_policy(self, policy: object) -> None:
         """See `Juror`. A judge of its own is loaded now, if there is one.
 
         Raises:
@@ -118,7 +118,7 @@ class OwnJudge(Juror):
                 self._judge(alike[first : first + AT_ONCE], count)
 
     def _judge(self, batch: Sequence[_Request], count: int) -> None:
-        assert self.policy is not None, "the task was not told who answers (Task.use_policy)"
+        assert self.policy is not None, "the task was not told who answers (Task.set_policy)"
         sampling = SamplingConfig(
             group_size=count,
             temperature=self.config.temperature,

@@ -22,7 +22,7 @@ from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Judged, Task, TaskConfig
+from selfverify.tasks.base import Task, TaskConfig, Verdict
 from selfverify.tasks.call_forms import CallForm
 
 
@@ -161,17 +161,17 @@ class AgentTask(Task):
             self.done_from,
         )
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Words alone are no work."""
-        return Judged(0.0, False)
+        return Verdict(0.0, False)
 
-    def use_policy(self, policy: object) -> None:
-        """See `Task.use_policy`."""
-        self.jury.judge.use_policy(policy)
+    def set_policy(self, policy: object) -> None:
+        """See `Task.set_policy`."""
+        self.jury.judge.set_policy(policy)
 
-    def keep_in(self, folder: Path) -> None:
-        """See `Task.keep_in`."""
-        self.jury.judge.keep_in(folder)
+    def set_cache_folder(self, folder: Path) -> None:
+        """See `Task.set_cache_folder`."""
+        self.jury.judge.set_cache_folder(folder)
 
     def counters(self) -> dict[str, float]:
         """See `Task.counters`."""

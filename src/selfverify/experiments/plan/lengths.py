@@ -72,7 +72,7 @@ def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, hear
         DataError: The task cannot make its problems.
     """
     task = recipe_task(recipe)
-    task.use_space(policy.coordinate_space)
+    task.set_coordinate_space(policy.coordinate_space)
     problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
     drawn = [policy.encoder.prompt(problem) for problem in problems]
     prompts = [

@@ -48,10 +48,10 @@ from selfverify.looking.tasks.far_canvas import (
 )
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import (
-    Judged,
-    ShownTurn,
+    DemonstratedTurn,
+    Verdict,
     judge_integer,
     problem_rng,
     user_turn,
@@ -162,14 +162,14 @@ class DigitsFar(LookTask):
         """How many looks are needed: one for each cell on the way, and more where its digit is far."""
         return sum(1 + CLOSER * digits[cell - 1].far for cell in way)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward the number of the cell by 1 if it is right, else by 0."""
         return judge_integer(problem.target, tagged, largest=CELLS**2)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         """See `Task`. Without tools the first words are the answer."""
         if self.config.tools == "none":
-            return AnswerOnce(problem, self.tags, self.verdict)
+            return SingleTurn(problem, self.tags, self.verdict)
         return super().open(problem, seed)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
@@ -218,7 +218,7 @@ class DigitsFar(LookTask):
             shares.append(1 - len(left) / len(way) if self.settings.results == "shown" else 0.0)
         return shares
 
-    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
         """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
 
         Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, the
@@ -228,18 +228,18 @@ class DigitsFar(LookTask):
         """
         way, digits = self.scene(*problem.meta["made_of"])
         if self.config.tools == "none":
-            return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
-        turns, boxes, thought, images, last = list[ShownTurn](), list[Sixths](), str(way[0]), 1, 1
+            return [DemonstratedTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
+        turns, boxes, thought, images, last = list[DemonstratedTurn](), list[Sixths](), str(way[0]), 1, 1
         for cell in way:
-            turns.append(ShownTurn(_step(thought, 1, cell_box(cell))))
+            turns.append(DemonstratedTurn(_step(thought, 1, cell_box(cell))))
             images += 1
             last, one = images, digits[cell - 1]
             boxes = closer(one, self.config.cell) if one.far else []
             for box in boxes:
-                turns.append(ShownTurn(_step("?", images, box)))
+                turns.append(DemonstratedTurn(_step("?", images, box)))
                 images += 1
             thought = str(one.digit)
-        answer = ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
+        answer = DemonstratedTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
         told, wander = self._told(problem), self.config.wander
         more = 0
         if told:
@@ -248,7 +248,7 @@ class DigitsFar(LookTask):
             more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
         others = [box for box in SQUARES if box not in boxes[:1]]
         # In one order: where each next square is a guess, a model at T = 0 looks at the likeliest one twice.
-        vain = [ShownTurn(_step(thought, last, box)) for box in others[:more]]
+        vain = [DemonstratedTurn(_step(thought, last, box)) for box in others[:more]]
         if told and told.refused is not None:
             vain = [*vain[: told.refused], answer, *vain[told.refused : -1]]
         return [*turns, *vain, answer]

@@ -12,10 +12,10 @@ from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
-    Judged,
     Range,
     ScoredTaskConfig,
     Task,
+    Verdict,
     problem_rng,
     read_integers,
 )
@@ -86,13 +86,13 @@ class DigitsLocate(Task):
                 return box
         return None
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward a box by its IoU with the target (ADPO Eq. 3); a box without area is unreadable."""
         box = read_integers(tagged.fields.get("answer", ""), 4, 9999)
         if box is None or box[2] <= box[0] or box[3] <= box[1]:
             return UNREADABLE
         iou = float(box_iou(box, problem.target))
-        return Judged(iou, iou > 0.5, box, " ".join(map(str, box)))
+        return Verdict(iou, iou > 0.5, box, " ".join(map(str, box)))
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Name the digit, then its box; a wrong box is another digit's (or anywhere), or is pushed aside."""

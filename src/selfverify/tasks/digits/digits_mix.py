@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Demonstration, Judged, Range, ScoredTaskConfig, Task
+from selfverify.tasks.base import Demonstration, Range, ScoredTaskConfig, Task, Verdict
 from selfverify.tasks.digits.digits_locate import DigitsLocate, DigitsLocateConfig
 from selfverify.tasks.digits.digits_pick import REASONING, DigitsPick, DigitsPickConfig, Reasoning
 from selfverify.tasks.digits.digits_shown import DigitsShown, DigitsShownConfig
@@ -73,7 +73,7 @@ class DigitsMix(Task):
     def _own(self, problem: Problem) -> Part:
         return self.by_name[problem.id.split("/", 1)[0]]
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """See `Task.judge`."""
         return self._own(problem).judge(problem, tagged)
 

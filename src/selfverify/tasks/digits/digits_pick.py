@@ -21,10 +21,10 @@ from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
-    Judged,
     Range,
     ScoredTaskConfig,
     Task,
+    Verdict,
     problem_rng,
     read_integers,
 )
@@ -118,7 +118,7 @@ class DigitsPick(Task):
             f"{fewest} to {most} ways; widen task.ways"
         )
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward K digits that are shown and add up to the target by 1, anything else by 0.
 
         A wrong sum shows in the text alone, a digit that is not shown only where the image is looked at.
@@ -132,7 +132,7 @@ class DigitsPick(Task):
         correct = shown and adds_up
         picked.sort()
         key = " ".join(map(str, picked))
-        return Judged(float(correct), correct, picked, key, error=error.get((shown, adds_up)))
+        return Verdict(float(correct), correct, picked, key, error=error.get((shown, adds_up)))
 
     def text_rules(self, problem: Problem, tagged: Tagged) -> dict[str, float]:
         """``text_rule``: the written sum is the target, and there is no `?`.

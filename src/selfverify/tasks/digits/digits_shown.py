@@ -16,10 +16,10 @@ from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
-    Judged,
     Range,
     ScoredTaskConfig,
     Task,
+    Verdict,
     problem_rng,
     read_integers,
 )
@@ -57,7 +57,7 @@ class DigitsShown(Task):
         question = "Which digits from 0 to 9 are not shown?"
         return self.posed(split, seed, index, question, absent, image, digits=digits, noise=noise)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward the digits that are not shown, and no others, by 1, anything else by 0."""
         text = tagged.fields.get("answer", "")
         named = [] if not text.strip() else read_integers(text, len(text.replace(",", " ").split()), 9)
@@ -65,7 +65,7 @@ class DigitsShown(Task):
             return UNREADABLE
         named.sort()
         correct = named == problem.target
-        return Judged(float(correct), correct, named, " ".join(map(str, named)))
+        return Verdict(float(correct), correct, named, " ".join(map(str, named)))
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Read all digits, then go through 0 to 9 in any order and mark those that were not read.

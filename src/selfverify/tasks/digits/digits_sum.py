@@ -14,10 +14,10 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import (
     Demonstration,
-    Judged,
     Range,
     ScoredTaskConfig,
     Task,
+    Verdict,
     judge_integer,
     problem_rng,
 )
@@ -59,7 +59,7 @@ class DigitsSum(Task):
         question = "What do the digits shown add up to?"
         return self.posed(split, seed, index, question, sum(digits), image, digits=digits, noise=noise)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """See `judge_integer`."""
         return judge_integer(problem.target, tagged, 9 * self.config.count)
 

@@ -20,7 +20,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.vqa import convert_vqa
-from selfverify.tasks.base import UNREADABLE, Demonstration, Judged, ScoredTaskConfig
+from selfverify.tasks.base import UNREADABLE, Demonstration, ScoredTaskConfig, Verdict
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math_answer import Kind, Target, answer_key, compare, decide
 from selfverify.tasks.mathematics.math_choice import read_choice, right_letters
@@ -153,7 +153,7 @@ class Math(RowTask):
         text = tagged.fields.get("answer", "")
         return (committed(text) or "") if self.config.form == "free" else text
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward an answer that equals the target (ADPO Eq. 2).
 
         An answer that math-verify cannot compare in time, at two tries, is wrong, unless the target alone is
@@ -174,7 +174,7 @@ class Math(RowTask):
             unjudged = verdict if isinstance(verdict, str) else unjudged
         # The target has no part in the key: a vote must not know the target.
         key = answer_key(answer, problem.meta.get("precision"), value)
-        return Judged(float(right), right, answer, key, "" if right else unjudged)
+        return Verdict(float(right), right, answer, key, "" if right else unjudged)
 
     def _verdict(self, target: Target, answer: str) -> tuple[bool | str, float | None]:
         """Return whether the answer is right, or why there is no verdict; and its value if it has one."""
@@ -268,12 +268,12 @@ def _options(problem: Problem) -> Mapping[str, str] | None:
     return _IMPLICIT if options is None and problem.target in _IMPLICIT else options
 
 
-def _judge_choice(problem: Problem, letter: str | None) -> Judged:
+def _judge_choice(problem: Problem, letter: str | None) -> Verdict:
     if letter is None:
         return UNREADABLE
     meta = problem.meta
     right = letter in (meta["right"] if "right" in meta else (problem.target, *meta.get("alternatives", ())))
-    return Judged(float(right), right, letter, letter)
+    return Verdict(float(right), right, letter, letter)
 
 
 def _expression(answer: str, name: str) -> str:

@@ -15,7 +15,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.data.fields import Row
-from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted, ScoredTaskConfig
+from selfverify.tasks.base import Demonstration, Metric, NotCounted, ScoredTaskConfig, Verdict
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call
 from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, score_step
@@ -114,7 +114,7 @@ class Mobile(RowTask):
             lines.append(f"\n{number}. {shown}")
         return "".join(lines)
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward a step by 0, 1 or 2. It counts as right if both its type and its parameters are."""
         call = parse_tool_call(tagged.fields.get("tool_call", ""))
         if call is None:
@@ -123,7 +123,7 @@ class Mobile(RowTask):
         action = moved(call, problem.meta["space"], screen)
         return _judged(self._score(problem, action), _rounded(action), vote_key(action, screen))
 
-    def unreadable(self, problem: Problem) -> Judged:
+    def unreadable(self, problem: Problem) -> Verdict:
         """Return the verdict on a malformed call: wrong in type, parameters and place."""
         return _judged(self._score(problem, None))
 
@@ -143,11 +143,11 @@ class Mobile(RowTask):
         return Demonstration.of(f"<tool_call>\n{call}\n", "</tool_call>", wrong, quality)
 
 
-def _judged(score: StepScore, answer: Action | None = None, key: str | None = None) -> Judged:
+def _judged(score: StepScore, answer: Action | None = None, key: str | None = None) -> Verdict:
     parts = {"type": float(score.type), "arguments": float(score.success)}
     if score.grounding is not None:
         parts["grounding"] = float(score.grounding)
-    return Judged(score.reward, score.success, answer, key, quality=float(score.success), parts=parts)
+    return Verdict(score.reward, score.success, answer, key, quality=float(score.success), parts=parts)
 
 
 def _rounded(action: Action) -> Action:

@@ -17,9 +17,9 @@ from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
     Floats,
-    Judged,
     Metric,
     ScoredTaskConfig,
+    Verdict,
     user_turn,
 )
 from selfverify.tasks.coordinates import clip_box, convert
@@ -87,7 +87,7 @@ class Grounding(RowTask):
             {"question": question, "size": image.size, "space": space, **kept},
         )
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Return the IoU, in pixels of the image, of the target with the part of the box within the image.
 
         A box that has no area there is unreadable.
@@ -103,7 +103,7 @@ class Grounding(RowTask):
             return UNREADABLE
         iou = float(box_iou(box, problem.target))
         shown = [round(value, 2) for value in box]
-        return Judged(iou, iou > HIT, shown, " ".join(f"{value:g}" for value in shown))
+        return Verdict(iou, iou > HIT, shown, " ".join(f"{value:g}" for value in shown))
 
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
         """Return overlaps ``[M]`` of boxes ``[M, 4]`` with the target's box.

@@ -16,7 +16,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import CONTEXT
-from selfverify.tasks.base import Demonstration, Judged, ScoredTaskConfig, Task, judge_integer, problem_rng
+from selfverify.tasks.base import Demonstration, ScoredTaskConfig, Task, Verdict, judge_integer, problem_rng
 from selfverify.tasks.words.word_stories import BOXES, NAMES, SENTENCES, THINGS
 
 Step = tuple[str, int]
@@ -83,7 +83,7 @@ class WordSums(Task):
             total = _apply(total, step)
         return start, steps
 
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
         """Reward the number by 1, anything else by 0; an answer with words or a unit is unreadable."""
         return judge_integer(problem.target, tagged, 9999)
 
