@@ -14,7 +14,7 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe, recipe_task
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.tasks.look_questions import INSTRUCTION
 from selfverify.tasks.data_file import DataFile
 
@@ -76,7 +76,7 @@ class BenchSettings:
 
     data: DataFile
     model: str
-    look: LookSettings
+    look: VisualConfig
     problems: int | None = None
     max_new_tokens: int = 512
     temperature: float = 0.0

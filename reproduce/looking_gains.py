@@ -35,7 +35,7 @@ from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.journal import read_journal
-from selfverify.evaluation.looked import VERIFIER_WEIGHTS, LookedProblem
+from selfverify.evaluation.looked import VERIFIER_WEIGHTS, CappedProblem
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.store import StoredProblem, read_samples
 from selfverify.experiments.looks.capped_looks import CAP_FILE, CappedLooks, weights_digest
@@ -55,7 +55,7 @@ EVALUATION = ["evaluation.split=test", "evaluation.samples=1", "evaluation.tempe
 PROBLEMS, FEWER = 2048, 512
 """Test problems of a row; and of those in which nothing is to be seen (`TAKEN`), and of `UNTAUGHT`."""
 TAKEN = ("blanked", "swapped")
-"""What is shown in place of what tools make, to tell whether it is looked at (`LookSettings.results`)."""
+"""What is shown in place of what tools make, to tell whether it is looked at (`VisualConfig.results`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _looks_faults(folder: Path, verifier: Path) -> list[str]:
     if not path.is_file():
         return [f"{LOOKS}={folder}: no {path.name}; `selfverify visual compare --output` writes it"]
     try:
-        settings, rows = read_journal(path, LookedProblem)
+        settings, rows = read_journal(path, CappedProblem)
     except DataError as error:
         return [str(error)]
     faults, looking = [], settings.get("looking", {})
@@ -174,12 +174,12 @@ def compared(
         if seed.looks == study / str(k) / "shown":
             _capped(seed, seed.looks, "shown", problems).hold("test")
         epsilons.append(_epsilons(seed))
-        found = of_looks(read_journal(journal, LookedProblem)[1], epsilons[-1])
+        found = of_looks(read_journal(journal, CappedProblem)[1], epsilons[-1])
         for taken in TAKEN:
             say(f"seed {k}: what tools make {taken}")
             folder = study / str(k) / taken
             _capped(seed, folder, taken, fewer).hold("test")
-            others = of_looks(read_journal(folder / journal.name, LookedProblem)[1], epsilons[-1])
+            others = of_looks(read_journal(folder / journal.name, CappedProblem)[1], epsilons[-1])
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
@@ -203,7 +203,7 @@ def _check_samples(study: Path, seeds: Sequence[StudySeed]) -> None:
     for k, seed in enumerate(seeds):
         reasoner = _reasoner(seed).policy.path
         kept: dict[Path, tuple[str, type[Any]]] = {
-            folder / CAP_FILE.format(split="test"): (reasoner, LookedProblem)
+            folder / CAP_FILE.format(split="test"): (reasoner, CappedProblem)
             for folder in (seed.looks, *(study / str(k) / taken for taken in TAKEN))
         }
         kept |= {
@@ -256,7 +256,7 @@ def _epsilons(seed: StudySeed) -> dict[Kind, float]:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         return found
-    looked = as_arrays(read_journal(path, LookedProblem)[1])
+    looked = as_arrays(read_journal(path, CappedProblem)[1])
     stepped, stored = looked.lengths > 0, seed.stored
     for rule in get_args(Kind):
         if rule not in found:

@@ -10,8 +10,8 @@ import numpy as np
 
 from reproduce.tables import grid, number, percent
 from selfverify.core.errors import DataError
-from selfverify.evaluation.looked import LookedProblem
-from selfverify.evaluation.looked_arrays import LookedArrays, as_arrays
+from selfverify.evaluation.looked import CappedProblem
+from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
 from selfverify.evaluation.statistics import seeds_interval
 from selfverify.evaluation.stop_outcomes import WITHIN, outcomes
 from selfverify.evaluation.store import StoredSample
@@ -38,7 +38,7 @@ class RowOfSeed:
     figures: dict[str, Floats]
 
 
-def of_looks(rows: Mapping[int, LookedProblem], epsilons: Mapping[Kind, float]) -> dict[str, RowOfSeed]:
+def of_looks(rows: Mapping[int, CappedProblem], epsilons: Mapping[Kind, float]) -> dict[str, RowOfSeed]:
     """All rules on conversations that were held to the cap, by name; see `stop_outcomes.outcomes`."""
     looked = as_arrays(rows)
     made = {}
@@ -51,7 +51,7 @@ def of_looks(rows: Mapping[int, LookedProblem], epsilons: Mapping[Kind, float]) 
     return made
 
 
-def _means(looked: LookedArrays, values: Floats) -> Floats:
+def _means(looked: CappedArrays, values: Floats) -> Floats:
     """``[P]`` means over the conversations about each problem."""
     sums = np.bincount(looked.problem, values, minlength=looked.problems)
     means: Floats = sums / np.bincount(looked.problem, minlength=looked.problems)

@@ -21,7 +21,7 @@ from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
 from selfverify.core.settings import CommandConfig
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.tasks.data_file import DataFile
 
 NAMED = {WITH: " + VTS-V", MARKED: " + SoM"}
@@ -184,7 +184,7 @@ class BenchCommandSettings(CommandConfig):
     marks: bool = False
     """Answer also with numbers on the parts of images (Set-of-Mark), without looking."""
 
-    look: LookSettings
+    look: VisualConfig
 
 
 @settings_as_options

@@ -19,7 +19,7 @@ from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_o
 from reproduce.looking_rows import RowOfSeed, gains, of_looks, of_samples, table_of
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import write_journal
-from selfverify.evaluation.looked import LookedProblem, LookedStep, LookedTalk
+from selfverify.evaluation.looked import CappedConversation, CappedProblem, CappedStep
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.looks import capped_looks
 from selfverify.experiments.recipe import to_yaml
@@ -27,18 +27,18 @@ from selfverify.looking.stop_calibration import StopCalibration
 from selfverify.policy.policy import Policy
 
 
-def talk(deltas: Sequence[float], right: Sequence[int], seen: Sequence[float]) -> LookedTalk:
+def talk(deltas: Sequence[float], right: Sequence[int], seen: Sequence[float]) -> CappedConversation:
     """A conversation, with an answer asked for after each step; the first of ``right`` is without a look."""
     steps = [
-        LookedStep(delta, 0.0, float(answer), None, 5, 4, "crop", "", share)
+        CappedStep(delta, 0.0, float(answer), None, 5, 4, "crop", "", share)
         for delta, answer, share in zip(deltas, right[1:], seen, strict=True)
     ]
     enough = next((h for h, share in enumerate(seen, start=1) if share == 1), 0)
-    return LookedTalk(steps, float(right[0]), float(right[-1]), enough, False)
+    return CappedConversation(steps, float(right[0]), float(right[-1]), enough, False)
 
 
-def looked(*talks: LookedTalk) -> dict[int, LookedProblem]:
-    return {n: LookedProblem(n, f"p/{n}", "0", 4, [one]) for n, one in enumerate(talks)}
+def looked(*talks: CappedConversation) -> dict[int, CappedProblem]:
+    return {n: CappedProblem(n, f"p/{n}", "0", 4, [one]) for n, one in enumerate(talks)}
 
 
 FIRST = looked(
@@ -161,7 +161,7 @@ def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BEGINNING == "builtin:digits"
     kept = study.folder / "gains"
     calibrated = study.folder / "stop" / "looking" / "looked-validation.jsonl"
-    write_journal(calibrated, LookedProblem, {}, FIRST.values())
+    write_journal(calibrated, CappedProblem, {}, FIRST.values())
     said: list[str] = []
     made = compared(kept, study.named, said.append, problems=3, fewer=2)
     assert made["rows"]["absolute"]["problems"] == 3 and made["rows"]["blanked"]["problems"] == 2
@@ -207,7 +207,7 @@ def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> N
     held = study.folder / "held"
     looking = {"results": "blanked", "verifier": "/elsewhere"}
     settings = {"problems": 5, "looking": looking}
-    write_journal(held / "looked-test.jsonl", LookedProblem, settings, FIRST.values())
+    write_journal(held / "looked-test.jsonl", CappedProblem, settings, FIRST.values())
     with pytest.raises(ConfigError) as caught:
         seeds_of(study.folder, [*study.named, ("looks", str(held))])
     for said in ("2 of 5", "blanked there", "/elsewhere"):

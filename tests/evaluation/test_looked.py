@@ -14,7 +14,7 @@ from tests.sampled_threads import drawn, sampled_threads
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.evaluation.looked import LookedProblem, hold_to_the_cap
+from selfverify.evaluation.looked import CappedProblem, run_to_cap
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.stop_outcomes import always, oracle, self_stop
 from selfverify.experiments.registry import make_task
@@ -61,7 +61,7 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
     """Its answers are right from the look on that it needs, and then it wants to answer by itself."""
     policy, task, store = load_policy(), far(), tmp_path / "looked.jsonl"
     asked = teach(policy, task)
-    rows = hold_to_the_cap(policy, task, CONFIG, store)
+    rows = run_to_cap(policy, task, CONFIG, store)
     looked = as_arrays(rows)
     assert looked.problems == 6 and len(looked.lengths) == 12 and looked.left_out == 0
     needed = [task.problem("validation", 0, index).meta["looks"] for index in looked.problem]
@@ -86,23 +86,23 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
     assert always(looked, 2).right.mean() == np.mean([looks <= 2 for looks in needed])
     # Again it is read, not held; under other settings it is refused.
     count = len(asked)
-    again = hold_to_the_cap(policy, task, CONFIG, store)
+    again = run_to_cap(policy, task, CONFIG, store)
     assert again == rows and len(asked) == count
     with pytest.raises(ConfigError, match=r"looking\.max_steps"):
-        hold_to_the_cap(policy, far(max_steps=3), CONFIG, store)
+        run_to_cap(policy, far(max_steps=3), CONFIG, store)
 
 
 def test_where_the_model_may_end_looking(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     """Its own answer ends the conversation, and what is asked for after the last look is known, too."""
     policy, task = load_policy(), far(terminate="accept")
     teach(policy, task)
-    looked = as_arrays(hold_to_the_cap(policy, task, CONFIG, tmp_path / "looked.jsonl"))
+    looked = as_arrays(run_to_cap(policy, task, CONFIG, tmp_path / "looked.jsonl"))
     assert looked.enough is not None and looked.lengths.tolist() == looked.enough.tolist()
     assert looked.final.all() and np.isnan(looked.own).all()
     assert always(looked, 9).steps.tolist() == looked.enough.tolist()
     short = far(max_steps=1)
     teach(policy, short)
-    capped = as_arrays(hold_to_the_cap(policy, short, CONFIG, tmp_path / "short.jsonl"))
+    capped = as_arrays(run_to_cap(policy, short, CONFIG, tmp_path / "short.jsonl"))
     assert (capped.lengths == 1).all() and (capped.final == (capped.enough == 1)).all()
     assert (capped.correct[:, 1] == capped.final).all()
 
@@ -112,10 +112,10 @@ def test_what_nobody_can_judge_is_left_out(load_policy: Callable[..., Policy], t
     policy, task = load_policy(), far()
     teach(policy, task)
     config = CONFIG.model_copy(update={"problems": 2, "samples": 1})
-    rows = dict(hold_to_the_cap(policy, task, config, tmp_path / "looked.jsonl"))
+    rows = dict(run_to_cap(policy, task, config, tmp_path / "looked.jsonl"))
     [talk] = rows[0].talks
 
-    def with_talk(**changes: Any) -> LookedProblem:
+    def with_talk(**changes: Any) -> CappedProblem:
         return replace(rows[0], talks=[replace(talk, **changes)])
 
     steps = [replace(talk.steps[0], correct=None), *talk.steps[1:]]

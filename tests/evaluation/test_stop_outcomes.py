@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfverify.core.errors import ConfigError
-from selfverify.evaluation.looked_arrays import LookedArrays
+from selfverify.evaluation.looked_arrays import CappedArrays
 from selfverify.evaluation.stop_outcomes import (
     StopOutcome,
     always,
@@ -28,7 +28,7 @@ from selfverify.evaluation.stop_outcomes import (
 NAN = float("nan")
 
 
-def four(**changes: object) -> LookedArrays:
+def four(**changes: object) -> CappedArrays:
     """Three conversations to the cap of three steps, and one that was cut off behind its first.
 
     The second wants to answer in its second step, rightly; the third in its first, wrongly.
@@ -50,7 +50,7 @@ def four(**changes: object) -> LookedArrays:
         name: None if value is None else np.array(value, dtype=np.int64 if name in whole else np.float64)
         for name, value in given.items()
     }
-    return LookedArrays(**arrays, left_out=0)  # type: ignore[arg-type]
+    return CappedArrays(**arrays, left_out=0)  # type: ignore[arg-type]
 
 
 def rows(outcome: StopOutcome) -> tuple[list[float], list[float], list[float]]:
@@ -143,7 +143,7 @@ def test_a_smaller_number_of_steps_that_is_nearly_as_good() -> None:
     count = 200
     correct = np.ones((count, 3))
     correct[0, 1] = 0
-    looked = LookedArrays(
+    looked = CappedArrays(
         problem=np.arange(count), lengths=np.full(count, 2), delta_r=np.ones((count, 2)),
         delta_r_plan=np.ones((count, 2)), correct=correct, own=np.full((count, 2), NAN), final=correct[:, 2],
         visual=np.ones((count, 3)), enough=None, left_out=0,

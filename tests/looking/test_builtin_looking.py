@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.evaluation.looked import hold_to_the_cap
+from selfverify.evaluation.looked import run_to_cap
 from selfverify.experiments.registry import make_task
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.policy.policy import Policy
@@ -19,7 +19,7 @@ def test_it_looks_to_the_0_and_answers_whenever_it_is_told_to(problems: int, tmp
     assert isinstance(task, DigitsFar)
     config = EvaluationConfig(problems=problems, samples=1, temperature=0.0, split="test")
     policy = Policy.load("builtin:looking", device="cpu")
-    rows = hold_to_the_cap(policy, task, config, tmp_path / "looked.jsonl", max_new_tokens=32)
+    rows = run_to_cap(policy, task, config, tmp_path / "looked.jsonl", max_new_tokens=32)
     talks = [talk for row in rows.values() for talk in row.talks]
     found = [talk for talk in talks if talk.enough]
     assert len(found) >= 0.7 * problems and len({talk.enough for talk in found}) > 1

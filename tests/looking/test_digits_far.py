@@ -12,7 +12,7 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.looking.tasks.far_canvas import closer
 from selfverify.tasks.digits.canvas import digit_bank
@@ -25,7 +25,7 @@ def task() -> DigitsFar:
     return made
 
 
-def taught(task: DigitsFar, index: int) -> tuple[LookEpisode, list[Observation], list[str]]:
+def taught(task: DigitsFar, index: int) -> tuple[VisualEpisode, list[Observation], list[str]]:
     """What the teacher says, and what it is shown."""
     problem = task.problem("train", 3, index)
     episode = task.look(problem)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_calls import LookCall, read_look_call
+from selfverify.looking.look_calls import VisualCall, read_look_call
 from selfverify.tasks.tool_calls import ToolCall
 
 
-def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> LookCall:
+def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> VisualCall:
     """What a text asks for."""
     return read_look_call(PolicyTurn(text, [], finish, 0), (), questions)
 
@@ -83,7 +83,7 @@ def test_arguments_of_other_models() -> None:
 )  # fmt: skip
 def test_no_call(text: str) -> None:
     """An answer is no call, and neither is what stands in an unfinished thought."""
-    assert read(text) == LookCall()
+    assert read(text) == VisualCall()
 
 
 @pytest.mark.parametrize(

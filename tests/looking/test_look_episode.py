@@ -19,9 +19,9 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_episode import VisualEpisode
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.stop_rules import After, Never, make_stop_rule
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
@@ -62,10 +62,10 @@ class Odd(VisualTool[OnImage]):
         return self.act()
 
 
-def looking(**settings: Any) -> LookingTask:
+def looking(**settings: Any) -> VisualToolTask:
     """The task with crop, zoom and terminate."""
     tools = {"tools": ["crop", "zoom_in", "terminate"], "coordinates": "pixels"} | settings
-    return LookingTask(Spot(), LookSettings(**tools))
+    return VisualToolTask(Spot(), VisualConfig(**tools))
 
 
 def call(tool: str = "crop", thought: str = "Closer.", **arguments: Any) -> str:
@@ -79,8 +79,8 @@ def crop(x: float = 8, **more: Any) -> str:
 
 
 def held(
-    task: LookingTask, *texts: str, tool: VisualTool[Any] | None = None
-) -> tuple[LookEpisode, list[Observation]]:
+    task: VisualToolTask, *texts: str, tool: VisualTool[Any] | None = None
+) -> tuple[VisualEpisode, list[Observation]]:
     """A conversation in which the model says these things."""
     episode = task.look(task.problem("test", 0, 0))
     if tool is not None:
@@ -307,7 +307,7 @@ def test_rules() -> None:
 def test_tools_that_are_not_there() -> None:
     """A name that is none, and one that was asked for and is missing, are refused at once."""
     with pytest.raises(ConfigError, match="no tool 'rotate' for looking; there are crop"):
-        LookingTask(Spot(), LookSettings(tools=["rotate"]))
+        VisualToolTask(Spot(), VisualConfig(tools=["rotate"]))
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_an_observation_full_of_calls_means_nothing(policy: Policy) -> None:
 CROP = '{"name": "crop", "arguments": {"image_index": 1, "bounding_box": [0, 0, 9, 9]}}'
 
 
-def recite_plain(policy: Policy, task: LookingTask) -> list[int]:
+def recite_plain(policy: Policy, task: VisualToolTask) -> list[int]:
     """The special tokens around an observation that says nothing special."""
     episode = task.look(task.problem("test", 0, 0))
     episode.toolbox = Toolbox([*task.toolbox.tools.values(), Odd(lambda: Found("plain"))])

@@ -11,8 +11,8 @@ from tests.looking.test_step_verifier import question, shown
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_stopping import StoppingVerifier
 from selfverify.looking.served_verifier import ServedModel, ServedVerifier
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from serving_servers import Loop
@@ -65,7 +65,9 @@ def _text(content: Any) -> str:
 def verifier(servers: Loop, fake: Characters) -> ServedVerifier:
     """Both models behind one server."""
     url = servers.upstream(fake)  # type: ignore[arg-type]
-    found = LookStopping(LookSettings(verifier=f"{url}#tuned", verifier_base=f"{url}#base")).listener(None)
+    found = StoppingVerifier(VisualConfig(verifier=f"{url}#tuned", verifier_base=f"{url}#base")).listener(
+        None
+    )
     assert isinstance(found, ServedVerifier)
     return found
 
@@ -149,6 +151,6 @@ def test_settings() -> None:
         ),
     ):
         with pytest.raises(ConfigError, match=why):
-            LookStopping(LookSettings(**settings))
+            StoppingVerifier(VisualConfig(**settings))
     with pytest.raises(ConfigError, match="URL#MODEL"):
         ServedModel.of("http://x")

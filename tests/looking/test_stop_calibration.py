@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_stopping import StoppingVerifier
 from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration, fit_epsilon, stop_steps
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, Verified
 
@@ -107,22 +107,24 @@ def test_stored_beside_the_model(tmp_path: Path) -> None:
     path = made.save(tmp_path)
     assert path.name == STOPPING_FILE and StopCalibration.load(tmp_path) == made
     named = {"stop": "verifier", "verifier": str(tmp_path)}
-    assert LookStopping(LookSettings(**named)).rule == Verified("signed", made.epsilon)
-    assert LookStopping(LookSettings(**named, epsilon=-1.0)).rule == Verified("signed", -1.0)
-    assert LookStopping(LookSettings(**named, rule="absolute", epsilon=2.0)).rule == Verified("absolute", 2.0)
+    assert StoppingVerifier(VisualConfig(**named)).rule == Verified("signed", made.epsilon)
+    assert StoppingVerifier(VisualConfig(**named, epsilon=-1.0)).rule == Verified("signed", -1.0)
+    assert StoppingVerifier(VisualConfig(**named, rule="absolute", epsilon=2.0)).rule == Verified(
+        "absolute", 2.0
+    )
     with pytest.raises(ConfigError, match="for the rule signed, and the rule is absolute"):
-        LookStopping(LookSettings(**named, rule="absolute"))
+        StoppingVerifier(VisualConfig(**named, rule="absolute"))
     with pytest.raises(ConfigError, match="never below -1"):
-        LookStopping(LookSettings(**named, rule="absolute", epsilon=-1.0))
+        StoppingVerifier(VisualConfig(**named, rule="absolute", epsilon=-1.0))
     with pytest.raises(ConfigError, match="needs the verifier's folder"):
-        LookStopping(LookSettings(stop="verifier"))
+        StoppingVerifier(VisualConfig(stop="verifier"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": "small"}))
     with pytest.raises(DataError, match=r"stopping\.json.*epsilon.*small"):
-        LookStopping(LookSettings(**named))
+        StoppingVerifier(VisualConfig(**named))
     path.unlink()
     with pytest.raises(DataError, match="no ε beside it"):
-        LookStopping(LookSettings(**named))
-    assert LookStopping(LookSettings(**named, epsilon=0.5)).rule == Verified("absolute", 0.5)
+        StoppingVerifier(VisualConfig(**named))
+    assert StoppingVerifier(VisualConfig(**named, epsilon=0.5)).rule == Verified("absolute", 0.5)
 
 
 def test_what_does_not_fit_is_refused() -> None:

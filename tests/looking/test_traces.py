@@ -9,10 +9,10 @@ import pytest
 from tests.experiments.looks.looks_recipe import trace
 
 from selfverify.evaluation.steps import IMAGES
-from selfverify.looking.traces import Curation, Demands, LookTrace, estimated_length, flattened
+from selfverify.looking.traces import Curation, Demands, VisualTrace, estimated_length, flattened
 
 
-def dropped(folder: Path, one: LookTrace, **demands: Any) -> str:
+def dropped(folder: Path, one: VisualTrace, **demands: Any) -> str:
     """Why a trace is dropped."""
     curation = Curation(folder / IMAGES, Demands(**demands))
     kept = curation.take([one])
@@ -40,7 +40,7 @@ def test_what_is_flattened_and_merged() -> None:
 
 
 def test_every_drop_has_its_reason(tmp_path: Path) -> None:
-    def make(*said: str, **more: Any) -> LookTrace:
+    def make(*said: str, **more: Any) -> VisualTrace:
         return trace(tmp_path, "t", *(said or ("a crop", "5")), **more)
 
     assert dropped(tmp_path, make()) == ""

@@ -14,8 +14,8 @@ from selfverify.core.episode import PolicyTurn
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.looking.look_prompt import asked_anew
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO
 from selfverify.policy.policy import Policy
@@ -73,11 +73,11 @@ def test_the_rule_is_asked_with_delta_r() -> None:
 def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     """`rollout` asks the task for its listener; the verifier may be the reasoner itself."""
     policy = adapted(load_policy)
-    plain = LookingTask(looking().inner, LookSettings(tools=["crop"]))
+    plain = VisualToolTask(looking().inner, VisualConfig(tools=["crop"]))
     plain.set_policy(policy)
     assert plain.hook() is None
     path = policy.config.path
-    task = LookingTask(plain.inner, LookSettings(tools=["crop"], verifier=path, stop="after:1"))
+    task = VisualToolTask(plain.inner, VisualConfig(tools=["crop"], verifier=path, stop="after:1"))
     task.set_policy(policy)
     listener = task.hook()
     assert isinstance(listener, StepVerifier) and listener.policies[0] is policy

@@ -24,11 +24,11 @@ from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.look_steps import step_of
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.stop_rules import After, StopRule, Verified
-from selfverify.looking.traces import LookTrace
+from selfverify.looking.traces import VisualTrace
 from selfverify.reports.film_strip import Pictures
 from selfverify.reports.look_film import film_of_trace, plan_of
 from selfverify.reports.look_page import write_look_page
@@ -57,9 +57,9 @@ def talked(
     deltas: Sequence[float | None] = (),
     rule: StopRule | None = None,
     on_stop: Literal["run", "skip"] = "run",
-) -> LookTrace:
+) -> VisualTrace:
     """A trace in which a model says these texts about an image of 400 x 200 pixels; places in thousandths."""
-    looking = LookingTask(FreeQuestion(), LookSettings(tools=["crop"], on_stop=on_stop))
+    looking = VisualToolTask(FreeQuestion(), VisualConfig(tools=["crop"], on_stop=on_stop))
     problem = Problem("street", user_turn("Until when?"), [Image.new("RGB", (400, 200), (90, 120, 160))])
     episode = looking.look(problem)
     episode.rule = rule or episode.rule
@@ -85,7 +85,7 @@ def talked(
         messages.append({"role": "user", "content": parts})
     ending = episode.result()
     steps = [turn for turn in ending.turns if isinstance(turn, dict)]
-    return LookTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
+    return VisualTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
 
 
 def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.policy_settings import AdapterConfig
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
-from selfverify.serving.looking_gate import LookGate
+from selfverify.serving.looking_gate import VisualGate
 from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
 
@@ -59,7 +59,7 @@ def told(servers: Loop, address: str, body: Body) -> tuple[int, Body]:
 def before(servers: Loop, fake: FakeUpstream, **settings: Any) -> str:
     """A gateway before a server, that looks with crops."""
     address, gateway = servers.before(fake)
-    gateway.looking = LookGate(LookSettings(**{"tools": ["crop"], "max_steps": 3, **settings}))
+    gateway.looking = VisualGate(VisualConfig(**{"tools": ["crop"], "max_steps": 3, **settings}))
     return address
 
 
@@ -175,7 +175,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
     defaults = BestOf(n=2, verifier="inline")
     gateway = Gateway(
-        Local(policy, "m"), GatewayConfig(best_of=defaults), looking=LookGate(LookSettings(tools=["crop"]))
+        Local(policy, "m"), GatewayConfig(best_of=defaults), looking=VisualGate(VisualConfig(tools=["crop"]))
     )
     address = servers.gateway(gateway)
     status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))

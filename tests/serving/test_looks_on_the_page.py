@@ -16,12 +16,12 @@ from selenium.webdriver.common.by import By
 from tests.serving.test_looking_gate import STEP, asked, looks_once, writing
 
 from browser import DESKTOP, look, missing, open_browser, until
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
-from selfverify.serving.looking_gate import LookGate
+from selfverify.serving.looking_gate import VisualGate
 from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
@@ -77,7 +77,7 @@ def check(events: list[tuple[str, Any]], source: list[int]) -> None:
 
 def test_events_of_a_server(servers: Loop) -> None:
     address, gateway = servers.before(FakeUpstream(write=looks_once))
-    gateway.looking = LookGate(LookSettings(tools=["crop"], max_steps=3))
+    gateway.looking = VisualGate(VisualConfig(tools=["crop"], max_steps=3))
     body = asked({}, stream=True, best_of={"n": 2, "progress": "events"})
     check(streamed(servers, address, body), [112, 112])
     # Comments say nothing of steps.
@@ -88,7 +88,7 @@ def test_events_of_an_own_model(servers: Loop, load_policy: Callable[..., Policy
     policy = load_policy()
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
     settings = GatewayConfig(best_of=BestOf(n=2, verifier="inline"))
-    gateway = Gateway(Local(policy, "m"), settings, looking=LookGate(LookSettings(tools=["crop"])))
+    gateway = Gateway(Local(policy, "m"), settings, looking=VisualGate(VisualConfig(tools=["crop"])))
     body = asked({}, stream=True, max_tokens=200, best_of={"n": 2, "progress": "events"})
     check(streamed(servers, servers.gateway(gateway), body), [112, 112])
 
@@ -112,7 +112,7 @@ def test_steps_appear_on_the_page(servers: Loop, tmp_path: Path) -> None:
 
     fake = Held(write=write)
     gateway = quick_gateway(servers.upstream(fake))
-    gateway.looking = LookGate(LookSettings(tools=["crop"], max_steps=4))
+    gateway.looking = VisualGate(VisualConfig(tools=["crop"], max_steps=4))
     url = servers.gateway(gateway)
     with open_browser() as driver:
         look(driver, DESKTOP)

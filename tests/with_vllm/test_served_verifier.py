@@ -10,8 +10,8 @@ import torch
 from looking.test_step_verifier import STEPS, question, shown
 from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_stopping import StoppingVerifier
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.policy.policy import Policy
@@ -55,8 +55,8 @@ def test_log_ratios_of_each_turn(vllm_server: Serving, tuned: Serving) -> None:
     base = Policy.load("builtin:digits", device="cpu")
     verifier = Policy.load(str(tuned.folder), device="cpu")
     here = heard(StepVerifier(verifier, base, base), base)
-    settings = LookSettings(verifier=f"{tuned.url}#m", verifier_base=f"{vllm_server.url}#m")
-    listener = LookStopping(settings).listener(None)
+    settings = VisualConfig(verifier=f"{tuned.url}#m", verifier_base=f"{vllm_server.url}#m")
+    listener = StoppingVerifier(settings).listener(None)
     assert listener is not None
     there = heard(listener, base)
     for ours, theirs in zip(here, there, strict=True):

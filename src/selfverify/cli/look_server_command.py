@@ -48,7 +48,7 @@ def serve(settings: ToolServing) -> None:
 
     import typer
 
-    from selfverify.looking.look_settings import LookSettings
+    from selfverify.looking.look_settings import VisualConfig
     from selfverify.looking.make_toolbox import make_toolbox
     from selfverify.looking.tools.tool_session import LIMITS, ToolSession
     from selfverify.remote.environments.serve_environments import serve_until_told
@@ -57,7 +57,7 @@ def serve(settings: ToolServing) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}
-    toolbox = make_toolbox(LookSettings(**{**settings.models.model_dump(), **named}))
+    toolbox = make_toolbox(VisualConfig(**{**settings.models.model_dump(), **named}))
     serving = EnvironmentServing(
         environments=["looking"],
         host=settings.host,

@@ -23,7 +23,7 @@ from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.looking.look_prompt import asked_anew
-from selfverify.looking.look_task import LookTask
+from selfverify.looking.look_task import VisualTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.held_again import hold_again
@@ -34,7 +34,7 @@ VERIFIER_WEIGHTS = "verifier_weights"
 
 
 @dataclass(slots=True)
-class LookedStep:
+class CappedStep:
     """A step of such a conversation.
 
     Args:
@@ -66,7 +66,7 @@ class LookedStep:
 
 
 @dataclass(slots=True)
-class LookedTalk:
+class CappedConversation:
     """One such conversation.
 
     Args:
@@ -80,7 +80,7 @@ class LookedTalk:
 
     __pydantic_config__: ClassVar = STRICT
 
-    steps: list[LookedStep]
+    steps: list[CappedStep]
     before: float | None
     final: float | None
     enough: int | None
@@ -88,7 +88,7 @@ class LookedTalk:
 
 
 @dataclass(slots=True)
-class LookedProblem:
+class CappedProblem:
     """The conversations about one problem.
 
     Args:
@@ -105,19 +105,19 @@ class LookedProblem:
     problem: str
     digest: str
     visual_tokens: int
-    talks: list[LookedTalk]
+    talks: list[CappedConversation]
 
 
-def hold_to_the_cap(
+def run_to_cap(
     policy: Policy,
-    task: LookTask,
+    task: VisualTask,
     config: EvaluationConfig,
     store: Path,
     *,
     max_new_tokens: int = 48,
     describe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> Mapping[int, LookedProblem]:
+) -> Mapping[int, CappedProblem]:
     """Let a model look at problems to the cap of its steps; after each it is asked for an answer, too.
 
     Args:
@@ -145,9 +145,9 @@ def hold_to_the_cap(
     sampling = sampling_of(config, max_new_tokens)
     held_out = HeldOut(task, config)
 
-    def held() -> Mapping[int, LookedProblem]:
+    def held() -> Mapping[int, CappedProblem]:
         total, batch = held_out.total, config.batch_problems
-        sweep = Sweep(store, LookedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
+        sweep = Sweep(store, CappedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             hold = partial(_held, policy, task, problems, config, sampling)
@@ -159,11 +159,11 @@ def hold_to_the_cap(
 
 def _held(
     policy: Policy,
-    task: LookTask,
+    task: VisualTask,
     problems: Mapping[int, Problem],
     config: EvaluationConfig,
     sampling: SamplingConfig,
-) -> list[LookedProblem]:
+) -> list[CappedProblem]:
     if not problems:
         return []
     asked, seeds = [*problems.values()], [config.seed * 1_000_003 + index for index in problems]
@@ -186,7 +186,7 @@ def _held(
             for one, other in zip(group.trajectories, plain.trajectories, strict=True)
         ]
         shown = 0 if image is None else int((prompt.ids == image).sum())
-        rows.append(LookedProblem(index, group.problem.id, group.problem.digest(), shown, talks))
+        rows.append(CappedProblem(index, group.problem.id, group.problem.digest(), shown, talks))
     return rows
 
 
@@ -195,8 +195,8 @@ def _verdict(trajectory: Trajectory) -> float | None:
 
 
 def _talk(
-    task: LookTask, problem: Problem, trajectory: Trajectory, before: float | None, image: int | None
-) -> LookedTalk:
+    task: VisualTask, problem: Problem, trajectory: Trajectory, before: float | None, image: int | None
+) -> CappedConversation:
     own = [s for s in trajectory.segments if s.author == "policy"]
     records = [s.parsed for s in own if isinstance(s.parsed, dict)]
     final, steps, seen = _verdict(trajectory), [], task.seen(problem, records)
@@ -210,7 +210,7 @@ def _talk(
             # The conversation's own answer follows the last step; without one there is none to be judged.
             correct = final if last else 0.0
         steps.append(
-            LookedStep(
+            CappedStep(
                 record["delta_r"],
                 record["delta_r_plan"],
                 correct,
@@ -222,7 +222,7 @@ def _talk(
                 None if seen is None else seen[number],
             )
         )
-    return LookedTalk(steps, before, final, task.enough(problem, records), trajectory.lost)
+    return CappedConversation(steps, before, final, task.enough(problem, records), trajectory.lost)
 
 
 def _right(answer: Mapping[str, Any]) -> float | None:

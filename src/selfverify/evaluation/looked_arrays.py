@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfverify.core.errors import DataError
-from selfverify.evaluation.looked import LookedProblem, LookedStep, LookedTalk
+from selfverify.evaluation.looked import CappedConversation, CappedProblem, CappedStep
 from selfverify.selection.rules import Floats
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class LookedArrays:
+class CappedArrays:
     """Conversations as arrays: N conversations about P problems, of at most H steps, H above 0.
 
     Args:
@@ -55,13 +55,13 @@ class LookedArrays:
         return int(self.problem.max(initial=-1)) + 1
 
 
-def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
+def as_arrays(rows: Mapping[int, CappedProblem]) -> CappedArrays:
     """The conversations of a journal as arrays; those of which nothing can be said are left out and counted.
 
     Raises:
         DataError: None is left.
     """
-    kept: list[tuple[int, LookedProblem, LookedTalk]] = []
+    kept: list[tuple[int, CappedProblem, CappedConversation]] = []
     left_out, place = 0, 0
     for index in sorted(rows):
         whole = [talk for talk in rows[index].talks if _is_whole(talk)]
@@ -75,7 +75,7 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
     talks = [talk for _, _, talk in kept]
     most = max(1, *(len(talk.steps) for talk in talks))
 
-    def steps(figure: Callable[[LookedStep], float | None]) -> Floats:
+    def steps(figure: Callable[[CappedStep], float | None]) -> Floats:
         filled = np.full((len(talks), most), np.nan)
         for row, talk in zip(filled, talks, strict=True):
             values = [figure(step) for step in talk.steps]
@@ -88,7 +88,7 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
     enough = [talk.enough for talk in talks]
     known = all(step.seen is not None for talk in talks for step in talk.steps) and None not in enough
     seen = np.column_stack([np.zeros(len(talks)), steps(lambda step: step.seen)])
-    return LookedArrays(
+    return CappedArrays(
         np.array([number for number, _, _ in kept], dtype=np.int64),
         np.array([len(talk.steps) for talk in talks], dtype=np.int64),
         steps(lambda step: step.delta_r),
@@ -104,6 +104,6 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
     )
 
 
-def _is_whole(talk: LookedTalk) -> bool:
+def _is_whole(talk: CappedConversation) -> bool:
     verdicts: Sequence[float | None] = [talk.before, talk.final, *(step.correct for step in talk.steps)]
     return not talk.lost and None not in verdicts

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from selfverify.core.errors import ConfigError
-from selfverify.evaluation.looked_arrays import Ints, LookedArrays
+from selfverify.evaluation.looked_arrays import CappedArrays, Ints
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
 from selfverify.looking.stop_calibration import Kind, stop_steps
 from selfverify.selection.rules import Floats
@@ -45,7 +45,7 @@ class StopOutcome:
     seen: Floats | None = None
 
 
-def stopped(looked: LookedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
+def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
     """Looking ends with given steps; where a conversation has fewer, as it did.
 
     A step in which the model wants to answer by itself ends looking with that answer, and is no look.
@@ -65,28 +65,28 @@ def stopped(looked: LookedArrays, at: Ints, on_stop: Literal["run", "skip"] = "r
     return _outcome(looked, np.where(takes_own, own, answered), place)
 
 
-def own_end(looked: LookedArrays) -> Ints:
+def own_end(looked: CappedArrays) -> Ints:
     """``[N]`` the step in which the model wants to answer by itself; `never` where it does not."""
     wants = ~np.isnan(looked.own)
     return np.where(wants.any(1), wants.argmax(1) + 1, never(looked)).astype(np.int64)
 
 
-def never(looked: LookedArrays) -> int:
+def never(looked: CappedArrays) -> int:
     """A step beyond all conversations."""
     return looked.delta_r.shape[1] + 1
 
 
-def self_stop(looked: LookedArrays) -> StopOutcome:
+def self_stop(looked: CappedArrays) -> StopOutcome:
     """The model ends looking by itself, with the first answer that it gives of its own accord."""
     return stopped(looked, own_end(looked))
 
 
-def always(looked: LookedArrays, steps: int) -> StopOutcome:
+def always(looked: CappedArrays, steps: int) -> StopOutcome:
     """Looking ends after a fixed number of steps."""
     return stopped(looked, np.full(len(looked.lengths), steps))
 
 
-def verifier_steps(looked: LookedArrays, rule: Kind, epsilon: float) -> Ints:
+def verifier_steps(looked: CappedArrays, rule: Kind, epsilon: float) -> Ints:
     """``[N]`` the step with which the verifier ends looking (Lemma 3.1); `never` where it does not."""
     at = stop_steps(looked.delta_r, rule, epsilon, looked.lengths)
     shown = looked.delta_r[np.arange(len(at)), np.maximum(at - 1, 0)]
@@ -94,7 +94,7 @@ def verifier_steps(looked: LookedArrays, rule: Kind, epsilon: float) -> Ints:
     return np.where(fulfils, at, never(looked)).astype(np.int64)
 
 
-def shuffled(looked: LookedArrays, at: Ints) -> StopOutcome:
+def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
     """Random stopping: a rule's stopping times belong to other conversations.
 
     The mean over all permutations of the times, each as likely; no permutation is drawn.
@@ -115,7 +115,7 @@ def shuffled(looked: LookedArrays, at: Ints) -> StopOutcome:
     return replace(found, early=mean(lambda o: o.early), late=mean(lambda o: o.late), seen=seen)
 
 
-def oracle(looked: LookedArrays) -> StopOutcome:
+def oracle(looked: CappedArrays) -> StopOutcome:
     """Looking ends with the first step after which everything needed has been shown.
 
     Raises:
@@ -126,7 +126,7 @@ def oracle(looked: LookedArrays) -> StopOutcome:
     return stopped(looked, np.where(looked.enough > 0, looked.enough, never(looked)))
 
 
-def _outcome(looked: LookedArrays, right: Floats, steps: Ints) -> StopOutcome:
+def _outcome(looked: CappedArrays, right: Floats, steps: Ints) -> StopOutcome:
     visual = looked.visual[np.arange(len(steps)), steps]
     made = StopOutcome(right.astype(np.float64), steps.astype(np.float64), visual, None, None)
     if looked.enough is None:
@@ -137,7 +137,7 @@ def _outcome(looked: LookedArrays, right: Floats, steps: Ints) -> StopOutcome:
     return replace(made, early=early, late=late, seen=seen)
 
 
-def outcomes(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
+def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
     """What all rules come to, by name.
 
     With ``accept`` the model may end looking before the verifier does, with ``skip`` the step that ends
@@ -161,7 +161,7 @@ def outcomes(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
     return found
 
 
-def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, dict[str, Any]]:
+def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, dict[str, Any]]:
     """Figures of all rules, with intervals over problems, and each verifier's rule against the others.
 
     Args:
@@ -208,14 +208,14 @@ def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
     return {"rules": rules, "verifier": against}
 
 
-def _mean(looked: LookedArrays, values: Floats) -> Statistic:
+def _mean(looked: CappedArrays, values: Floats) -> Statistic:
     """The mean over conversations, of which whole problems are drawn."""
     sums = np.bincount(looked.problem, values, minlength=looked.problems)
     counts = np.bincount(looked.problem, minlength=looked.problems).astype(np.float64)
     return lambda weights: ratio(weights @ sums, weights @ counts)
 
 
-def _difference(looked: LookedArrays, values: Floats) -> dict[str, Any]:
+def _difference(looked: CappedArrays, values: Floats) -> dict[str, Any]:
     statistic = _mean(looked, values)
     return {
         "mean": on_all(statistic, looked.problems),

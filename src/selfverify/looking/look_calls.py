@@ -23,7 +23,7 @@ _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "
 
 
 @dataclass(frozen=True, slots=True)
-class LookCall:
+class VisualCall:
     """What one turn asks for.
 
     Args:
@@ -41,7 +41,9 @@ class _BrokenLook(Exception):
     """What was meant as a call and is none; the message says why."""
 
 
-def read_look_call(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1) -> LookCall:
+def read_look_call(
+    said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1
+) -> VisualCall:
     """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
 
     Beside the forms of `read_calls` (``<tool_call>``, a whole message in JSON, a server's ``tool_calls``)
@@ -65,18 +67,18 @@ def read_look_call(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), qu
             read = read_calls(said, tools)
             start = max(said.text.find("<tool_call>"), 0) if read.start is None else read.start
             if read.error:
-                return LookCall(error=read.error, action_start=start)
+                return VisualCall(error=read.error, action_start=start)
             if len(read.calls) > 1:
                 raise _BrokenLook(f"{len(read.calls)} calls in one message, and there may be one")
             if not read.calls:
-                return LookCall()
+                return VisualCall()
             found = read.calls[0], start
     except (_BrokenLook, ValueError) as error:
-        return LookCall(error=f"the call cannot be read: {error}")
+        return VisualCall(error=f"the call cannot be read: {error}")
     call, start = found
     if said.finish != Finish.STOP:
-        return LookCall(error="the call was cut off", action_start=start)
-    return LookCall(ToolCall(call.name, _renamed(call.arguments)), action_start=start)
+        return VisualCall(error="the call was cut off", action_start=start)
+    return VisualCall(ToolCall(call.name, _renamed(call.arguments)), action_start=start)
 
 
 def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:

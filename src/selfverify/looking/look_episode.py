@@ -14,10 +14,10 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.looking.crop_hits import CROP_HIT, crop_hit
-from selfverify.looking.look_calls import LookCall, read_look_call
+from selfverify.looking.look_calls import VisualCall, read_look_call
 from selfverify.looking.look_prompt import Part
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_steps import LookStep, StepAnswer
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_steps import StepAnswer, VisualStep
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
@@ -36,7 +36,7 @@ LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
 
 
-class LookEpisode(SingleTurn):
+class VisualEpisode(SingleTurn):
     """Carries out the tools that the model calls and shows what they find, until it is told to answer.
 
     A turn is a step h: plan t_h and action a_h in the channels ``plan`` and ``action``; what is shown is the
@@ -71,7 +71,7 @@ class LookEpisode(SingleTurn):
         tags: Sequence[str],
         verdict: JudgeAnswer,
         toolbox: Toolbox,
-        settings: LookSettings,
+        settings: VisualConfig,
         space: Space,
         rule: StopRule,
         originals: Sequence[Image] = (),
@@ -82,7 +82,7 @@ class LookEpisode(SingleTurn):
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
         self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
         self.may_take_back = settings.on_stop == "skip"
-        self.steps: list[LookStep] = []
+        self.steps: list[VisualStep] = []
         self.last_said = ""
         """What the model said in its last step."""
         self._shown: tuple[Sequence[Part], Sequence[Image]] = [], []
@@ -93,7 +93,7 @@ class LookEpisode(SingleTurn):
         self._answering = False
         self._ratios: list[float | None] = []
         """For each turn what the verifier has measured."""
-        self._beside: list[tuple[LookStep, Literal["asked", "own"], Tagged, int]] = []
+        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, int]] = []
         """Answers beside the conversation: of which step, why, and their tokens."""
 
     @property
@@ -122,9 +122,9 @@ class LookEpisode(SingleTurn):
         if self._answering:
             return self._answer(said, read)
         if said.finish != Finish.STOP and (read.call or read.error):
-            self.steps.append(LookStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
+            self.steps.append(VisualStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
             return Observation(done=True, channels=_cuts(read))
-        step = LookStep(len(self.steps) + 1)
+        step = VisualStep(len(self.steps) + 1)
         ends = (read.call is None and not read.error) or self._terminates(read)
         if not ends and self._ratios[-1] is not None:
             # What means to be the answer has no Δr.
@@ -156,7 +156,7 @@ class LookEpisode(SingleTurn):
             reply.probe = asked
         return reply
 
-    def _taken_back(self, dropped: LookStep) -> Observation:
+    def _taken_back(self, dropped: VisualStep) -> Observation:
         """Plan and call are taken back, their tool does not run, and the answer is asked for before them."""
         self._ratios.pop()
         self._answering = True
@@ -212,17 +212,17 @@ class LookEpisode(SingleTurn):
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
 
-    def _terminates(self, read: LookCall) -> bool:
+    def _terminates(self, read: VisualCall) -> bool:
         return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
 
-    def _answer(self, said: PolicyTurn, read: LookCall) -> Observation:
+    def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
         """Take a turn as the answer t_{H+1}."""
         if self._terminates(read):
             self._answers.append(self._tagged(said, read))
             return Observation(done=True, channels=[(ANSWER, 0)])
         return Observation(done=True, channels=self._read(said, ANSWER, split=True))
 
-    def _tagged(self, said: PolicyTurn, read: LookCall) -> Tagged:
+    def _tagged(self, said: PolicyTurn, read: VisualCall) -> Tagged:
         """The answer in a turn, also in a call of `terminate`."""
         if not self._terminates(read):
             return parse_tagged(said.text, self.tags)
@@ -236,7 +236,7 @@ class LookEpisode(SingleTurn):
         tagged = parse_tagged(text, self.tags)
         return tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True)
 
-    def _carried_out(self, step: LookStep, read: LookCall) -> tuple[list[Part], list[Image]]:
+    def _carried_out(self, step: VisualStep, read: VisualCall) -> tuple[list[Part], list[Image]]:
         """The observation o_h: parts of a message, and images."""
         try:
             if read.error:
@@ -274,7 +274,7 @@ class LookEpisode(SingleTurn):
         colour = self.gallery.picture(1).shown.resize((1, 1), Resampling.BOX).getpixel((0, 0))
         return new(image.mode, image.size, colour)
 
-    def _found(self, step: LookStep, chosen: Chosen) -> tuple[str, list[int]]:
+    def _found(self, step: VisualStep, chosen: Chosen) -> tuple[str, list[int]]:
         """What a call finds in words, and the numbers of the images that it has made."""
         if (before := self._made.get(chosen.key)) is not None:
             step.duplicate = before
@@ -307,7 +307,7 @@ class LookEpisode(SingleTurn):
         wide, high = picture.shown.size
         return f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"
 
-    def _measured(self, step: LookStep) -> dict[str, float]:
+    def _measured(self, step: VisualStep) -> dict[str, float]:
         values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
         return {name: float(value) for name, value in values.items() if value}
 
@@ -317,7 +317,7 @@ class LookEpisode(SingleTurn):
         return Observation(parts, images, "tool" if self.role == "tool" else "user", channels=cuts or [])
 
 
-def _cuts(read: LookCall) -> list[tuple[str, int]]:
+def _cuts(read: VisualCall) -> list[tuple[str, int]]:
     return [(PLAN, 0), (ACTION, read.action_start)] if read.action_start else [(ACTION, 0)]
 
 

@@ -46,7 +46,7 @@ def tool_models(settings: ToolModels) -> dict[str, Any]:
     return settings.model_dump(include=set(ToolModels.model_fields))
 
 
-class LookBasics(ToolModels):
+class VisualBaseConfig(ToolModels):
     """What people say about how a model looks again."""
 
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
@@ -94,20 +94,20 @@ class LookBasics(ToolModels):
     named."""
 
 
-class LookOptions(LookBasics):
+class VisualToolConfig(VisualBaseConfig):
     """Whether and how a model looks at the images again (VTS-V)."""
 
     look: bool = False
     """Let the model look at the images again with tools; `selfverify visual` lists them."""
 
-    def settings(self) -> LookSettings:
+    def settings(self) -> VisualConfig:
         """How the model looks."""
-        return LookSettings(**self.model_dump(exclude={"look"}))
+        return VisualConfig(**self.model_dump(exclude={"look"}))
 
     @model_validator(mode="after")
-    def _only_with_look(self) -> LookOptions:
+    def _only_with_look(self) -> VisualToolConfig:
         if not self.look:
-            values, fields = self.model_dump(exclude={"look"}), LookBasics.model_fields
+            values, fields = self.model_dump(exclude={"look"}), VisualBaseConfig.model_fields
             given = [name for name, value in values.items() if value != fields[name].default]
             if given:
                 option = option_name(given[0], fields[given[0]]).replace("_", "-")
@@ -115,7 +115,7 @@ class LookOptions(LookBasics):
         return self
 
 
-class LookSettings(LookBasics):
+class VisualConfig(VisualBaseConfig):
     """How a model looks again."""
 
     answer_each_step: bool = False

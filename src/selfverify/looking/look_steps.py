@@ -25,7 +25,7 @@ class StepAnswer:
 
 
 @dataclass(slots=True)
-class LookStep:
+class VisualStep:
     """What came of one step, as evaluations and pages keep it.
 
     Args:
@@ -45,7 +45,7 @@ class LookStep:
         epsilon: That rule's ε, nats.
         dropped_delta_r: Where the rule has ended looking with the next step, and that was taken back
             (``on_stop: skip``): its Δr.
-        asked: What the model answers when it is told to after this step (`LookSettings.answer_each_step`).
+        asked: What the model answers when it is told to after this step (`VisualConfig.answer_each_step`).
         own: With the same setting the answer with which it would have ended looking, if that was refused.
     """
 
@@ -72,11 +72,11 @@ def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
 
 
 def step_of(record: Any) -> Mapping[str, Any] | None:
-    """What is kept of a turn, where it is a `LookStep`; older files may lack some of its fields."""
+    """What is kept of a turn, where it is a `VisualStep`; older files may lack some of its fields."""
     if not isinstance(record, Mapping) or not _FIRST <= record.keys() <= _NAMES:
         return None
     return record if type(record["step"]) is int and isinstance(record["stopped"], str) else None
 
 
-_NAMES = {field.name for field in fields(LookStep)}
+_NAMES = {field.name for field in fields(VisualStep)}
 _FIRST = {"step", "tool", "arguments", "error", "images", "sources", "stopped"}

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from selfverify.core.episode import RolloutHook
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration
 from selfverify.looking.stop_rules import StopRule, Verified, make_stop_rule
 from selfverify.policy.policy import Policy
 
 
-class LookStopping:
+class StoppingVerifier:
     """The rule that ends looking, and the verifier that measures each step for it.
 
     A verifier is asked wherever one is named: with another rule its Δr is measured and stops nothing.
@@ -26,7 +26,7 @@ class LookStopping:
         DataError: The calibration beside the verifier cannot be read.
     """
 
-    def __init__(self, settings: LookSettings) -> None:
+    def __init__(self, settings: VisualConfig) -> None:
         self.settings = settings
         served = [name for name in (settings.verifier, settings.verifier_base) if name and is_address(name)]
         if served and (len(served) != 2 or any("#" not in name for name in served)):
@@ -38,14 +38,14 @@ class LookStopping:
         self._models: dict[tuple[str, str | None], tuple[Policy, Policy | None]] = {}
         """By the names of verifier and base what was loaded."""
 
-    def changed(self, settings: LookSettings) -> LookStopping:
+    def changed(self, settings: VisualConfig) -> StoppingVerifier:
         """What ends looking with other settings; models that were loaded for these are not loaded again.
 
         Raises:
             ConfigError: See the class.
             DataError: See the class.
         """
-        made = LookStopping(settings)
+        made = StoppingVerifier(settings)
         made._models = self._models
         return made
 
@@ -81,7 +81,7 @@ def is_address(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def _rule(settings: LookSettings) -> StopRule:
+def _rule(settings: VisualConfig) -> StopRule:
     if settings.stop != "verifier":
         return make_stop_rule(settings.stop)
     if settings.verifier is None:

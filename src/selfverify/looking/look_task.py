@@ -12,29 +12,29 @@ from PIL.Image import Image
 from selfverify.core.episode import Episode, RolloutHook
 from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_episode import VisualEpisode
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_stopping import StoppingVerifier
 from selfverify.looking.visual_budget import estimated_tokens_of
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 
 
-class LookTask(Task):
-    """A task whose conversations are `LookEpisode`s, with a verifier listening where one is named.
+class VisualTask(Task):
+    """A task whose conversations are `VisualEpisode`s, with a verifier listening where one is named.
 
     Attributes:
         settings: How a model looks.
         stopping: What ends looking.
     """
 
-    settings: LookSettings
-    stopping: LookStopping
+    settings: VisualConfig
+    stopping: StoppingVerifier
     reasoner: Policy | None = None
     """The model that looks, where it runs here."""
 
     @abstractmethod
-    def look(self, problem: Problem) -> LookEpisode:
+    def look(self, problem: Problem) -> VisualEpisode:
         """The conversation about a problem of this task."""
 
     def set_policy(self, policy: object) -> None:
@@ -60,11 +60,11 @@ class LookTask(Task):
         """The same task with other settings of looking.
 
         Raises:
-            ConfigError: See `LookStopping`.
+            ConfigError: See `StoppingVerifier`.
             ValidationError: They are none.
         """
         changed = copy.copy(self)
-        changed.settings = LookSettings(**{**self.settings.model_dump(), **changes})
+        changed.settings = VisualConfig(**{**self.settings.model_dump(), **changes})
         changed.stopping = self.stopping.changed(changed.settings)
         changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
         return changed
@@ -74,7 +74,7 @@ class LookTask(Task):
 
         Args:
             problem: The problem.
-            steps: The conversation's `LookStep`s, as its trajectory keeps them.
+            steps: The conversation's `VisualStep`s, as its trajectory keeps them.
 
         Returns:
             None where the task does not know.
@@ -97,6 +97,6 @@ class LookTask(Task):
         return next((h for h, share in enumerate(shares, start=1) if share >= 1), 0)
 
 
-def limits_of(settings: LookSettings) -> RolloutLimits:
+def limits_of(settings: VisualConfig) -> RolloutLimits:
     """The limits of conversations: as many turns as there may be steps, and the answer."""
     return RolloutLimits(turns=settings.max_steps + 1)

@@ -9,17 +9,17 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.look_prompt import with_tools
-from selfverify.looking.look_settings import LookSettings, tool_models
-from selfverify.looking.look_stopping import LookStopping
-from selfverify.looking.look_task import LookTask, limits_of
+from selfverify.looking.look_settings import VisualConfig, tool_models
+from selfverify.looking.look_stopping import StoppingVerifier
+from selfverify.looking.look_task import VisualTask, limits_of
 from selfverify.looking.make_toolbox import all_tools, make_toolbox
 from selfverify.looking.tools.pictures import space_named
 from selfverify.tasks.base import Floats, Space, Task, Verdict
 
 
-class LookingTask(LookTask):
+class VisualToolTask(VisualTask):
     """Another task's problems, judged as that task judges, each a conversation with visual tools.
 
     Args:
@@ -31,7 +31,7 @@ class LookingTask(LookTask):
             of other problems are to be shown, which are not known here.
     """
 
-    def __init__(self, inner: Task, settings: LookSettings) -> None:
+    def __init__(self, inner: Task, settings: VisualConfig) -> None:
         super().__init__()
         _check_results(settings)
         self.inner, self.settings = inner, settings
@@ -39,7 +39,7 @@ class LookingTask(LookTask):
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
         self.limits = limits_of(settings)
         self._tools = all_tools(settings, settings.tool_seconds)
-        self.toolbox, self.stopping = make_toolbox(settings, self._tools), LookStopping(settings)
+        self.toolbox, self.stopping = make_toolbox(settings, self._tools), StoppingVerifier(settings)
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
 
@@ -54,8 +54,8 @@ class LookingTask(LookTask):
         self.inner.set_policy(policy)
         super().set_policy(policy)
 
-    def looking_by(self, changes: Mapping[str, Any]) -> LookingTask:
-        """See `LookTask`."""
+    def looking_by(self, changes: Mapping[str, Any]) -> VisualToolTask:
+        """See `VisualTask`."""
         changed = super().looking_by(changes)
         _check_results(changed.settings)
         if tool_models(changed.settings) != tool_models(self.settings):
@@ -77,9 +77,9 @@ class LookingTask(LookTask):
             raise ConfigError(f"problem {problem.id} has tools of its own; it cannot be given others")
         return with_tools(problem, self.toolbox, self._space, self.settings.calls)
 
-    def look(self, problem: Problem) -> LookEpisode:
-        """See `LookTask`; ``problem`` is one that `asked` has returned."""
-        return LookEpisode(
+    def look(self, problem: Problem) -> VisualEpisode:
+        """See `VisualTask`; ``problem`` is one that `asked` has returned."""
+        return VisualEpisode(
             problem,
             self.tags,
             self.inner.verdict,
@@ -115,6 +115,6 @@ class LookingTask(LookTask):
         return self.inner.counters()
 
 
-def _check_results(settings: LookSettings) -> None:
+def _check_results(settings: VisualConfig) -> None:
     if settings.results == "swapped":
         raise ConfigError("results: swapped needs a task that makes its problems itself, such as digits-far")

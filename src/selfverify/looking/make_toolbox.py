@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import LookSettings, ToolModels
+from selfverify.looking.look_settings import ToolModels, VisualConfig
 from selfverify.looking.tools.caption import ImageCaptioner
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.depth import Depth
@@ -56,7 +56,7 @@ def all_tools(models: ToolModels, seconds: float = 60.0) -> list[VisualTool[Any]
     ]
 
 
-def make_toolbox(settings: LookSettings, known: Sequence[VisualTool[Any]] | None = None) -> Toolbox:
+def make_toolbox(settings: VisualConfig, known: Sequence[VisualTool[Any]] | None = None) -> Toolbox:
     """The tools that were asked for; all of them where none is named.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from selfverify.core.journal import STRICT
-from selfverify.looking.traces import LookTrace, Message
+from selfverify.looking.traces import Message, VisualTrace
 
 Kind = Literal["wrong", "hasty", "wasteful"]
 
@@ -27,7 +27,7 @@ class Pair:
         problem: The problem's id.
         kind: Why the rejected trace is worse: its answer is ``wrong``; it is wrong because the model was told
             to answer at once (``hasty``); or it is right and looked more often (``wasteful``).
-        source: Who made the rejected trace, see `LookTrace.source`.
+        source: Who made the rejected trace, see `VisualTrace.source`.
         prompt: The question, and the turns and replies that both traces have.
         chosen: What comes behind in the better trace, a turn first and last.
         rejected: What comes behind in the worse one.
@@ -70,7 +70,7 @@ class Pairing:
     match_lengths: bool = True
 
 
-def make_pairs(traces: Iterable[LookTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
+def make_pairs(traces: Iterable[VisualTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
     """Pair the traces of each problem on their longest common prefix.
 
     Of all possible pairs those with most turns in common come first, then those of like lengths; a trace is
@@ -79,7 +79,7 @@ def make_pairs(traces: Iterable[LookTrace], how: Pairing) -> tuple[list[Pair], C
     Returns:
         The pairs, and how many possible ones or traces were left out for which reason.
     """
-    by_problem: dict[str, list[LookTrace]] = defaultdict(list)
+    by_problem: dict[str, list[VisualTrace]] = defaultdict(list)
     for trace in traces:
         by_problem[trace.problem].append(trace)
     pairs: list[Pair] = []
@@ -107,7 +107,7 @@ def make_pairs(traces: Iterable[LookTrace], how: Pairing) -> tuple[list[Pair], C
 
 
 def _chosen(
-    kind: Kind, possible: Sequence[tuple[LookTrace, LookTrace]], how: Pairing, dropped: Counter[str]
+    kind: Kind, possible: Sequence[tuple[VisualTrace, VisualTrace]], how: Pairing, dropped: Counter[str]
 ) -> list[Pair]:
     """The pairs of one problem."""
     found: list[tuple[int, int, Pair]] = []
@@ -136,7 +136,7 @@ def _chosen(
     return taken
 
 
-def paired(better: LookTrace, worse: LookTrace, kind: Kind) -> Pair | str:
+def paired(better: VisualTrace, worse: VisualTrace, kind: Kind) -> Pair | str:
     """The pair of two traces, or why they make none."""
     count = 0
     for one, other in zip(better.messages, worse.messages, strict=False):

@@ -28,7 +28,7 @@ Message = dict[str, Any]
 
 
 @dataclass(slots=True)
-class LookTrace:
+class VisualTrace:
     """One conversation.
 
     Args:
@@ -38,7 +38,7 @@ class LookTrace:
             the name of a file.
         cuts: For each message of the assistant its channels, as `Observation.channels` has them.
         rewards: What came of it.
-        steps: What each step did (`LookStep`).
+        steps: What each step did (`VisualStep`).
         finish: How the last turn ended.
         lost: Why it broke off; empty where it did not.
         source: How it was made: ``sampled``, ``branched`` from another trace, ``induced`` to be wrong, or
@@ -178,7 +178,7 @@ class Curation:
         self._missing: set[str] = set()
         self._asked: dict[str, list[Message]] = {}
 
-    def take(self, traces: Iterable[LookTrace]) -> list[LookTrace]:
+    def take(self, traces: Iterable[VisualTrace]) -> list[VisualTrace]:
         """The traces that are kept, flattened."""
         kept = []
         for trace in traces:
@@ -189,7 +189,7 @@ class Curation:
                 kept.append(trace)
         return kept
 
-    def _fault(self, trace: LookTrace) -> str:
+    def _fault(self, trace: VisualTrace) -> str:
         """Why a trace is dropped; empty where it is not."""
         if trace.lost:
             return "they broke off"
@@ -232,7 +232,7 @@ class Curation:
         return True
 
 
-def malformed(trace: LookTrace) -> str:
+def malformed(trace: VisualTrace) -> str:
     """What is wrong with a trace's form; empty where nothing is."""
     for message in trace.messages:
         content = message.get("content")

@@ -19,7 +19,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.look_steps import step_of
-from selfverify.looking.traces import LookTrace, is_image, parts_of
+from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.reports.film_strip import MOST_STEPS, Pictures, Shown, answer_text
 from selfverify.reports.seen_images import SeenImages, is_finite, numbers
 from selfverify.tasks.strict_json import json_at
@@ -35,7 +35,7 @@ WHY = {
     "errors": "too many calls in a row found nothing",
     "visual": "no visual tokens were left",
 }
-"""Why looking ended, by `LookStep.stopped`."""
+"""Why looking ended, by `VisualStep.stopped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LookTurn:
 
     Args:
         text: What it said.
-        step: What was kept of it (`LookStep`); None for an answer.
+        step: What was kept of it (`VisualStep`); None for an answer.
         read: What it was shown, in words.
         images: Names of the images that it was shown.
     """
@@ -81,7 +81,7 @@ def film_of_sample(
     return look_film(turns, first, pictures, answer, None if sample.lost else sample.correct)
 
 
-def film_of_trace(trace: LookTrace, pictures: Pictures) -> Shown:
+def film_of_trace(trace: VisualTrace, pictures: Pictures) -> Shown:
     """A trace of the data of looking again as the page shows it."""
     spoken = [n for n, message in enumerate(trace.messages) if message["role"] == "assistant"]
     begun = trace.messages[: spoken[0]] if spoken else trace.messages

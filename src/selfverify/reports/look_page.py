@@ -9,14 +9,16 @@ from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder
 from selfverify.core.message_content import content_text
-from selfverify.looking.traces import LookTrace
+from selfverify.looking.traces import VisualTrace
 from selfverify.reports import figures
 from selfverify.reports.film_strip import Pictures
 from selfverify.reports.look_film import film_of_trace
 from selfverify.reports.report import templates
 
 
-def write_look_page(traces: Sequence[LookTrace], about: str, images: Path, out: Path, more: int = 0) -> Path:
+def write_look_page(
+    traces: Sequence[VisualTrace], about: str, images: Path, out: Path, more: int = 0
+) -> Path:
     """Write a page with a film strip of each trace.
 
     Args:

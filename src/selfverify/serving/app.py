@@ -35,8 +35,8 @@ from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.streaming import REQUEST_ID, EventStream
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.looking.looking_task import LookingTask
-    from selfverify.serving.looking_gate import LookGate
+    from selfverify.looking.looking_task import VisualToolTask
+    from selfverify.serving.looking_gate import VisualGate
 
 logger = logging.getLogger("selfverify.serving")
 
@@ -71,7 +71,7 @@ class Gateway:
         calibration: Calibration | None = None,
         metrics: Metrics | None = None,
         example: Example | None = None,
-        looking: LookGate | None = None,
+        looking: VisualGate | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -190,7 +190,7 @@ class Gateway:
             logger.info("%s asks %s", request[REQUEST_ID], told)
         return ask
 
-    def _look(self, given: dict[str, Any], ask: Ask) -> LookingTask:
+    def _look(self, given: dict[str, Any], ask: Ask) -> VisualToolTask:
         """Return how the model looks at the images again."""
         if self.looking is None:
             text = "look: nothing is looked at again here; start the gateway with --look"

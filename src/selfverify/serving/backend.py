@@ -14,7 +14,7 @@ from selfverify.selection.fusion import Fusion
 from selfverify.serving.best_of import BestOf
 
 if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch
-    from selfverify.looking.looking_task import LookingTask
+    from selfverify.looking.looking_task import VisualToolTask
     from selfverify.serving.request_images import Picture
 
 Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
@@ -24,7 +24,7 @@ Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
 
 OnLook = Callable[[int, Mapping[str, Any]], None]
-"""Told the number of a conversation that looks again, and a step of it (`LookStep`)."""
+"""Told the number of a conversation that looks again, and a step of it (`VisualStep`)."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Ask:
     id: str = ""
     write: Callable[[str], None] | None = None
     usage: Usage = field(default_factory=Usage)
-    look: LookingTask | None = None
+    look: VisualToolTask | None = None
     looked: OnLook | None = None
 
     @property

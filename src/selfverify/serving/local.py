@@ -13,7 +13,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.policy.reply_parts import TooLongError, has_too_many_characters
 from selfverify.serving.api_errors import ApiError, invalid_value
@@ -175,7 +175,7 @@ class Local(Backend):
         return None
 
     async def _look(
-        self, ask: Ask, look: LookingTask, sampling: SamplingConfig, seed: int, drawing: Drawing
+        self, ask: Ask, look: VisualToolTask, sampling: SamplingConfig, seed: int, drawing: Drawing
     ) -> ServerError | None:
         """Draw candidates that look at the images again; they are no batch with those of other requests."""
         verifier = self.verifiers.get(drawing.verifier)

@@ -8,7 +8,7 @@ from threading import Lock
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.remote.connection import ServerConfig
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.choose import choose
@@ -48,7 +48,7 @@ def look_on_server(
         "top_p": settings.drawing.top_p,
         "max_tokens": settings.drawing.max_new_tokens,
     }
-    looking = LookingTask(task, settings.looking.settings())
+    looking = VisualToolTask(task, settings.looking.settings())
     asked = looking.asked(problem)
 
     lock = Lock()

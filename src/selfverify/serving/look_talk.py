@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any
 
 from selfverify.core.problem import Problem
-from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_episode import VisualEpisode
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.remote.connection import ServerConfig
 from selfverify.remote.server_replies import Completion, read_text
 from selfverify.remote.usage import Usage, estimated_tokens
@@ -41,7 +41,7 @@ class Looked:
 
 
 def look_once(
-    looking: LookingTask,
+    looking: VisualToolTask,
     asked: Problem,
     server: ServerConfig,
     fields: dict[str, Any],
@@ -54,7 +54,7 @@ def look_once(
 
     Args:
         looking: How the model looks.
-        asked: The question, as `LookingTask.asked` has returned it.
+        asked: The question, as `VisualToolTask.asked` has returned it.
         server: Where the model is.
         fields: The other fields of its requests.
         lock: Held while a verifier listens.
@@ -87,6 +87,6 @@ def look_once(
     return Looked(reply, judged, steps, answered)
 
 
-def _is_step(look: LookEpisode, text: str) -> bool:
+def _is_step(look: VisualEpisode, text: str) -> bool:
     """Whether the model's last words are a step, so that it has not answered."""
     return bool(look.steps) and look.last_said == text

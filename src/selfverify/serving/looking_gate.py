@@ -14,8 +14,8 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout
 from selfverify.selection.free_answers import Kind
@@ -31,7 +31,7 @@ _UNFIT = ("tools", "functions", "response_format", "logprobs", "stop")
 """Fields of a request that mean nothing where the model looks again."""
 
 
-class LookGate:
+class VisualGate:
     """How the operator lets models look again. Tools and verifier are shared by all requests.
 
     Args:
@@ -43,11 +43,11 @@ class LookGate:
         DataError: The verifier's calibration cannot be read.
     """
 
-    def __init__(self, settings: LookSettings) -> None:
+    def __init__(self, settings: VisualConfig) -> None:
         self.settings = settings
-        self.task = LookingTask(FreeQuestion(), settings)
+        self.task = VisualToolTask(FreeQuestion(), settings)
 
-    def look(self, given: Mapping[str, Any], body: Mapping[str, Any], answers: Kind) -> LookingTask:
+    def look(self, given: Mapping[str, Any], body: Mapping[str, Any], answers: Kind) -> VisualToolTask:
         """How the model looks for one request.
 
         Args:
@@ -67,7 +67,7 @@ class LookGate:
                 raise ApiError(400, f"{name} does not go with look", "unsupported_parameter", name)
         own = self.settings
         try:
-            asked = LookSettings.model_validate({**own.model_dump(), **given}, strict=True)
+            asked = VisualConfig.model_validate({**own.model_dump(), **given}, strict=True)
         except ValidationError as error:
             raise invalid(error, "look") from None
         if asked.max_steps > own.max_steps:
@@ -100,7 +100,7 @@ class LookGate:
 
 def look_here(
     policy: Policy,
-    look: LookingTask,
+    look: VisualToolTask,
     problem: Problem,
     sampling: SamplingConfig,
     seed: int,

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from selfverify.core.errors import ConfigError
 from selfverify.core.server_address import checked_address
 from selfverify.core.settings import SECRET, SETTINGS_FILE, CommandConfig
-from selfverify.looking.look_settings import LookOptions
+from selfverify.looking.look_settings import VisualToolConfig
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
 
 
@@ -158,5 +158,5 @@ class ServeConfig(CommandConfig):
     backend: BackendConfig
     listening: ListeningConfig = ListeningConfig()
     gateway: GatewayConfig = GatewayConfig()
-    looking: LookOptions = LookOptions()
+    looking: VisualToolConfig = VisualToolConfig()
     """What requests with a field `look` may ask for."""

@@ -65,9 +65,9 @@ def open_gateway(settings: ServeConfig) -> Gateway:
             raise ConfigError(f"--abstain-below: {error}") from None
     gate = None
     if settings.looking.look:
-        from selfverify.serving.looking_gate import LookGate  # it needs torch
+        from selfverify.serving.looking_gate import VisualGate  # it needs torch
 
-        gate = LookGate(settings.looking.settings())
+        gate = VisualGate(settings.looking.settings())
     return Gateway(backend, asked, keys, calibration, metrics, example, gate)
 
 

@@ -12,7 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
 from selfverify.looking.look_steps import steps_of
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.answers import roll_out
@@ -50,7 +50,7 @@ class Solution:
         tokens: The number of tokens written in all.
         seconds: How long it took.
         correct: Whether the chosen answer is right; None where nobody knows.
-        looks: By candidate what it looked at, step by step (`LookStep`).
+        looks: By candidate what it looked at, step by step (`VisualStep`).
     """
 
     choice: Choice
@@ -170,7 +170,7 @@ def solve_here(
     choosing, drawing = settings.choosing, settings.drawing
     policy = Policy.load(model)
     if settings.looking.look:
-        looking = LookingTask(task, settings.looking.settings())
+        looking = VisualToolTask(task, settings.looking.settings())
         looking.set_coordinate_space(policy.coordinate_space)
         looking.set_policy(policy)
         task, problem = looking, looking.asked(problem)

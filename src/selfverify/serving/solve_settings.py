@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import CommandConfig, Seed
-from selfverify.looking.look_settings import LookOptions
+from selfverify.looking.look_settings import VisualToolConfig
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
@@ -111,7 +111,7 @@ class SolveConfig(CommandConfig):
     answerer: AnswererConfig = AnswererConfig()
     choosing: CandidateConfig = CandidateConfig()
     drawing: DrawsConfig = DrawsConfig()
-    looking: LookOptions = LookOptions()
+    looking: VisualToolConfig = VisualToolConfig()
 
     @model_validator(mode="after")
     def _together(self) -> SolveConfig:

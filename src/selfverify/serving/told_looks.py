@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_episode import VisualEpisode
 from selfverify.rollouts.episode_around import EpisodeWrapper
 
 OnStep = Callable[[Mapping[str, Any]], None]
-"""Told what came of a step (`LookStep`), once its tool has run; from any thread."""
+"""Told what came of a step (`VisualStep`), once its tool has run; from any thread."""
 
 
 class ToldLooks(EpisodeWrapper):
@@ -22,7 +22,7 @@ class ToldLooks(EpisodeWrapper):
         tell: Gets the steps.
     """
 
-    def __init__(self, look: LookEpisode, tell: OnStep) -> None:
+    def __init__(self, look: VisualEpisode, tell: OnStep) -> None:
         super().__init__(look)
         self.look, self.tell = look, tell
 

@@ -24,7 +24,7 @@ from selfverify.serving.backend import Ask, Backend, Drawing, Events
 from selfverify.serving.incoming import with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.looking.looking_task import LookingTask
+    from selfverify.looking.looking_task import VisualToolTask
     from selfverify.serving.look_talk import Looked
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
@@ -162,7 +162,7 @@ class Upstream(Backend):
                 (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
 
     async def _look(
-        self, ask: Ask, look: LookingTask, n: int, first: int, drawing: Drawing
+        self, ask: Ask, look: VisualToolTask, n: int, first: int, drawing: Drawing
     ) -> ServerError | None:
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch

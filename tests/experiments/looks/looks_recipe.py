@@ -10,7 +10,7 @@ from PIL import Image
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.looks_folder import image_keeper
 from selfverify.experiments.recipe import Recipe
-from selfverify.looking.traces import LookTrace
+from selfverify.looking.traces import VisualTrace
 
 
 def far_recipe(**more: Any) -> Recipe:
@@ -30,7 +30,7 @@ def far_recipe(**more: Any) -> Recipe:
 
 def trace(
     folder: Path, name: str, *said: str, right: bool = True, problem: str = "p", **more: Any
-) -> LookTrace:
+) -> VisualTrace:
     """A trace in which every turn but the last is replied to with an image of its own."""
     keep = image_keeper(folder)
     asked = [
@@ -53,7 +53,7 @@ def trace(
     messages.append({"role": "assistant", "content": said[-1]})
     cuts: list[list[list[Any]]] = [[["plan", 0], ["action", 1]] for _ in said[:-1]] + [[["answer", 0]]]
     rewards = {"correct": float(right), "answer_format": 1.0, "tool_calls": float(len(said) - 1)}
-    return LookTrace(name, problem, messages, cuts, rewards, **more)
+    return VisualTrace(name, problem, messages, cuts, rewards, **more)
 
 
 def images_of(folder: Path) -> set[str]:

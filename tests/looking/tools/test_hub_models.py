@@ -12,7 +12,7 @@ from PIL import Image
 
 import tiny_tool_models as tiny
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.make_toolbox import all_tools, make_toolbox
 from selfverify.looking.tools.caption import ImageCaptioner
 from selfverify.looking.tools.depth import Depth, depth_map
@@ -128,8 +128,8 @@ def test_models_that_are_not_there(tmp_path: Path, gallery: Gallery) -> None:
 
 def test_settings_name_models(folder: Write) -> None:
     """All of the paper's ten tools and `terminate` can be had."""
-    assert len(all_tools(LookSettings())) == 11
-    settings = LookSettings(depth_model=folder(tiny.write_dpt), tools=["depth"])
+    assert len(all_tools(VisualConfig())) == 11
+    settings = VisualConfig(depth_model=folder(tiny.write_dpt), tools=["depth"])
     assert [schema["function"]["name"] for schema in make_toolbox(settings).schemas()] == ["depth"]
     with pytest.raises(ConfigError, match=r"depth_model: /no/such is no folder with a config.json"):
-        make_toolbox(LookSettings(depth_model="/no/such"))
+        make_toolbox(VisualConfig(depth_model="/no/such"))

@@ -17,8 +17,8 @@ from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.make_toolbox import make_toolbox
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.grabcut import GrabCut
@@ -118,10 +118,10 @@ def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
     """Nothing is offered that cannot be called; who names it is told why."""
     for named in ([], ["segment"]):
         with pytest.raises(ConfigError, match=r"the server of tools cannot be asked: .*visual serve"):
-            make_toolbox(LookSettings(tool_server="http://127.0.0.1:9", tools=named))
+            make_toolbox(VisualConfig(tool_server="http://127.0.0.1:9", tools=named))
     url = served(servers, Cutting())
     assert "does not have it" in ToolServer(url).missing("segment")
-    left = make_toolbox(LookSettings(tool_server=url))
+    left = make_toolbox(VisualConfig(tool_server=url))
     assert {tool["function"]["name"] for tool in left.schemas()} == {
         "crop", "zoom_in", "overlay", "terminate",
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_two_images_of_a_number() -> None:
 def test_a_model_looks_with_a_server(servers: Loop) -> None:
     """The setting `tool_server` is all that it takes."""
     url = served(servers, ImageSegment(GrabCut()))
-    looking = LookingTask(FreeQuestion(), LookSettings(tool_server=url, tools=["segment"]))
+    looking = VisualToolTask(FreeQuestion(), VisualConfig(tool_server=url, tools=["segment"]))
     problem = Problem("p", user_turn("What?"), [gallery().pictures[0].full])
     episode = looking.look(looking.asked(problem))
     episode.reset()

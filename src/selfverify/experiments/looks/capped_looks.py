@@ -13,16 +13,16 @@ import numpy as np
 from selfverify.core.digests import file_digests
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import naming
-from selfverify.evaluation.looked import VERIFIER_WEIGHTS, hold_to_the_cap
-from selfverify.evaluation.looked_arrays import LookedArrays, as_arrays
+from selfverify.evaluation.looked import VERIFIER_WEIGHTS, run_to_cap
+from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
 from selfverify.evaluation.stop_outcomes import compared
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.experiments.run_folder import held_folder
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_task import LookTask
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_task import VisualTask
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.stop_calibration import Kind, StopCalibration, Target, fit_epsilon
 from selfverify.looking.stop_figures import StepMeans, StopFigures, step_means, stop_figures
 from selfverify.policy.policy import Policy
@@ -69,16 +69,16 @@ class CappedLooks:
     tools: tuple[str, ...] = ()
     max_steps: int | None = None
 
-    def task(self) -> LookTask:
+    def task(self) -> VisualTask:
         """The task, whose conversations no rule ends, and neither does the model.
 
         Raises:
             ConfigError: Tools or a cap are given for a task that has its own.
         """
         task = recipe_task(self.recipe, measured=True)
-        if not isinstance(task, LookTask):
+        if not isinstance(task, VisualTask):
             given = {} if self.max_steps is None else {"max_steps": self.max_steps}
-            task = LookingTask(task, LookSettings(tools=[*self.tools], **given))
+            task = VisualToolTask(task, VisualConfig(tools=[*self.tools], **given))
         elif self.tools or self.max_steps is not None:
             raise ConfigError(
                 f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave --tool "
@@ -91,7 +91,7 @@ class CappedLooks:
             {**named, "stop": "never", "terminate": "refuse", "rule": None, "epsilon": None}
         )
 
-    def hold(self, split: Literal["validation", "test"], progress: Progress | None = None) -> LookedArrays:
+    def hold(self, split: Literal["validation", "test"], progress: Progress | None = None) -> CappedArrays:
         """Hold the conversations of a split, or go on with them, and return all.
 
         Raises:
@@ -103,7 +103,7 @@ class CappedLooks:
         folder = self.output or self.recipe.folder / "looking"
         task = self.task()
         with held_folder(folder):
-            rows = hold_to_the_cap(
+            rows = run_to_cap(
                 Policy.load(settings),
                 task,
                 self.recipe.evaluation.model_copy(update={"split": split}),

@@ -34,8 +34,8 @@ from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.experiments.teaching import Asked, Lessons, School, at_most
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import ANSWER_NOW
-from selfverify.looking.look_task import LookTask
-from selfverify.looking.traces import LookTrace, is_image, parts_of
+from selfverify.looking.look_task import VisualTask
+from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.rollouts.noted import Message, RecordingEpisode, noted_messages
 from selfverify.rollouts.resumed import ResumedEpisode
 from selfverify.tasks.judged import worth_imitating
@@ -157,7 +157,7 @@ def branch_looks(
     if not parents:
         raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
     school, keep = School(recipe, task, teacher, samples), image_keeper(folder)
-    hurry = f"\n{task.settings.answer_now}" if isinstance(task, LookTask) else ANSWER_NOW
+    hurry = f"\n{task.settings.answer_now}" if isinstance(task, VisualTask) else ANSWER_NOW
     words = {"branched": "", "induced": INDUCE, "hurried": hurry}[way]
 
     def ask(index: int) -> Asked:
@@ -192,7 +192,7 @@ def _judged_by(problem: Problem) -> dict[str, Any]:
     return {"question": problem.meta.get("question"), "target": target}
 
 
-def _parents(rows: Sequence[Lessons], task: str) -> list[tuple[Lessons, LookTrace]]:
+def _parents(rows: Sequence[Lessons], task: str) -> list[tuple[Lessons, VisualTrace]]:
     """Right traces with a step, with their lines."""
     return [
         (row, trace)
@@ -205,7 +205,7 @@ def _parents(rows: Sequence[Lessons], task: str) -> list[tuple[Lessons, LookTrac
     ]
 
 
-def _beginning(trace: LookTrace, turns: int) -> list[Message]:
+def _beginning(trace: VisualTrace, turns: int) -> list[Message]:
     """A trace's messages up to the reply to so many turns."""
     said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
     return trace.messages[: said[turns]]

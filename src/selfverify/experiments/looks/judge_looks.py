@@ -15,7 +15,7 @@ from selfverify.core.journal import STRICT
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.traces import LookTrace
+from selfverify.looking.traces import VisualTrace
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerConfig
 
@@ -66,7 +66,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
     """
     if judge.server is None:
         raise ConfigError("answers are judged by a model behind a server: name it with --server and --model")
-    asked: list[tuple[LookTrace, str]] = []
+    asked: list[tuple[VisualTrace, str]] = []
     for source in SOURCES:
         if source == "induced" or (source != "sampled" and not (folder / SOURCES[source]).is_file()):
             continue
@@ -87,7 +87,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
     return found.count(True), found.count(False), found.count(None)
 
 
-def _question(about: dict[str, Any], trace: LookTrace) -> str:
+def _question(about: dict[str, Any], trace: VisualTrace) -> str:
     if about.get("question") is None or about.get("target") is None:
         raise DataError(
             f"{trace.id}: its problem has no question and target in words, so that no model can judge it"
@@ -99,14 +99,14 @@ def _question(about: dict[str, Any], trace: LookTrace) -> str:
     )
 
 
-async def _ask_all(batch: Sequence[tuple[int, LookTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
+async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
     assert judge.server is not None
     async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
         return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
 
 
 async def _ask(
-    client: OpenAIClient, judge: TeacherConfig, index: int, trace: LookTrace, words: str
+    client: OpenAIClient, judge: TeacherConfig, index: int, trace: VisualTrace, words: str
 ) -> OnAnswer:
     body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
     try:

@@ -25,7 +25,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import read_journal
 from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.experiments.teaching import Lessons, Taught
-from selfverify.looking.traces import LookTrace, malformed_message
+from selfverify.looking.traces import VisualTrace, malformed_message
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
@@ -85,7 +85,7 @@ _TOLD: dict[str, Any] = {"told": 1, "cuts": [], "steps": []}
 """What `Lessons.about` says of the beginning that a conversation goes on from, with what it is by default."""
 
 
-def all_traces(folder: Path) -> Iterator[LookTrace]:
+def all_traces(folder: Path) -> Iterator[VisualTrace]:
     """The traces of all journals in a folder.
 
     Raises:
@@ -99,7 +99,7 @@ def all_traces(folder: Path) -> Iterator[LookTrace]:
                 yield from traces_of(row, source, str(settings.get("task", "")))
 
 
-def traces_of(row: Lessons, source: str, task: str) -> Iterator[LookTrace]:
+def traces_of(row: Lessons, source: str, task: str) -> Iterator[VisualTrace]:
     """The traces in a line of a journal."""
     about = row.about
     name = str(about.get("parent") or row.problem)
@@ -108,9 +108,9 @@ def traces_of(row: Lessons, source: str, task: str) -> Iterator[LookTrace]:
                      source, task)  # fmt: skip
 
 
-def _trace(row: Lessons, told: Taught, name: str, source: str, task: str) -> LookTrace:
+def _trace(row: Lessons, told: Taught, name: str, source: str, task: str) -> VisualTrace:
     about = row.about
-    return LookTrace(
+    return VisualTrace(
         id=name,
         problem=str(about.get("problem") or row.problem),
         messages=told.messages,

@@ -16,7 +16,7 @@ from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.judge_looks import OnAnswer
 from selfverify.experiments.looks.looks_folder import ABOUT, PAIRS, SFT, VERDICTS, all_traces
 from selfverify.looking.preference_pairs import Pair, Pairing, make_pairs
-from selfverify.looking.traces import Curation, Demands, LookTrace, Message, is_image, parts_of
+from selfverify.looking.traces import Curation, Demands, Message, VisualTrace, is_image, parts_of
 
 JUDGED_WRONG = "a model judged the answer wrong"
 NOT_JUDGED = "no model has judged the answer"
@@ -91,7 +91,7 @@ _WHY_NOT = {
 """Why traces are not imitated, by their source."""
 
 
-def sft_line(trace: LookTrace) -> dict[str, Any]:
+def sft_line(trace: VisualTrace) -> dict[str, Any]:
     """A line of ``sft.jsonl``."""
     return {
         "id": trace.id,
@@ -126,7 +126,7 @@ def in_folder(messages: Iterable[Message]) -> list[Message]:
     ]
 
 
-def _as_judged(traces: Iterable[LookTrace], folder: Path, dropped: Counter[str]) -> list[LookTrace]:
+def _as_judged(traces: Iterable[VisualTrace], folder: Path, dropped: Counter[str]) -> list[VisualTrace]:
     """Traces without those whose right answer the model did not find right."""
     _, rows = read_journal(folder / VERDICTS, OnAnswer)
     opinions = {row.trace: row for row in rows.values()}

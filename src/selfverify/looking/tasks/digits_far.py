@@ -25,10 +25,10 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.image_parts import ImagePart
-from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.look_stopping import LookStopping
-from selfverify.looking.look_task import LookTask, limits_of
+from selfverify.looking.look_episode import VisualEpisode
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.look_stopping import StoppingVerifier
+from selfverify.looking.look_task import VisualTask, limits_of
 from selfverify.looking.set_of_mark import with_numbers
 from selfverify.looking.stop_rules import After
 from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
@@ -78,7 +78,7 @@ class Told:
     refused: int | None
 
 
-class DigitsFar(LookTask):
+class DigitsFar(VisualTask):
     """Follow digits from cell to cell, to the 0."""
 
     name = "digits-far"
@@ -90,7 +90,7 @@ class DigitsFar(LookTask):
     def __init__(self, config: DigitsFarConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
-        self.settings = LookSettings(
+        self.settings = VisualConfig(
             max_steps=c.max_steps,
             most_shown=c.shown**2,
             announce="number",
@@ -108,7 +108,7 @@ class DigitsFar(LookTask):
         if c.tools == "none":
             self.limits = RolloutLimits(turns=1)
             self.tags = ("think", "answer") if c.think == "way" else ("answer",)
-        self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), LookStopping(self.settings)
+        self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`."""
@@ -173,7 +173,7 @@ class DigitsFar(LookTask):
         return super().open(problem, seed)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """See `LookTask`.
+        """See `VisualTask`.
 
         Raises:
             ConfigError: There is nothing to look with.
@@ -182,14 +182,14 @@ class DigitsFar(LookTask):
             raise ConfigError(f"task {self.name} has no tools (task.tools=none), so that nobody looks")
         return super().looking_by(changes)
 
-    def look(self, problem: Problem) -> LookEpisode:
-        """See `LookTask`."""
+    def look(self, problem: Problem) -> VisualEpisode:
+        """See `VisualTask`."""
         split, seed, index = problem.meta["made_of"]
         originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
         settings, rule = self.settings, self.stopping.rule
         if told := self._told(problem):
             settings, rule = settings.model_copy(update={"terminate": "refuse"}), After(told.steps)
-        return LookEpisode(
+        return VisualEpisode(
             problem,
             self.tags,
             self.verdict,
@@ -202,7 +202,7 @@ class DigitsFar(LookTask):
         )
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
-        """See `LookTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
+        """See `VisualTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
         way, digits = self.scene(*problem.meta["made_of"])
         left = {cell: place(cell, digits[cell - 1], self.config.cell) for cell in way}
         side = CELLS * self.config.cell

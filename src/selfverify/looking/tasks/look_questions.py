@@ -9,8 +9,8 @@ from pydantic import Field
 from selfverify.core.splits import Split
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
-from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.look_settings import VisualConfig
+from selfverify.looking.looking_task import VisualToolTask
 from selfverify.tasks.base import Metric
 from selfverify.tasks.mathematics.math import Math, MathConfig, MathRowsConfig
 from selfverify.tasks.row_task import RowSequence
@@ -26,12 +26,12 @@ class LookQuestionsConfig(MathRowsConfig):
     instruction: str = Field(
         INSTRUCTION, description="The request for the answer's format, which follows every question."
     )
-    look: LookSettings = Field(
-        default_factory=LookSettings, description="How the model looks, and with which tools."
+    look: VisualConfig = Field(
+        default_factory=VisualConfig, description="How the model looks, and with which tools."
     )
 
 
-class LookQuestions(LookingTask):
+class LookQuestions(VisualToolTask):
     """The questions of task `math`, which reads benchmarks' files, judged as there.
 
     Beside accuracy, evaluations have the mean number of ``steps`` and, where a file says where the things are
