@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from reproduce.judged_sessions import Sessions, erring_sessions, stored_sessions
 from reproduce.scripts import script
 from reproduce.tables import grid, percent
-from selfverify.agents.cases import Judgement, Panel
+from selfverify.agents.cases import Judgement, JudgePanel
 from selfverify.agents.evidence import Source
 from selfverify.agents.fenced import render
 from selfverify.agents.finished import Finished
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 """Of one judge and what it reads: figures by name, and their intervals."""
 
 
-def compare_judges(sessions: Sequence[Finished], judges: Mapping[str, Panel]) -> list[Row]:
+def compare_judges(sessions: Sequence[Finished], judges: Mapping[str, JudgePanel]) -> list[Row]:
     """Let judges judge all sessions by all that they can read.
 
     A session without a verdict takes part in no figure but ``undecided``.
@@ -100,7 +100,7 @@ def markdown(rows: Sequence[Row], intervals: bool = False) -> str:
     return grid([*head, "rounds", "characters", "tokens"], body, 2)
 
 
-def _figures(sessions: Sequence[Finished], read: Source, last_screen: bool, panel: Panel) -> Row:
+def _figures(sessions: Sequence[Finished], read: Source, last_screen: bool, panel: JudgePanel) -> Row:
     cases = [session.case(read, last_screen) for session in sessions]
     pending = [panel.ask(case) for case in cases]
     verdicts = [wait() for wait in pending]
@@ -253,7 +253,7 @@ def _sessions(settings: JudgesSettings) -> list[Sessions]:
     return found
 
 
-def _panels(settings: JudgesSettings) -> dict[str, Panel]:
+def _panels(settings: JudgesSettings) -> dict[str, JudgePanel]:
     """The judges by name, each with what it needs to vote."""
     asked: dict[str, dict[str, Any]] = {}
     for said in settings.judge or ["rules"]:

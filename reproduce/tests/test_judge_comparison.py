@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from reproduce.judges import READS, compare_judges, markdown
-from selfverify.agents.cases import Ballot, Case, Judgement, Panel, Pending
+from selfverify.agents.cases import Ballot, Case, Judgement, JudgePanel, Pending
 from selfverify.agents.exhibits import Exhibit, Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal, Truth
@@ -22,7 +22,7 @@ def session(name: str, done: bool, rounds: int = 3, chosen: Sequence[int] = (1,)
     return Finished(name, "Switch it on.", GOAL, Truth(done, (done,)), "Done.", evidence, history)
 
 
-class Told(Panel):
+class Told(JudgePanel):
     """Judges as it was told to, session by session, and keeps what it was shown."""
 
     def __init__(self, verdicts: Sequence[bool | None], tokens: int | None = None) -> None:

@@ -16,7 +16,7 @@ from tests.agents.told import Told
 
 from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.lent import Lender
+from selfverify.agents.lent import SharedPool
 from selfverify.core.environment import Environment
 from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
@@ -39,7 +39,7 @@ class Experts(PhoneAgents):
 
     def __init__(self, sources: Callable[[], Sequence[Source]], limits: RolloutLimits) -> None:
         super().__init__(PhoneAgentsConfig.model_validate(GIVEN))
-        self.lender = Lender(sources, PoolConfig(wait_s=120.0, check_s=0.5, close_s=5.0))
+        self.lender = SharedPool(sources, PoolConfig(wait_s=120.0, check_s=0.5, close_s=5.0))
         self.limits = limits
 
     def open(self, problem: Problem, seed: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
-from selfverify.agents.cases import Panel
+from selfverify.agents.cases import JudgePanel
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.judge_settings import JuryConfig
@@ -154,7 +154,7 @@ def submit(*rounds: Any, message: Any = "The oven's lamp is on.") -> str:
 
 def episode(
     make: Callable[[], Environment] = Lamps,
-    panel: Panel = RULES,
+    panel: JudgePanel = RULES,
     settings: AgentConfig | None = None,
     turns: int = 8,
     task: Mapping[str, Any] = TASK,

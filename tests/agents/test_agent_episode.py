@@ -27,7 +27,7 @@ from tests.agents.lamps import (
 )
 
 from selfverify.agents.agent_episode import AgentConfig
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.evidence import EvidenceConfig
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.judges.judge_settings import JuryConfig
@@ -42,7 +42,7 @@ from selfverify.tasks.judged import Verdict
 EQ3 = ("answer", "format_error", "validity", "complete", "concise")
 
 
-class Asked(Juror):
+class Asked(Judge):
     """Gives the same vote to everybody, and keeps the cases."""
 
     def __init__(self, vote: Vote | None = None) -> None:

@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(slots=True)
-class Worked:
+class AgentRecord:
     """What came of a conversation.
 
     Args:
@@ -67,7 +67,7 @@ class Worked:
 
 def ending_of_agent(
     problem: Problem,
-    worked: Worked,
+    worked: AgentRecord,
     config: RewardConfig,
     goal: Goal | None,
     looking: Collection[str] = frozenset(),
@@ -76,7 +76,7 @@ def ending_of_agent(
 
     ``answer`` is the whole reward R. ``correct`` is the ground truth, or where nobody knows it what the
     judges say. Everything else in the rewards is explained in docs/smartsnap.md. ``turns`` has what became of
-    each turn (`Worked.turns`), and of the last one what was handed in and how it was judged, so that the
+    each turn (`AgentRecord.turns`), and of the last one what was handed in and how it was judged, so that the
     rollout log keeps the votes and a page can show them.
 
     Args:

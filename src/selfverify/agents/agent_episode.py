@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from selfverify.agents.agent_endings import Outcome, Worked, ending_of_agent
-from selfverify.agents.cases import Case, Panel, Pending
+from selfverify.agents.agent_endings import AgentRecord, Outcome, ending_of_agent
+from selfverify.agents.cases import Case, JudgePanel, Pending
 from selfverify.agents.environment_session import EnvironmentSession
 from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, shown_to_judge
 from selfverify.agents.exhibits import Submission
@@ -87,7 +87,7 @@ class AgentEpisode(Episode):
         make: Callable[[], Environment],
         task: Mapping[str, Any],
         seed: int,
-        panel: Panel,
+        panel: JudgePanel,
         settings: AgentConfig,
         turns: int,
         goal: Goal | None = None,
@@ -97,7 +97,7 @@ class AgentEpisode(Episode):
         self.problem, self.make, self.task, self.seed = problem, make, task, seed
         self.panel, self.settings, self.turns = panel, settings, turns
         self.goal, self.looking, self.done_from = goal, looking, done_from
-        self.worked = Worked()
+        self.worked = AgentRecord()
         self._session: EnvironmentSession | None = None
         self._pending: Pending | None = None
         self._in_a_row = 0

@@ -100,7 +100,7 @@ Awaited = Callable[[], list[Ballot]]
 """Waits for votes that were asked for, and returns one ballot for each."""
 
 
-class Juror(ABC):
+class Judge(ABC):
     """Votes on submissions. It may be asked by many threads at once."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ Pending = Callable[[], Judgement]
 """Waits for the votes on a submission, and says what they come to."""
 
 
-class Panel(ABC):
+class JudgePanel(ABC):
     """Turns a judge's votes into verdicts."""
 
     @abstractmethod

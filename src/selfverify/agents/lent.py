@@ -18,7 +18,7 @@ GOODBYE_S = 60.0
 """Seconds that closing a pool may take at the end of the process."""
 
 
-class Lender:
+class SharedPool:
     """A pool for all conversations of a process; it is opened by the first and closed when the process ends.
 
     Args:
@@ -31,13 +31,13 @@ class Lender:
         self._pool: EnvironmentPool | None = None
         self._opening: asyncio.Lock | None = None
 
-    def lend(self, tools: Sequence[dict[str, Any]]) -> Lent:
+    def lend(self, tools: Sequence[dict[str, Any]]) -> PooledEnvironment:
         """An environment that takes a session of the pool when it is reset.
 
         Args:
             tools: The tools that all sessions have.
         """
-        return Lent(self, tools)
+        return PooledEnvironment(self, tools)
 
     def ask_for_tools(self) -> list[dict[str, Any]]:
         """The tools of one session, which is given back.
@@ -76,7 +76,7 @@ class Lender:
                 background.start(pool.close()).result(GOODBYE_S)
 
 
-class Lent(Environment):
+class PooledEnvironment(Environment):
     """One session of a pool for one conversation: taken with the reset, given back by `close`.
 
     Args:
@@ -84,7 +84,7 @@ class Lent(Environment):
         tools: The tools that all sessions have.
     """
 
-    def __init__(self, lender: Lender, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, lender: SharedPool, tools: Sequence[dict[str, Any]]) -> None:
         self.lender, self._tools = lender, tools
         self._held = AsyncExitStack()
         self._lease: Lease | None = None

@@ -10,7 +10,7 @@ from rich.text import Text
 from selfverify.cli.printing import harmless
 
 if TYPE_CHECKING:
-    from selfverify.agents.agent_endings import Worked
+    from selfverify.agents.agent_endings import AgentRecord
     from selfverify.core.problem import Problem
     from selfverify.serving.agent_run import AgentRun
 
@@ -25,7 +25,7 @@ def watch_begin(problem: Problem) -> None:
     _print(Text("asked: ", "bold"), problem.meta["question"])
 
 
-def watch_turn(turn: int, worked: Worked, said: str, reply: str) -> None:
+def watch_turn(turn: int, worked: AgentRecord, said: str, reply: str) -> None:
     """Show a turn: what was called and why, and the beginning of the screen after it."""
     record = worked.turns.get(turn, {})
     call = record.get("call")

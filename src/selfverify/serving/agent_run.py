@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.agent_endings import Worked
+from selfverify.agents.agent_endings import AgentRecord
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
@@ -28,7 +28,7 @@ from selfverify.serving.agent_run_settings import AgentSessionConfig
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.judged import Verdict
 
-OnTurn = Callable[[int, Worked, str, str], None]
+OnTurn = Callable[[int, AgentRecord, str, str], None]
 """Called after each turn with its number, what came of the session so far, what was said, and the reply."""
 
 
@@ -46,7 +46,7 @@ class AgentRun:
 
     problem: Problem
     ending: EpisodeResult | None
-    worked: Worked
+    worked: AgentRecord
     page: Path | None
     error: BaseException | None = None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Submission, Vote
 from selfverify.agents.judges.flipped_votes import FlippedVotes
 from selfverify.agents.judges.judge_settings import JuryConfig
@@ -16,7 +16,7 @@ from selfverify.agents.judges.jury import Jury
 CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(1000)]
 
 
-class Certain(Juror):
+class Certain(Judge):
     """Always says the same."""
 
     def __init__(self, vote: Vote | None) -> None:

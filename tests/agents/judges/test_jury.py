@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Submission, Vote
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury, tally
@@ -85,7 +85,7 @@ def test_a_judgement_is_plain_json() -> None:
     }
 
 
-class Written(Juror):
+class Written(Judge):
     """Gives the votes that it was made with, and remembers which were asked for."""
 
     def __init__(self, *votes: Vote | None) -> None:

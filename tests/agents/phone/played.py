@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.cases import Panel
+from selfverify.agents.cases import JudgePanel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredSample
 from selfverify.serving.agent_run import Watched, hold
@@ -29,7 +29,7 @@ def expert(task: PhoneAgents, problem: Problem) -> list[str]:
 
 
 def played(
-    task: PhoneAgents, problem: Problem, texts: Sequence[str], images: Path, panel: Panel | None = None
+    task: PhoneAgents, problem: Problem, texts: Sequence[str], images: Path, panel: JudgePanel | None = None
 ) -> StoredSample:
     """The session in which an agent says ``texts``."""
     episode = task.open(problem, 0)

@@ -16,7 +16,7 @@ from tests.agents.word_policy import two_steps, word_policy
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.tasks.android_agents import AndroidAgents, AndroidAgentsConfig
 from selfverify.core.environment import Call
@@ -74,7 +74,7 @@ def task(files: Path, server: str = "127.0.0.1:5037", **more: Any) -> AndroidAge
     return made
 
 
-class Reader(Juror):
+class Reader(Judge):
     """Finds what it is shown a success where a switch is checked."""
 
     cases: Sequence[Case] = ()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.fenced import render
 
 
-class FlippedVotes(Juror):
+class FlippedVotes(Judge):
     """Flips each vote of another judge with the same probability, apart from all others.
 
     Success becomes failure, with evidence that is still relevant; failure becomes success, which makes the
@@ -26,25 +26,25 @@ class FlippedVotes(Juror):
         share: How many of all votes are flipped, from 0 to 1.
     """
 
-    def __init__(self, judge: Juror, share: float) -> None:
+    def __init__(self, judge: Judge, share: float) -> None:
         self.judge, self.share = judge, share
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`."""
+        """See `Judge`."""
         coming = self.judge.ask(case, numbers)
         key = zlib.crc32(f"{case.name}\n{render(case).text}".encode())
         return lambda: [self._passed_on(ballot, key) for ballot in coming()]
 
     def set_policy(self, policy: object) -> None:
-        """See `Juror`."""
+        """See `Judge`."""
         self.judge.set_policy(policy)
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Juror`."""
+        """See `Judge`."""
         self.judge.set_cache_folder(folder)
 
     def counters(self) -> dict[str, float]:
-        """See `Juror`."""
+        """See `Judge`."""
         return self.judge.counters()
 
     def _passed_on(self, ballot: Ballot, key: int) -> Ballot:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from selfverify.agents.cases import Ballot, Case, Judgement, Juror, Panel, Pending
+from selfverify.agents.cases import Ballot, Case, Judge, Judgement, JudgePanel, Pending
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.core.events import note
 
 logger = logging.getLogger(__name__)
 
 
-class Jury(Panel):
+class Jury(JudgePanel):
     """Asks one judge several times (§4.2: three times, two of three decide).
 
     Args:
@@ -20,11 +20,11 @@ class Jury(Panel):
         config: How many votes are asked for, and how many decide.
     """
 
-    def __init__(self, judge: Juror, config: JuryConfig | None = None) -> None:
+    def __init__(self, judge: Judge, config: JuryConfig | None = None) -> None:
         self.judge, self.config = judge, config or JuryConfig()
 
     def ask(self, case: Case) -> Pending:
-        """See `Panel`."""
+        """See `JudgePanel`."""
         c = self.config
         first = c.deciding if c.stop_early else c.votes
         coming = self.judge.ask(case, range(first))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.cases import Juror
+from selfverify.agents.cases import Judge
 from selfverify.agents.judges.flipped_votes import FlippedVotes
 from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
 from selfverify.agents.judges.jury import Jury
@@ -78,7 +78,7 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortF
     return Jury(juror, config.jury or (JuryConfig(votes=1, deciding=1) if same else None))
 
 
-def _juror(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Juror:
+def _juror(config: JudgeConfig, prompt: str, short: ShortForm | None) -> Judge:
     match config.kind:
         case "rules":
             return RulesJudge()

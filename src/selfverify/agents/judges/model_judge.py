@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.agents import background
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.opinions import read_opinion
@@ -31,7 +31,7 @@ VOTES = "votes"
 """Begins the names of the files in a run's folder that keep answers."""
 
 
-class ModelJudge(Juror):
+class ModelJudge(Judge):
     """Asks a server for each vote. What fails for good is a ballot without a vote.
 
     Args:
@@ -52,12 +52,12 @@ class ModelJudge(Juror):
         self._counts: dict[str, float] = defaultdict(float)
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`."""
+        """See `Judge`."""
         coming = background.start(self._votes(case, render(case), list(numbers)))
         return coming.result
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Juror`; a cache that the settings name is used instead. Each process has a file of its own."""
+        """See `Judge`; a cache that the settings name is used instead. Each process has a file of its own."""
         if self.config.cache is None:
             number = ranks.index()
             own = folder / (f"{VOTES}-{number}.jsonl" if number else f"{VOTES}.jsonl")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from selfverify.agents.cases import Case, Judgement, Panel, Pending
+from selfverify.agents.cases import Case, Judgement, JudgePanel, Pending
 
 
-class Nobody(Panel):
+class NullJudge(JudgePanel):
     """Every submission is without a verdict."""
 
     def ask(self, case: Case) -> Pending:
-        """See `Panel`."""
+        """See `JudgePanel`."""
         return lambda: Judgement(None, None, (), "nobody was asked to judge")

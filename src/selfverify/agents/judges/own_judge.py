@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.opinions import Opinion, read_opinion
@@ -51,7 +51,7 @@ class _Request:
     ballots: list[Ballot] | None = None
 
 
-class OwnJudge(Juror):
+class OwnJudge(Judge):
     """Lets the policy, as it is at the moment, vote on its own submissions, or another policy do so.
 
     Nothing is sampled while conversations go on: the first who waits for votes has those of all who asked
@@ -81,7 +81,7 @@ class OwnJudge(Juror):
         self._lock = threading.Lock()
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`."""
+        """See `Judge`."""
         rendered = render(case) if self.short is None else self.short.shown(case)
         request = _Request(case, rendered, list(numbers))
         with self._lock:
@@ -97,7 +97,7 @@ class OwnJudge(Juror):
         return wait
 
     def set_policy(self, policy: object) -> None:
-        """See `Juror`. A judge of its own is loaded now, if there is one.
+        """See `Judge`. A judge of its own is loaded now, if there is one.
 
         Raises:
             ConfigError: It cannot be loaded.

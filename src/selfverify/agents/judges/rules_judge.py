@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Vote
 
 _ADMISSION = re.compile(
@@ -21,7 +21,7 @@ def admits_failure(message: str) -> bool:
     return _ADMISSION.search(message.replace("’", "'")) is not None
 
 
-class RulesJudge(Juror):
+class RulesJudge(Judge):
     """Votes by a task's goal: never wrong about what it is shown, always the same, without a model.
 
     Evidence is relevant where it shows anything of what the goal is about. What it does not show is not
@@ -30,7 +30,7 @@ class RulesJudge(Juror):
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`.
+        """See `Judge`.
 
         Raises:
             ValueError: The case has no goal.

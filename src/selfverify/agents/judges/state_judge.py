@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Vote
 
 
-class StateJudge(Juror):
+class StateJudge(Judge):
     """Votes by the ground truth, and reads no evidence.
 
     It has no opinion of evidence: a task that is done counts as proven, and one that is not earns nothing for
@@ -16,7 +16,7 @@ class StateJudge(Juror):
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`."""
+        """See `Judge`."""
         if case.truth is None:
             missing = "outage: the environment's state is not known"
             return lambda: [Ballot(number, None, missing, {"outage": True}) for number in numbers]

@@ -14,7 +14,7 @@ from selfverify.agents.agent_figures import METRICS
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
-from selfverify.agents.judges.nobody import Nobody
+from selfverify.agents.judges.nobody import NullJudge
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.prompting import World, agent_prompt, hint_names
 from selfverify.core.environment import Environment
@@ -153,7 +153,7 @@ class AgentTask(Task):
             self.environment,
             target["reset"],
             target["seed"],
-            Nobody() if unjudged else self.jury,
+            NullJudge() if unjudged else self.jury,
             self.config.agent,
             self.limits.turns,
             goal,

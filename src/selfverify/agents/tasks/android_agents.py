@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from selfverify.agents.android.android_settings import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.android.androidlab import AndroidTask, read_tasks
 from selfverify.agents.judges.make_judge import JudgeConfig
-from selfverify.agents.lent import Lender, Lent
+from selfverify.agents.lent import PooledEnvironment, SharedPool
 from selfverify.agents.screen_tools import ScreenTools
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.core import ranks
@@ -95,7 +95,7 @@ class AndroidAgents(AgentTask):
                 "name as many as there are processes"
             )
         self.limits = self.limits.model_copy(update={"concurrent": len(own)})
-        self._lender = Lender(lambda: self._sources(own))
+        self._lender = SharedPool(lambda: self._sources(own))
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`.
@@ -138,7 +138,7 @@ class AndroidAgents(AgentTask):
         if self.config.file(split) is not None:
             self.tasks_of(split)
 
-    def environment(self) -> Lent:
+    def environment(self) -> PooledEnvironment:
         """See `AgentTask.environment`: whichever device is free."""
         return self._lender.lend(self.tools())
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.evidence import SUBMIT
 from selfverify.agents.goals import Goal
-from selfverify.agents.lent import Lender, Lent
+from selfverify.agents.lent import PooledEnvironment, SharedPool
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.environment_sources import SourceOf
@@ -76,7 +76,9 @@ class EnvironmentAgents(AgentTask, RowTask):
         super().__init__(config)
         c = self.config
         self.looking = frozenset(c.looking)
-        self._lender = Lender(lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s))
+        self._lender = SharedPool(
+            lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s)
+        )
         self._known: list[dict[str, Any]] | None = None
         sessions = sum(source.sessions for source in c.sources)
         self.limits = self.limits.model_copy(update={"concurrent": sessions})
@@ -111,7 +113,7 @@ class EnvironmentAgents(AgentTask, RowTask):
         super().check_files(split)
         self.tools()
 
-    def environment(self) -> Lent:
+    def environment(self) -> PooledEnvironment:
         """See `AgentTask.environment`: whichever session is free."""
         return self._lender.lend(self.tools())
 
