@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.held_out import HeldOut
-from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
+from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
@@ -34,7 +34,7 @@ from selfverify.verifiers.reward_model import RewardModel, reward_identity
 from selfverify.verifiers.value_head import ValueHead, has_value_head
 
 Say = Callable[[str], None]
-_OneModel = Policy | ServedAnswerer | RewardModel | ValueHead
+_OneModel = Policy | ServerAnswerer | RewardModel | ValueHead
 
 
 def run_matrix(
@@ -168,7 +168,7 @@ class _Held:
         self.models, self.recipe, self.rewarding = models, recipe, rewarding
         self._name, self._held = "", list[_OneModel]()
 
-    def answerer(self, name: str) -> Policy | ServedAnswerer:
+    def answerer(self, name: str) -> Policy | ServerAnswerer:
         """Return a model, which takes the place of the one before."""
         found = self._take(name, lambda: make_answerer(self.recipe.policy.for_model(self.models[name])))
         assert not isinstance(found, RewardModel | ValueHead)
@@ -183,7 +183,7 @@ class _Held:
             assert isinstance(rewarding, RewardModel | ValueHead)
             return rewarding
         answerer = self.answerer(name)
-        if isinstance(answerer, ServedAnswerer):
+        if isinstance(answerer, ServerAnswerer):
             return _server_judge(self.models[name], name, self.recipe.policy.server)
         return PolicyJudge(answerer, name, form)
 
@@ -200,13 +200,13 @@ class _Held:
     def space(self, task: Task, name: str) -> tuple[int, int]:
         """Return the space in which a model writes places in some image."""
         answerer = self.answerer(name)
-        if isinstance(answerer, ServedAnswerer):
+        if isinstance(answerer, ServerAnswerer):
             return answerer.space((1000, 700)) if task.writes_places else (0, 0)
         return answerer.coordinate_space((1000, 700))
 
 
 def _answer(
-    answerer: Policy | ServedAnswerer, recipe: Recipe, store: Path
+    answerer: Policy | ServerAnswerer, recipe: Recipe, store: Path
 ) -> tuple[str, list[StoredSample], list[Problem]]:
     """Let a model answer. Returns what tells its weights apart, its samples, and the problems in order."""
     # A task of its own, as tasks remember the policy that has told them how it writes places.

@@ -19,7 +19,7 @@ from selfverify.core import ranks
 from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError, FileError, IrregularFileError, SelfVerifyError
 from selfverify.core.files import naming, open_regular, read_regular
-from selfverify.core.journal import Journal
+from selfverify.core.journal import JsonlStore
 from selfverify.data.conversation_files import write_conversations
 from selfverify.data.images import ImageRef, read_image
 from selfverify.data.rows import open_rows
@@ -43,7 +43,7 @@ NOISE = Image.frombytes("RGB", (40, 40), os.urandom(4800))
 WRITERS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: write_text(path, "x" * 1000),
     "json": lambda path: write_json(path, ["x" * 1000]),
-    "journal": lambda path: Journal(path).append(["x" * 1000]),
+    "journal": lambda path: JsonlStore(path).append(["x" * 1000]),
     "calibration": lambda path: Calibration("temperature", fitted_on={"x": "x" * 1000}).save(path),
     "conversations": lambda path: write_conversations(path, [{"messages": "x" * 1000}]),
 }
@@ -123,7 +123,7 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_regular(tmp_path / "good-link") == b"x"
     for kind, path in irregular(tmp_path).items():
         said = "a pipe" if kind == "link" else kind
-        for read in (read_regular, open_regular, Journal):
+        for read in (read_regular, open_regular, JsonlStore):
             with pytest.raises(FileError):
                 read(path)
         with pytest.raises(IrregularFileError, match=f"this is {said}, and a regular file is needed"):

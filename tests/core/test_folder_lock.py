@@ -20,7 +20,7 @@ from selfverify.core.atomic_files import make_output_folder, write_text
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import make_folder
 from selfverify.core.folder_lock import LOCK_FILE, held_by_another, only_writer
-from selfverify.core.journal import Journal
+from selfverify.core.journal import JsonlStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 
@@ -125,7 +125,7 @@ LOSSES = {
     "its lock deleted": lambda folder: (folder / LOCK_FILE).unlink(),
 }
 WRITES: dict[str, Callable[[Path], object]] = {
-    "a line": lambda folder: Journal(folder / "rows.jsonl").append({"a": 1}),
+    "a line": lambda folder: JsonlStore(folder / "rows.jsonl").append({"a": 1}),
     "a file": lambda folder: write_text(folder / "deep.txt", "words"),
     "a folder": lambda folder: make_folder(folder / "deep" / "er"),
     "the folder": make_output_folder,
@@ -167,7 +167,7 @@ def test_a_journal_that_was_open_before_does_not_go_on_in_the_folder_of_another(
 
     def other() -> str:
         with only_writer(folder):
-            rows = Journal(folder / "rows.jsonl")
+            rows = JsonlStore(folder / "rows.jsonl")
             rows.append({"other": 1})
             told.set()
             assert go_on.wait(60)
@@ -176,7 +176,7 @@ def test_a_journal_that_was_open_before_does_not_go_on_in_the_folder_of_another(
 
     with ThreadPoolExecutor(1) as thread, ExitStack() as held:
         held.enter_context(only_writer(folder))
-        mine = Journal(folder / "rows.jsonl")
+        mine = JsonlStore(folder / "rows.jsonl")
         mine.append({"mine": 1})
         move_away(folder)
         folder.mkdir()
@@ -204,7 +204,7 @@ def test_a_link_that_leads_elsewhere_by_now_is_not_followed(tmp_path: Path, of_a
         if of_another:
             (tmp_path / "first" / LOCK_FILE).touch()
         held.enter_context(held_by_another(link) if of_another else only_writer(link))
-        rows = Journal(link / "rows.jsonl")
+        rows = JsonlStore(link / "rows.jsonl")
         rows.append({"a": 1})
         link.unlink()
         link.symlink_to(tmp_path / "second")
@@ -215,7 +215,7 @@ def test_a_link_that_leads_elsewhere_by_now_is_not_followed(tmp_path: Path, of_a
         for write in writes:
             with pytest.raises(FileError, match=f"{link}: .*moved or taken over"):
                 write()
-        Journal(tmp_path / "first" / "rows.jsonl").append({"a": 3})
+        JsonlStore(tmp_path / "first" / "rows.jsonl").append({"a": 3})
         link.unlink()
         link.symlink_to(tmp_path / "first")
     assert (tmp_path / "first" / "rows.jsonl").read_text() == '{"a": 1}\n{"a": 3}\n'
@@ -223,7 +223,7 @@ def test_a_link_that_leads_elsewhere_by_now_is_not_followed(tmp_path: Path, of_a
 
 
 def test_another_process_of_a_run_looks_too(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    rows = Journal(tmp_path / "rows.jsonl")
+    rows = JsonlStore(tmp_path / "rows.jsonl")
     with held_by_another(tmp_path):
         rows.append({"a": 1})
         with held_by_another(tmp_path):

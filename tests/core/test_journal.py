@@ -13,7 +13,7 @@ import pytest
 
 from selfverify.core.differences import differences, flatten
 from selfverify.core.errors import ConfigError, DataError, FileError
-from selfverify.core.journal import STRICT, Journal, open_journal, read_journal, read_rows
+from selfverify.core.journal import STRICT, JsonlStore, open_journal, read_journal, read_rows
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
 
@@ -118,7 +118,7 @@ def test_somebody_elses_file_is_not_overwritten(tmp_path: Path, content: bytes) 
 
 
 def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j.jsonl")
+    journal = JsonlStore(tmp_path / "j.jsonl")
     for bad in (float("nan"), {1, 2}):
         with pytest.raises(DataError, match="cannot be stored as JSON"):
             journal.append({"fine": 1}, {"bad": bad})
@@ -128,13 +128,13 @@ def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) ->
 def test_without_a_header(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     assert read_rows(path) == []
-    Journal(path).append({"a": 1}, {"a": "ü\n\ud800"})
+    JsonlStore(path).append({"a": 1}, {"a": "ü\n\ud800"})
     with path.open("a") as file:
         file.write('{"a": 3')
     assert read_rows(path) == [{"a": 1}, {"a": "ü\n?"}]
-    Journal(path, repair=False)
+    JsonlStore(path, repair=False)
     assert path.read_bytes().endswith(b'{"a": 3')
-    Journal(path).append({"a": 4})
+    JsonlStore(path).append({"a": 4})
     assert [row["a"] for row in read_rows(path)] == [1, "ü\n?", 4]
     path.write_text('{"a": 1}\n[2]\n')
     with pytest.raises(DataError, match="line 2: "):
@@ -149,7 +149,7 @@ def test_differences_are_named_by_dots() -> None:
 
 def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None:
     """The disk may have room again later, and what is appended then must not stand behind half a line."""
-    journal = Journal(tmp_path / "rows.jsonl")
+    journal = JsonlStore(tmp_path / "rows.jsonl")
     journal.append({"event": "before"})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 10, hard))
@@ -165,7 +165,7 @@ def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None
 def test_a_file_that_was_deleted_is_not_begun_anew(tmp_path: Path) -> None:
     """Its first lines would be missing, and nobody would know."""
     path = tmp_path / "rows.jsonl"
-    journal = Journal(path)
+    journal = JsonlStore(path)
     journal.append({"a": 1})
     path.unlink()
     with pytest.raises(FileError, match=f"{path}: "):

@@ -15,7 +15,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
+from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.data_filter import Filter
 from selfverify.experiments.registry import make_method, make_task
@@ -29,12 +29,12 @@ from serving_servers import Body, FakeUpstream, Loop, tagged
 CONFIG = EvaluationConfig(problems=5, samples=4)
 
 
-def served(servers: Loop, fake: FakeUpstream, **how: Any) -> ServedAnswerer:
+def served(servers: Loop, fake: FakeUpstream, **how: Any) -> ServerAnswerer:
     how = {"timeout_s": 5.0, "tries": 1} | how
-    return ServedAnswerer(PolicyConfig(path=f"{servers.upstream(fake)}#m", server=how))  # type: ignore[arg-type]
+    return ServerAnswerer(PolicyConfig(path=f"{servers.upstream(fake)}#m", server=how))  # type: ignore[arg-type]
 
 
-def measured(answerer: ServedAnswerer, store: Path | None = None, **more: Any) -> dict[str, Any]:
+def measured(answerer: ServerAnswerer, store: Path | None = None, **more: Any) -> dict[str, Any]:
     return evaluate(answerer, make_task("digits-sum"), CONFIG.model_copy(update=more), store)
 
 
@@ -148,7 +148,7 @@ def test_own_gateway_answers_as_the_policy(servers: Loop, tmp_path: Path) -> Non
     url = servers.gateway(gateway)
     config = EvaluationConfig(problems=4, samples=2, temperature=0.0)
 
-    def rows(answerer: Policy | ServedAnswerer, name: str) -> list[StoredSample]:
+    def rows(answerer: Policy | ServerAnswerer, name: str) -> list[StoredSample]:
         evaluate(answerer, task, config, tmp_path / name)
         return read_samples(tmp_path / name)[1]
 

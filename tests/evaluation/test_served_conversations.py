@@ -18,7 +18,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.served_answerer import ServedAnswerer
+from selfverify.evaluation.served_answerer import ServerAnswerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.talk_figures import mean_time, timing_file
 from selfverify.experiments.registry import make_task
@@ -84,8 +84,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_servers, "told", parsed)
 
 
-def served(servers: Loop, fake: FakeUpstream) -> ServedAnswerer:
-    return ServedAnswerer(
+def served(servers: Loop, fake: FakeUpstream) -> ServerAnswerer:
+    return ServerAnswerer(
         PolicyConfig(path=f"{servers.upstream(fake)}#m", server={"timeout_s": 20.0, "tries": 1})  # type: ignore[arg-type]
     )
 
@@ -104,7 +104,7 @@ def sums(body: Body, i: int) -> str:
 
 
 def measured(
-    answerer: ServedAnswerer, task: Task, store: Path, **config: Any
+    answerer: ServerAnswerer, task: Task, store: Path, **config: Any
 ) -> tuple[dict[str, Any], list[StoredSample]]:
     given = {"problems": 3, "samples": 2, "score": "sampled", "temperature": 0.0} | config
     summary = evaluate(answerer, task, EvaluationConfig(**given), store, max_new_tokens=64)

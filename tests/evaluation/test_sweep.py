@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from selfverify.core import ranks
-from selfverify.evaluation.sweep import Sweep
+from selfverify.evaluation.sweep import ResumableBatches
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class Square:
     square: int
 
 
-def swept(path: Path | None, total: int = 7, batch: int = 3) -> tuple[Sweep[Square], list[list[int]]]:
+def swept(
+    path: Path | None, total: int = 7, batch: int = 3
+) -> tuple[ResumableBatches[Square], list[list[int]]]:
     """A finished sweep, and the shares that it had to work on."""
     done: list[tuple[int, int]] = []
-    sweep = Sweep(path, Square, {"total": total}, total, batch, lambda *p: done.append(p))
+    sweep = ResumableBatches(path, Square, {"total": total}, total, batch, lambda *p: done.append(p))
     worked = []
     for share in sweep.shares():
         worked.append([*share])
@@ -70,7 +72,7 @@ def test_processes_share_a_batch(which: int, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ranks, "gather", gather)
     monkeypatch.setattr(ranks, "on_first", on_first)
     path = tmp_path / "s.jsonl"
-    sweep = Sweep(path, Square, {}, 7, 2)
+    sweep = ResumableBatches(path, Square, {}, 7, 2)
     shares = []
     for share in sweep.shares():
         shares.append([*share])

@@ -113,12 +113,12 @@ def move(folder: Path) -> None:
 OTHER = """
 import pathlib, sys
 from selfverify.core.folder_lock import only_writer
-from selfverify.core.journal import Journal
+from selfverify.core.journal import JsonlStore
 folder = pathlib.Path(sys.argv[1])
 (folder / "checkpoints" / "checkpoint-000002.partial").mkdir(parents=True)
 with only_writer(folder):
     for name in ("metrics.jsonl", "timing.jsonl", "events.jsonl", "checkpoints/checkpoint-000002.partial/a"):
-        Journal(folder / name).append({"step": 1})
+        JsonlStore(folder / name).append({"step": 1})
     print("begun", flush=True)
     sys.stdin.read()
 """

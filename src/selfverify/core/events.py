@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.core.journal import Journal, read_rows
+from selfverify.core.journal import JsonlStore, read_rows
 
 EVENTS_FILE = "events.jsonl"
 LONGEST = 500
@@ -45,9 +45,9 @@ class EventLog(logging.Handler):
         self.path, self.process = path, process
         self.step = 0
         self._shown_by: logging.Handler | None = None
-        self._journal: Journal | None = None
+        self._journal: JsonlStore | None = None
         with contextlib.suppress(OSError):  # `append` tries again, and says what is wrong
-            self._journal = Journal(path, repair=process == 0)
+            self._journal = JsonlStore(path, repair=process == 0)
 
     def append(self, event: str, **fields: Any) -> None:
         """Write one line. When this returns, the line is on the disk."""
@@ -55,7 +55,7 @@ class EventLog(logging.Handler):
         short = {k: v[:LONGEST] if isinstance(v, str) else v for k, v in fields.items()}
         where = {"process": self.process} if self.process else {}
         try:
-            journal = self._journal or Journal(self.path)
+            journal = self._journal or JsonlStore(self.path)
             journal.append({"time": now, "step": self.step, "event": event, **where, **short})
             journal.sync()
         except OSError as error:

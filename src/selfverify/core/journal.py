@@ -41,7 +41,7 @@ class IndexedRow(Protocol):
 Row = TypeVar("Row", bound=IndexedRow)
 
 
-class Journal:
+class JsonlStore:
     """Appends lines to a file.
 
     Args:
@@ -103,7 +103,7 @@ def _opened(path: str, flags: int) -> int:
 
 def open_journal(
     path: Path, row: type[Row], settings: Mapping[str, Any], new_names: Collection[str] = ()
-) -> tuple[Journal, dict[int, Row]]:
+) -> tuple[JsonlStore, dict[int, Row]]:
     """Open a journal with a header, a new one or one to go on with.
 
     Args:
@@ -124,10 +124,10 @@ def open_journal(
     if not path.exists() or header.startswith(read_regular(path)):
         make_folder(path.parent)
         write_text(path, header.decode())
-        return Journal(path), {}
+        return JsonlStore(path), {}
     found, rows = read_journal(
         path, row, warn=False
-    )  # `Journal` warns below, where it removes a cut-off line
+    )  # `JsonlStore` warns below, where it removes a cut-off line
     # As a reader sees the settings: lists, not tuples.
     asked = json.loads(header)["settings"]
     asked = {name: value for name, value in asked.items() if name in found or name not in new_names}
@@ -136,7 +136,7 @@ def open_journal(
             f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with it, "
             "or choose another path to start anew"
         )
-    return Journal(path), rows
+    return JsonlStore(path), rows
 
 
 def write_journal(path: Path, row: type[Row], settings: Mapping[str, Any], rows: Iterable[Row]) -> None:

@@ -14,7 +14,7 @@ from selfverify.core.journal import Row
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.extraction import Extractor, make_extractor
-from selfverify.evaluation.sweep import Sweep
+from selfverify.evaluation.sweep import ResumableBatches
 from selfverify.evaluation.talk_figures import note_time
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
@@ -91,7 +91,7 @@ class Answerer(ABC):
         return work()
 
     @abstractmethod
-    def answer(self, asked: AskedProblems, sweep: Sweep[Row], make_rows: MakeRows[Row]) -> None:
+    def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
         """Answer a share of a sweep, and store the rows. All processes have to call this."""
 
 
@@ -120,7 +120,7 @@ class PolicyAnswerer(Answerer):
         """See `Answerer`."""
         return self.policy.whole(work)
 
-    def answer(self, asked: AskedProblems, sweep: Sweep[Row], make_rows: MakeRows[Row]) -> None:
+    def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
         """See `Answerer`. The share is answered as one batch, and its scores are read in all ways."""
 
         def made() -> list[Row]:

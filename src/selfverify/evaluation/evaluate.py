@@ -21,7 +21,7 @@ from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.rule_scores import with_rule_scores
 from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
-from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.evaluation.talk_figures import TOOL_COUNTS
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
@@ -56,7 +56,7 @@ def evaluate(
     ``left_out`` counts problems that could not be evaluated, if there were any.
 
     Args:
-        policy: The policy to measure, or a model behind a server (`ServedAnswerer`).
+        policy: The policy to measure, or a model behind a server (`ServerAnswerer`).
         task: The task that the problems come from.
         config: How many problems and samples there are, and how samples are drawn.
         store: A JSONL file that gets every sample. An unfinished one of the same weights is continued.
@@ -98,7 +98,7 @@ def evaluate(
         task.set_cache_folder(path.parent)
 
     def measure() -> dict[str, Any]:
-        sweep = Sweep(
+        sweep = ResumableBatches(
             path, StoredProblem, settings, held_out.total, config.batch_problems, progress, {IMAGE_BACKEND}
         )
         ranks.on_first(lambda: _refuse_other_data(path, held_out, sweep.rows))

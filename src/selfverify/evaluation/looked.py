@@ -21,7 +21,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of
-from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_task import VisualTask
 from selfverify.policy.policy import Policy
@@ -147,7 +147,7 @@ def run_to_cap(
 
     def held() -> Mapping[int, CappedProblem]:
         total, batch = held_out.total, config.batch_problems
-        sweep = Sweep(store, CappedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
+        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             hold = partial(_held, policy, task, problems, config, sampling)

@@ -16,7 +16,7 @@ from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, MakeRows
 from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor
-from selfverify.evaluation.sweep import Sweep
+from selfverify.evaluation.sweep import ResumableBatches
 from selfverify.evaluation.talk_figures import note_time
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it needs the extra `serve`
     from selfverify.core.episode_settings import RolloutLimits
 
 
-class ServedAnswerer(Answerer):
+class ServerAnswerer(Answerer):
     """Asks a server. Each problem is stored as soon as all its answers are there.
 
     What `Answerer.weights` says is the model's address: nobody here sees whether the server's weights change.
@@ -78,7 +78,7 @@ class ServedAnswerer(Answerer):
     def answer(
         self,
         asked: AskedProblems,
-        sweep: Sweep[Row],
+        sweep: ResumableBatches[Row],
         make_rows: MakeRows[Row],
         begin: OpenEpisode | None = None,
         limits: RolloutLimits | None = None,
@@ -134,6 +134,6 @@ class ServedAnswerer(Answerer):
         return loaded.family.coordinate_space(loaded.model, loaded.image_processor, size)
 
 
-def make_answerer(config: PolicyConfig) -> Policy | ServedAnswerer:
+def make_answerer(config: PolicyConfig) -> Policy | ServerAnswerer:
     """Load a policy, or make what asks the server that the path names."""
-    return ServedAnswerer(config) if is_served(config.path) else Policy.load(config)
+    return ServerAnswerer(config) if is_served(config.path) else Policy.load(config)

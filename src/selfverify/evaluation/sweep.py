@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from selfverify.core import ranks
 from selfverify.core.errors import DataError
-from selfverify.core.journal import Journal, Row, open_journal
+from selfverify.core.journal import JsonlStore, Row, open_journal
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.tasks.base import Task
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """A function that is called with the number of problems that are done and the number of all problems."""
 
 
-class Sweep(Generic[Row]):
+class ResumableBatches(Generic[Row]):
     """The rows of a sweep, one per problem. They are made batch by batch and stored as they are made.
 
     Each process makes its share of every batch, all processes know all rows, and the first process writes the
@@ -61,7 +61,7 @@ class Sweep(Generic[Row]):
         new_names: Collection[str] = (),
     ) -> None:
         self.total, self.batch, self.progress = total, batch, progress
-        self._journal: Journal | None = None
+        self._journal: JsonlStore | None = None
 
         def open_() -> dict[int, Row]:
             if path is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selfverify.core.journal import Journal, read_rows
+from selfverify.core.journal import JsonlStore, read_rows
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
 from selfverify.selection.rules import Floats
@@ -52,7 +52,7 @@ def timing_file(store: Path) -> Path:
 def note_time(store: Path, conversations: int, seconds: dict[str, float]) -> None:
     """Append how long a batch of conversations took."""
     line = {"conversations": conversations, **{f"{phase}_s": seconds[phase] for phase in PHASES}}
-    Journal(timing_file(store)).append(line)
+    JsonlStore(timing_file(store)).append(line)
 
 
 def mean_time(store: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.experiments.teaching import Asked, Lessons, School, Taught, at_most, whole
+from selfverify.experiments.teaching import Asked, TaughtConversation, TaughtProblem, Teaching, at_most, whole
 from selfverify.rollouts.noted import RecordingEpisode
 from selfverify.tasks.base import Task
 from selfverify.tasks.judged import worth_imitating
@@ -69,7 +69,7 @@ def collect(
     """
     check_output(output)
     task = recipe_task(recipe)
-    total, school = at_most(task, problems), School(recipe, task, teacher, samples)
+    total, school = at_most(task, problems), Teaching(recipe, task, teacher, samples)
 
     def ask(index: int) -> Asked:
         problem = task.problem("train", recipe.seed, index)
@@ -81,9 +81,11 @@ def collect(
     return _written(task, recipe, held, output, keep)
 
 
-def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, keep: Keep) -> Collection:
+def _written(
+    task: Task, recipe: Recipe, rows: Sequence[TaughtProblem], output: Path, keep: Keep
+) -> Collection:
     found = Collection()
-    wanted: Callable[[Taught], bool] = {
+    wanted: Callable[[TaughtConversation], bool] = {
         "all": lambda told: True,
         "correct": lambda told: worth_imitating(told.rewards),
         "judged": lambda told: told.rewards.get("judged_success", 0) > 0,
@@ -109,7 +111,9 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
     return found
 
 
-def _line(task: Task, recipe: Recipe, row: Lessons, number: int, told: Taught) -> dict[str, Any]:
+def _line(
+    task: Task, recipe: Recipe, row: TaughtProblem, number: int, told: TaughtConversation
+) -> dict[str, Any]:
     problem = task.problem("train", recipe.seed, row.index)
     return {
         "messages": told.messages,

@@ -13,8 +13,8 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.data.verdicts import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems
-from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
-from selfverify.evaluation.sweep import Progress, Sweep, make_problems
+from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
+from selfverify.evaluation.sweep import Progress, ResumableBatches, make_problems
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method
@@ -40,7 +40,7 @@ class Filter:
         batch: Problems sampled at once. Only memory depends on it.
     """
 
-    policy: Policy | ServedAnswerer
+    policy: Policy | ServerAnswerer
     task: Task
     method: Method
     sampling: SamplingConfig
@@ -90,7 +90,7 @@ class Filter:
                 f"method {method.name} does not learn from samples, so it cannot say which problems would "
                 "teach: name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
             )
-        if isinstance(policy, ServedAnswerer):
+        if isinstance(policy, ServerAnswerer):
             policy.introduce(task)
         else:
             task.set_coordinate_space(policy.coordinate_space)
@@ -109,14 +109,14 @@ class Filter:
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
             "weights": policy.weights()
-            if isinstance(policy, ServedAnswerer)
+            if isinstance(policy, ServerAnswerer)
             else policy.whole(policy.fingerprint),
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
             **({"engine": sampling.engine} if self._by_vllm else {}),
         }
 
         def sweep_all() -> list[FilterVerdict]:
-            sweep = Sweep(output, FilterVerdict, settings, total, self.batch, progress)
+            sweep = ResumableBatches(output, FilterVerdict, settings, total, self.batch, progress)
             for share in sweep.shares():
                 self._judge(share, sweep)
             return [sweep.rows[index] for index in sorted(sweep.rows)]
@@ -128,12 +128,12 @@ class Filter:
     def _by_vllm(self) -> bool:
         return self.sampling.engine == "vllm" and isinstance(self.policy, Policy)
 
-    def _judge(self, indices: Sequence[int], sweep: Sweep[FilterVerdict]) -> None:
+    def _judge(self, indices: Sequence[int], sweep: ResumableBatches[FilterVerdict]) -> None:
         policy = self.policy
         made, unusable = make_problems(self.task, "train", self.seed, indices, policy.encoder)
         verdicts = [_left_out(self.task, index, error) for index, error in unusable.items()]
         seeds = {index: derived_seed(self.seed, index) for index in made}
-        if isinstance(policy, ServedAnswerer):
+        if isinstance(policy, ServerAnswerer):
             sweep.store(verdicts)
             asked = AskedProblems(self.task, made, seeds, self.sampling, scores=False)
             policy.answer(asked, sweep, _verdicts, partial(self.method.open, self.task), self.method.limits)

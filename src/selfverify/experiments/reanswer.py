@@ -19,7 +19,7 @@ from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.data.conversation_files import check_output, journal_of, write_conversations
-from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.sampling import derived_seed
@@ -86,7 +86,7 @@ def reanswer(
         "source": str(source), "turns": total, "sample": sample, "seed": seed,
         "teacher": teacher.model_dump(mode="json", exclude={"timeout"}),
     }  # fmt: skip
-    sweep = Sweep(journal_of(output), Answered, settings, total, AT_ONCE, progress)
+    sweep = ResumableBatches(journal_of(output), Answered, settings, total, AT_ONCE, progress)
     for share in sweep.shares():
         asked = [(index, problems(index)) for index in share]
         sweep.store(background.start(_ask_all(asked, teacher, seed)).result())

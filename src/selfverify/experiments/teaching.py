@@ -20,7 +20,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherConfig
@@ -38,7 +38,7 @@ AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class TaughtConversation:
     """One conversation with a teacher.
 
     Args:
@@ -62,7 +62,7 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class TaughtProblem:
     """A line of the journal.
 
     Args:
@@ -77,7 +77,7 @@ class Lessons:
 
     index: int
     problem: str
-    conversations: list[Taught] = field(default_factory=list)
+    conversations: list[TaughtConversation] = field(default_factory=list)
     unusable: str = ""
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class Asked:
     Args:
         problem: What it is about.
         open: Begins it; the number is a seed.
-        about: See `Lessons`.
+        about: See `TaughtProblem`.
     """
 
     problem: Problem
@@ -102,7 +102,7 @@ Ask = Callable[[int], Asked]
 
 
 @dataclass(frozen=True, slots=True)
-class School:
+class Teaching:
     """Who teaches what.
 
     Args:
@@ -143,7 +143,7 @@ class School:
         ask: Ask,
         total: int,
         progress: Progress | None = None,
-    ) -> list[Lessons]:
+    ) -> list[TaughtProblem]:
         """Hold the conversations that the journal does not have yet, and return all.
 
         Args:
@@ -157,7 +157,9 @@ class School:
             ConfigError: The journal is that of other settings, or the teacher cannot do this task.
         """
         at_once = self.task.limits.concurrent or AT_ONCE
-        sweep = Sweep(journal, Lessons, settings, total, max(at_once // self.samples, 1), progress)
+        sweep = ResumableBatches(
+            journal, TaughtProblem, settings, total, max(at_once // self.samples, 1), progress
+        )
         policy: Policy | None = None
         with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
             for share in sweep.shares():
@@ -172,8 +174,8 @@ class School:
                         unusable[index] = str(error)
                 told = self._by_policy(policy, made) if policy is not None else self._apart(threads, made)
                 sweep.store(
-                    [Lessons(i, made[i].problem.id, told[i], about=made[i].about) for i in made]
-                    + [Lessons(i, "", unusable=reason) for i, reason in unusable.items()]
+                    [TaughtProblem(i, made[i].problem.id, told[i], about=made[i].about) for i in made]
+                    + [TaughtProblem(i, "", unusable=reason) for i, reason in unusable.items()]
                 )
         return [sweep.rows[index] for index in sorted(sweep.rows)]
 
@@ -184,7 +186,9 @@ class School:
         self.task.set_policy(policy)
         return policy
 
-    def _apart(self, threads: ThreadPoolExecutor, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:
+    def _apart(
+        self, threads: ThreadPoolExecutor, made: Mapping[int, Asked]
+    ) -> dict[int, list[TaughtConversation]]:
         """Each conversation on a thread of its own."""
         calls = {
             index: [
@@ -195,7 +199,7 @@ class School:
         }
         return {index: [call.result() for call in those] for index, those in calls.items()}
 
-    def _taught(self, asked: Asked, seed: int) -> Taught:
+    def _taught(self, asked: Asked, seed: int) -> TaughtConversation:
         """One conversation; whatever fails loses it."""
         noted = asked.open(seed)
         try:
@@ -204,7 +208,7 @@ class School:
         except ConfigError:
             raise
         except SelfVerifyError as error:
-            return Taught(noted.messages, lost=str(error)[:2000])
+            return TaughtConversation(noted.messages, lost=str(error)[:2000])
         finally:
             noted.release()
         return as_taught(noted)
@@ -222,7 +226,7 @@ class School:
             listener = self.task.hook()
         return speaker if listener is None else HeardSpeaker(speaker, listener, problem, self.lock)
 
-    def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:
+    def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[TaughtConversation]]:
         """All conversations at once, as rollouts of the policy."""
         if not made:
             return {}
@@ -244,7 +248,7 @@ class School:
         seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
         rolled = rollout(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
         told = iter(opened)
-        found: dict[int, list[Taught]] = {}
+        found: dict[int, list[TaughtConversation]] = {}
         for index, group in zip(made, rolled.groups, strict=True):
             noted = [next(told) for _ in group.trajectories]
             found[index] = [
@@ -254,12 +258,14 @@ class School:
         return found
 
 
-def as_taught(noted: RecordingEpisode, finish: Finish | None = None) -> Taught:
+def as_taught(noted: RecordingEpisode, finish: Finish | None = None) -> TaughtConversation:
     """A conversation that has been held as the journal keeps it."""
     ended, finish = noted.ended, finish or noted.finish
     if ended is None or ended.lost:
-        return Taught(noted.messages, lost="its episode failed" if ended is None else "it was not judged")
-    return Taught(
+        return TaughtConversation(
+            noted.messages, lost="its episode failed" if ended is None else "it was not judged"
+        )
+    return TaughtConversation(
         noted.messages,
         ended.rewards,
         cuts=noted.cuts,
@@ -268,7 +274,7 @@ def as_taught(noted: RecordingEpisode, finish: Finish | None = None) -> Taught:
     )
 
 
-def whole(told: Taught) -> bool:
+def whole(told: TaughtConversation) -> bool:
     """Whether something was said in every turn, also in the last one."""
     own = [message["content"].strip() for message in told.messages if message["role"] == "assistant"]
     return all(own) and told.messages[-1]["role"] == "assistant"

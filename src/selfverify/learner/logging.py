@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from selfverify.core.errors import CheckpointError
-from selfverify.core.journal import Journal, read_rows
+from selfverify.core.journal import JsonlStore, read_rows
 
 
-class MetricsLog(Journal):
+class MetricsLog(JsonlStore):
     """A journal of metrics that a resumed run can cut back to its checkpoint.
 
     Floats are rounded to 6 significant digits, so that the file is short. NaN and infinity, which JSON lacks,

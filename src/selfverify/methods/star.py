@@ -29,12 +29,12 @@ from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
-from selfverify.core.journal import STRICT, Journal
+from selfverify.core.journal import STRICT, JsonlStore
 from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
-from selfverify.evaluation.sweep import Sweep, make_problems
+from selfverify.evaluation.sweep import ResumableBatches, make_problems
 from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.tasks.answering import SelfCorrection, turn_channel
@@ -134,7 +134,7 @@ class STaR(TwoTurnMethod):
         run.task.set_coordinate_space(run.policy.coordinate_space)
         if not run.resume:
             ranks.on_first(lambda: clear_iterations(run.folder))
-        ranks.on_first(partial(Journal, events))  # repairs it before others write to it
+        ranks.on_first(partial(JsonlStore, events))  # repairs it before others write to it
         for number in range(1, self.config.iterations + 1):
             folder, own = run.folder / f"iteration-{number}", derived_seed(run.seed, number)
             with EventLog(events, ranks.index()):
@@ -160,7 +160,7 @@ class STaR(TwoTurnMethod):
             "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
         }
         path = folder / CONVERSATIONS_FILE
-        sweep = Sweep(path, Collected, settings, config.problems, run.learner.micro_batch_groups)
+        sweep = ResumableBatches(path, Collected, settings, config.problems, run.learner.micro_batch_groups)
         for share in sweep.shares():
             problems, unusable = make_problems(task, "train", run.seed, share, policy.encoder)
             for index, error in unusable.items():

@@ -19,7 +19,7 @@ from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Events, Tell
+from selfverify.serving.backend import AnswerRequest, Backend, Events, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
@@ -130,7 +130,7 @@ class Gateway:
 
     async def _prepared(
         self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
-    ) -> tuple[Ask, bool]:
+    ) -> tuple[AnswerRequest, bool]:
         """Return a request as the backend gets it, and whether one of several answers is chosen."""
         model, chosen = best_of(asked, self.settings.best_of)
         settings = chosen or BestOf(
@@ -145,7 +145,9 @@ class Gateway:
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         return ask, chosen is not None
 
-    async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
+    async def _pass_on(
+        self, request: web.Request, raw: Mapping[str, Any], ask: AnswerRequest
+    ) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
         usage, until = ask.usage, ask.deadline
         body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
@@ -169,7 +171,7 @@ class Gateway:
         model: str,
         settings: BestOf,
         deadline: float,
-    ) -> Ask:
+    ) -> AnswerRequest:
         """Return the request as the backend gets it: checked, and with the model's own name."""
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
         for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
@@ -181,7 +183,7 @@ class Gateway:
             settings = settings.model_copy(update={"content": "raw"})
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        ask = Ask(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
+        ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
         self._check(ask)
@@ -190,7 +192,7 @@ class Gateway:
             logger.info("%s asks %s", request[REQUEST_ID], told)
         return ask
 
-    def _look(self, given: dict[str, Any], ask: Ask) -> VisualToolTask:
+    def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""
         if self.looking is None:
             text = "look: nothing is looked at again here; start the gateway with --look"
@@ -207,7 +209,7 @@ class Gateway:
             return [], messages
         return await take_images(messages, self.settings.images), self.backend.own_messages(messages)
 
-    def _check(self, ask: Ask) -> None:
+    def _check(self, ask: AnswerRequest) -> None:
         self.backend.check(ask)
         try:
             verifier = ask.best_of.verifier or self.backend.default_verifier
@@ -220,7 +222,7 @@ class Gateway:
             raise invalid_value("best_of.abstain_below", str(error)) from None
 
     async def _select(
-        self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
+        self, request: web.Request, ask: AnswerRequest, wanted: int, tell: Tell | None = None
     ) -> Selection:
         count = self.metrics
         outcome = await select(self.backend, ask, wanted, self.calibration, tell)
@@ -254,7 +256,12 @@ class Gateway:
         return await stream.end()
 
     async def _answer(
-        self, stream: EventStream, request: web.Request, head: dict[str, Any], ask: Ask, asked: ChatRequest
+        self,
+        stream: EventStream,
+        request: web.Request,
+        head: dict[str, Any],
+        ask: AnswerRequest,
+        asked: ChatRequest,
     ) -> None:
         """Report candidates as they come, then send the chosen answers. One without selection is sent as it
         is written, if the backend shows it."""
@@ -302,7 +309,7 @@ class Gateway:
         pictures, messages = await self._take(asked.messages)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
-        ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
+        ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
         try:
             async with asyncio.timeout_at(deadline):

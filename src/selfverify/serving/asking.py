@@ -13,7 +13,7 @@ from selfverify.remote.connection import ServerConfig
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.server_replies import Reader, Reading, read_text
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.backend import Ask
+from selfverify.serving.backend import AnswerRequest
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.selecting import Selection, check_verifier, select
@@ -60,7 +60,7 @@ def solve_on_server(
 
 async def _ask(
     settings: SolveConfig, problem: Problem, read: Reader, on_candidate: OnCandidate | None
-) -> tuple[Ask, Selection]:
+) -> tuple[AnswerRequest, Selection]:
     """Ask the server; return the question with what it cost, and what was found."""
     answerer, drawing, choosing = settings.answerer, settings.drawing, settings.choosing
     assert answerer.server is not None
@@ -79,7 +79,7 @@ async def _ask(
         }
         best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}))
         deadline = asyncio.get_running_loop().time() + answerer.timeout
-        ask = Ask(body, [], best_of, deadline, streams=True)
+        ask = AnswerRequest(body, [], best_of, deadline, streams=True)
         tell = None if on_candidate is None else lambda place, candidate: on_candidate(candidate)
         return ask, await select(backend, ask, calibration=calibration, tell=tell, read=read)
 

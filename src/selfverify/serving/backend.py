@@ -28,7 +28,7 @@ OnLook = Callable[[int, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
-class Ask:
+class AnswerRequest:
     """One question on its way.
 
     Args:
@@ -63,7 +63,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Drawing:
+class Draws:
     """Where a backend puts candidates.
 
     Args:
@@ -142,7 +142,7 @@ class Backend(ABC):
             ConfigError: There is no such verifier; the message lists those there are.
         """
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: AnswerRequest) -> None:
         """Refuse what else this backend cannot do.
 
         Raises:
@@ -178,7 +178,7 @@ class Backend(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
         """Draw ``n`` candidates after the ``first`` ones.
 
         Returns:
@@ -186,7 +186,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
+    async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """Return the scores of given answers; None for an answer on which the verifier failed."""
 
     async def fault(self) -> str | None:

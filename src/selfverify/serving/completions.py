@@ -8,7 +8,7 @@ from typing import Any
 
 from selfverify.remote.server_replies import Completion
 from selfverify.selection.candidates import Candidate
-from selfverify.serving.backend import Ask
+from selfverify.serving.backend import AnswerRequest
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import Selected, Selection, visible
 from selfverify.serving.streaming import EventStream
@@ -35,7 +35,7 @@ def verification(selected: Selected, outcome: Selection) -> dict[str, Any]:
     }
 
 
-def summary(ask: Ask, outcome: Selection) -> dict[str, Any]:
+def summary(ask: AnswerRequest, outcome: Selection) -> dict[str, Any]:
     """Return the figures of the whole request, with all candidates if they were asked for."""
     found: dict[str, Any] = {
         "strategy": ask.best_of.strategy,
@@ -112,7 +112,7 @@ def logprobs(selected: Selected, settings: BestOf) -> dict[str, Any] | None:
     return {"content": found, "refusal": None}
 
 
-def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, Any]:
+def completion(head: dict[str, Any], ask: AnswerRequest, outcome: Selection) -> dict[str, Any]:
     """Return a chat completion; ``head`` holds its id, time and model.
 
     What else the server said of the best answer, of its choice and of its reply, is passed on.
@@ -182,7 +182,7 @@ def pieces(text: str) -> list[str]:
     return _PIECE.findall(text) or ([text] if text else [])
 
 
-def figures(ask: Ask, outcome: Selection) -> dict[str, str]:
+def figures(ask: AnswerRequest, outcome: Selection) -> dict[str, str]:
     """Return a completion's figures as headers."""
     best = outcome.selected[0]
     sure = {"score": best.choice.score, "confidence": best.choice.confidence, "probability": best.probability}

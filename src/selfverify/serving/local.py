@@ -17,7 +17,7 @@ from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.policy.reply_parts import TooLongError, has_too_many_characters
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Drawing
+from selfverify.serving.backend import AnswerRequest, Backend, Draws
 from selfverify.serving.batching import Batcher, Job
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.incoming import with_places
@@ -93,7 +93,7 @@ class Local(Backend):
             known = ", ".join([*self.verifiers, "none"])
             raise ConfigError(f"there is no verifier {verifier!r}; there are {known}")
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: AnswerRequest) -> None:
         """See `Backend`."""
         body = ask.body
         if ask.model != self.model:
@@ -118,7 +118,7 @@ class Local(Backend):
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
 
-    async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
         """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
         body = ask.body
         sampling = SamplingConfig(
@@ -175,7 +175,7 @@ class Local(Backend):
         return None
 
     async def _look(
-        self, ask: Ask, look: VisualToolTask, sampling: SamplingConfig, seed: int, drawing: Drawing
+        self, ask: AnswerRequest, look: VisualToolTask, sampling: SamplingConfig, seed: int, drawing: Draws
     ) -> ServerError | None:
         """Draw candidates that look at the images again; they are no batch with those of other requests."""
         verifier = self.verifiers.get(drawing.verifier)
@@ -207,7 +207,7 @@ class Local(Backend):
             return ServerError("conversations failed or took too long", 500, "model_failed")
         return None
 
-    async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
+    async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`. The answers are judged as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
@@ -238,7 +238,7 @@ def _refused(error: DataError) -> ApiError:
     return ApiError(400, str(error), "context_length_exceeded" if is_long else "invalid_value", "messages")
 
 
-def _check_going_on(ask: Ask) -> None:
+def _check_going_on(ask: AnswerRequest) -> None:
     """Refuse a request that says two things of how its prompt ends, or that would have candidates scored.
 
     Raises:
@@ -272,12 +272,12 @@ def _in_loop(write: Callable[[str], None]) -> Callable[[str], None]:
     return put
 
 
-def _problem(ask: Ask) -> Problem:
+def _problem(ask: AnswerRequest) -> Problem:
     """Return the question with its images decoded, which takes many times the memory that they came in."""
     return Problem(ask.id or "request", ask.body["messages"], [picture.decode() for picture in ask.pictures])
 
 
-def _scores(ask: Ask, rows: list[Trajectory], verifier: Verifier) -> list[float | None]:
+def _scores(ask: AnswerRequest, rows: list[Trajectory], verifier: Verifier) -> list[float | None]:
     [scores] = verifier.score([Group(_problem(ask), rows)])
     return scores
 

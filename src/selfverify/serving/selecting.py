@@ -16,7 +16,7 @@ from selfverify.selection.choose import Choice, choose
 from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES
-from selfverify.serving.backend import Ask, Backend, Drawing, Tell
+from selfverify.serving.backend import AnswerRequest, Backend, Draws, Tell
 from selfverify.serving.best_of import BestOf, Choosing
 
 
@@ -61,7 +61,7 @@ class Selection:
 
 async def select(
     backend: Backend,
-    ask: Ask,
+    ask: AnswerRequest,
     wanted: int = 1,
     calibration: Calibration | None = None,
     tell: Tell | None = None,
@@ -86,7 +86,7 @@ async def select(
     strict = backend.strict and settings.instruction
     fusion = fusion_of(verifier, calibration.fusion if calibration else None)
     read = read or partial(read_text, kind=settings.answers, strict=strict)
-    drawing = Drawing("soft" if fusion else verifier, read, tell, fusion)
+    drawing = Draws("soft" if fusion else verifier, read, tell, fusion)
     greedy = wanted if ask.body.get("temperature") == 0 else None
     stopped, missing = await _draw_until_sure(backend, ask, drawing, greedy)
     drawing.end()
@@ -135,7 +135,7 @@ def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration |
 
 
 async def _draw_until_sure(
-    backend: Backend, ask: Ask, drawing: Drawing, greedy: int | None
+    backend: Backend, ask: AnswerRequest, drawing: Draws, greedy: int | None
 ) -> tuple[str, int]:
     """Draw; return why that ended, and how many candidates are missing.
 

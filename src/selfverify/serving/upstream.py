@@ -20,7 +20,7 @@ from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Drawing, Events
+from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
 from selfverify.serving.incoming import with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
@@ -67,7 +67,7 @@ class Upstream(Backend):
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
             raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: AnswerRequest) -> None:
         """See `Backend`."""
         if ask.look is not None and judge_of(ask.best_of.verifier or "", ask.model) is not None:
             text = "candidates that look again have the scores that they write: inline or none"
@@ -97,7 +97,7 @@ class Upstream(Backend):
             if begun:
                 usage.add(counted, max(size // 4, pieces))  # most servers send each token apart
 
-    async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
 
         ``soft`` reads the score of each distinct candidate in a call of its own where the server continues
@@ -162,7 +162,7 @@ class Upstream(Backend):
                 (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
 
     async def _look(
-        self, ask: Ask, look: VisualToolTask, n: int, first: int, drawing: Drawing
+        self, ask: AnswerRequest, look: VisualToolTask, n: int, first: int, drawing: Draws
     ) -> ServerError | None:
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
@@ -213,7 +213,7 @@ class Upstream(Backend):
             return fault if isinstance(fault, ServerError) else ServerError(str(fault), 500, "model_failed")
         return None
 
-    def _mode(self, ask: Ask) -> Mode:
+    def _mode(self, ask: AnswerRequest) -> Mode:
         """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are
         there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
         if self.separate:
@@ -221,13 +221,13 @@ class Upstream(Backend):
         needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
         return "stream" if needed else "n"
 
-    async def _rating(self, ask: Ask, judge: str, text: str) -> float | None:
+    async def _rating(self, ask: AnswerRequest, judge: str, text: str) -> float | None:
         try:
             return await rate(self.client, judge, ask.body["messages"], text, ask.usage)
         except ServerError:
             return None  # an answer without a score is better than no answer
 
-    async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
+    async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`: a judge is asked, whatever the verifier.
 
         Raises:

@@ -25,7 +25,7 @@ from selfverify.agents.screen_tools import (
     WaitFor,
 )
 from selfverify.core.errors import ConfigError
-from selfverify.core.journal import Journal
+from selfverify.core.journal import JsonlStore
 
 _BEGIN = re.compile(rb"<\?xml|<hierarchy|<displays")
 
@@ -66,7 +66,7 @@ class Trace:
             raise ConfigError(
                 f"traces: {first} cannot be made ({error.strerror}); name another folder"
             ) from None
-        self._journal = Journal(self.home / "traces" / "trace.jsonl")
+        self._journal = JsonlStore(self.home / "traces" / "trace.jsonl")
         self._line: dict[str, Any] = {}
 
     def seen(self, view: Capture, answers: dict[str, str]) -> None:

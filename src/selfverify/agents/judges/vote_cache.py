@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.journal import Journal, read_rows
+from selfverify.core.journal import JsonlStore, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class VoteCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self._known: dict[str, dict[str, Any]] = {}
-        self._journal: Journal | None = None
+        self._journal: JsonlStore | None = None
         if path is not None:
             self.keep(path)
 
@@ -40,7 +40,7 @@ class VoteCache:
                 file; each knows what stood in it when it began.
             others: More such files, whose answers are known as well.
         """
-        self._journal = Journal(path)
+        self._journal = JsonlStore(path)
         for file in {path, *others}:
             for row in read_rows(file, skip_corrupt=True):
                 match row:

@@ -31,7 +31,7 @@ from selfverify.experiments.looks.read_pairs import read_lines
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.experiments.teaching import Asked, Lessons, School, at_most
+from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import ANSWER_NOW
 from selfverify.looking.look_task import VisualTask
@@ -96,7 +96,7 @@ def collect_looks(
     task = recipe_task(recipe)
     total, school, keep = (
         at_most(task, problems),
-        School(recipe, task, teacher, samples),
+        Teaching(recipe, task, teacher, samples),
         image_keeper(folder),
     )
     examples = [] if shots is None else read_transcripts(shots)
@@ -156,7 +156,7 @@ def branch_looks(
     parents = _parents(rows, task.name)[:most]
     if not parents:
         raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
-    school, keep = School(recipe, task, teacher, samples), image_keeper(folder)
+    school, keep = Teaching(recipe, task, teacher, samples), image_keeper(folder)
     hurry = f"\n{task.settings.answer_now}" if isinstance(task, VisualTask) else ANSWER_NOW
     words = {"branched": "", "induced": INDUCE, "hurried": hurry}[way]
 
@@ -192,7 +192,7 @@ def _judged_by(problem: Problem) -> dict[str, Any]:
     return {"question": problem.meta.get("question"), "target": target}
 
 
-def _parents(rows: Sequence[Lessons], task: str) -> list[tuple[Lessons, VisualTrace]]:
+def _parents(rows: Sequence[TaughtProblem], task: str) -> list[tuple[TaughtProblem, VisualTrace]]:
     """Right traces with a step, with their lines."""
     return [
         (row, trace)
@@ -271,7 +271,7 @@ def _with_examples(problem: Problem, examples: Sequence[str]) -> Problem:
     return replace(problem, messages=[*problem.messages[:-1], last])
 
 
-def _summary(rows: Sequence[Lessons]) -> CollectedLooks:
+def _summary(rows: Sequence[TaughtProblem]) -> CollectedLooks:
     found = CollectedLooks()
     for row in rows:
         for told in row.conversations:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from selfverify.agents import background
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
-from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.traces import VisualTrace
@@ -79,7 +79,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
         "judge": judge.model_dump(mode="json", exclude={"timeout"}),
         "traces": [trace.id for trace, _ in asked],
     }
-    sweep = Sweep(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
+    sweep = ResumableBatches(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
     for share in sweep.shares():
         batch = [(index, *asked[index]) for index in share]
         sweep.store(background.start(_ask_all(batch, judge)).result())

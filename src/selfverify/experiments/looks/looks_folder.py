@@ -24,7 +24,7 @@ from PIL.Image import Image
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import read_journal
 from selfverify.evaluation.steps import IMAGES, written_images
-from selfverify.experiments.teaching import Lessons, Taught
+from selfverify.experiments.teaching import TaughtConversation, TaughtProblem
 from selfverify.looking.traces import VisualTrace, malformed_message
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
@@ -48,7 +48,7 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
     return keep
 
 
-def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Lessons]]:
+def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[TaughtProblem]]:
     """The header and the lines of one of a folder's journals, in order.
 
     Raises:
@@ -58,14 +58,14 @@ def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Lesson
     path = folder / SOURCES[source]
     if not path.is_file():
         raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
-    settings, rows = read_journal(path, Lessons)
+    settings, rows = read_journal(path, TaughtProblem)
     for row in rows.values():
         if fault := _fault(row):
             raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
     return settings, [rows[index] for index in sorted(rows)]
 
 
-def _fault(row: Lessons) -> str:
+def _fault(row: TaughtProblem) -> str:
     """What is wrong with a line whose fields have the right types; empty where nothing is."""
     for number, one in enumerate(row.conversations):
         why = next(filter(None, map(malformed_message, one.messages)), "")
@@ -82,7 +82,8 @@ def _fault(row: Lessons) -> str:
 
 
 _TOLD: dict[str, Any] = {"told": 1, "cuts": [], "steps": []}
-"""What `Lessons.about` says of the beginning that a conversation goes on from, with what it is by default."""
+"""What `TaughtProblem.about` says of the beginning that a conversation goes on from, with what it is by
+default."""
 
 
 def all_traces(folder: Path) -> Iterator[VisualTrace]:
@@ -99,7 +100,7 @@ def all_traces(folder: Path) -> Iterator[VisualTrace]:
                 yield from traces_of(row, source, str(settings.get("task", "")))
 
 
-def traces_of(row: Lessons, source: str, task: str) -> Iterator[VisualTrace]:
+def traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
     """The traces in a line of a journal."""
     about = row.about
     name = str(about.get("parent") or row.problem)
@@ -108,7 +109,7 @@ def traces_of(row: Lessons, source: str, task: str) -> Iterator[VisualTrace]:
                      source, task)  # fmt: skip
 
 
-def _trace(row: Lessons, told: Taught, name: str, source: str, task: str) -> VisualTrace:
+def _trace(row: TaughtProblem, told: TaughtConversation, name: str, source: str, task: str) -> VisualTrace:
     about = row.about
     return VisualTrace(
         id=name,
