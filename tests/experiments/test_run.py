@@ -187,7 +187,7 @@ def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) ->
                     policy, task, make_method(method), learner, SamplingConfig(**sampling),
                     output=tmp_path / "run",
                 )  # fmt: skip
-    rates = TrainerConfig(steps=1, channels="apart", channel_rates={"turn_1": 2.0})
+    rates = TrainerConfig(steps=1, channels="separate", channel_rates={"turn_1": 2.0})
     with pytest.raises(ConfigError, match=r"^learner\.channel_rates: adpo has no channel 'turn_1'"):
         learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ def main() -> None:
         dtype="bfloat16" if "bfloat16" in words else "float32",
         lora=AdapterConfig(rank=2, dropout=0.3) if "dropout" in words else None,
     )
-    channels = next((word for word in words if word in ("alternate", "apart")), "joint")
+    channels = next((word for word in words if word in ("alternate", "separate")), "joint")
     config = TrainerConfig(
         steps=2 if "dropout" in words else STEPS if channels == "joint" else 6,
         groups_per_step=3,

@@ -37,7 +37,7 @@ SCRIPT = Path(__file__).with_name("resume_run.py")
 def one_weight(**settings: object) -> tuple[nn.Parameter, ChannelOptimizer]:
     """A weight of 1 with AdamW of rate 0.1 and decay rates 0.5, whose eps is too small to be seen."""
     weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    config = TrainerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="apart", **settings)
+    config = TrainerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="separate", **settings)
     optimizer = make_optimizer(config, [("w", weight)])
     assert isinstance(optimizer, ChannelOptimizer)
     return weight, optimizer
@@ -105,7 +105,7 @@ def made_streams(policy: Policy, count: int = 3) -> list[TokenStreams]:
 
 
 def gradients(policy: Policy, groups: list[TokenStreams], **how: object) -> tuple[Parallel, UpdateMetrics]:
-    config = TrainerConfig(steps=1, channels="apart", micro_batch_groups=2)
+    config = TrainerConfig(steps=1, channels="separate", micro_batch_groups=2)
     optimizer = make_optimizer(config, policy.model.named_parameters())
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, 1.0)
     totals = UpdateMetrics()
@@ -188,7 +188,7 @@ def test_modes_in_a_run(folder: Path, tmp_path: Path) -> None:
     told = [sorted(key for key in line if key.startswith("grad_norm/")) for line in turns]
     assert told == [["grad_norm/answer"], ["grad_norm/score"]] * 2
     assert turns[0]["tokens/trained"] > 0
-    apart = lines(run(folder, tmp_path / "apart", channels="apart", channel_rates={"score": 0.5}))
+    apart = lines(run(folder, tmp_path / "apart", channels="separate", channel_rates={"score": 0.5}))
     for line in apart:
         both = math.hypot(line["grad_norm/answer"], line["grad_norm/score"])
         assert line["grad_norm"] == pytest.approx(both, rel=1e-4)
@@ -208,7 +208,7 @@ def test_measuring_norms_changes_nothing_that_is_learnt(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("channels", "dtype"),
-    [pytest.param("alternate", "float32", marks=pytest.mark.slow), ("apart", "bfloat16")],
+    [pytest.param("alternate", "float32", marks=pytest.mark.slow), ("separate", "bfloat16")],
 )
 def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channels: str, dtype: str) -> None:
     """SIGKILL in the middle of the run; moments and masters of all channels come back bit for bit."""
@@ -237,6 +237,6 @@ def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channe
 
 
 def test_moments_of_another_mode_are_refused(folder: Path, tmp_path: Path) -> None:
-    output = run(folder, tmp_path, 1, channels="apart")
-    with pytest.raises(ConfigError, match=r"was written with learner\.channels=apart"):
+    output = run(folder, tmp_path, 1, channels="separate")
+    with pytest.raises(ConfigError, match=r"was written with learner\.channels=separate"):
         run(folder, output, 2, resume=True)

@@ -117,7 +117,7 @@ def test_a_bad_gradient_changes_nothing_but_the_count_of_updates(
     assert "1 update skipped, as its gradient was not finite" in story(events)
 
 
-@pytest.mark.parametrize("channels", ["apart", "alternate"])
+@pytest.mark.parametrize("channels", ["separate", "alternate"])
 def test_each_channel_is_looked_at_by_itself(tiny_folder: Path, tmp_path: Path, channels: str) -> None:
     """A score's gradient overflows in one step, where the answer's moments go on if it is their turn."""
 
@@ -125,7 +125,7 @@ def test_each_channel_is_looked_at_by_itself(tiny_folder: Path, tmp_path: Path, 
         return replace(credit, weight=3e38) if step == 1 and credit.channel == SCORE else credit
 
     policy = Policy.load(str(tiny_folder))
-    config = settings(3, channels=channels, inner_epochs=1 if channels == "apart" else 2)
+    config = settings(3, channels=channels, inner_epochs=1 if channels == "separate" else 2)
     learn(policy, DigitsPick(), Credited(huge), config, output=tmp_path)
     (_, before, _), (_, after, _) = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     for channel, stays in ((SCORE, True), (ANSWER, False)):

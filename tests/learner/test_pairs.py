@@ -161,7 +161,7 @@ def test_an_unknown_objective_is_an_error_that_names_it() -> None:
         LossComputer(alone, TrainerConfig(steps=1), name)
 
 
-@pytest.mark.parametrize("settings", [{"channels": "apart"}, {"log_channels_every": 2}])
+@pytest.mark.parametrize("settings", [{"channels": "separate"}, {"log_channels_every": 2}])
 def test_pairs_have_no_channels_to_tell_apart(settings: dict[str, Any]) -> None:
     alone: Any = type("Alone", (), {"policy": None})
     with pytest.raises(ConfigError, match="pairwise compares whole trajectories"):

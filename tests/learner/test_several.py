@@ -32,9 +32,9 @@ Run = tuple[Path, Weights]
 """A run's folder, and the weights after it."""
 
 TOGETHER = {
-    "alone": [(), ("vision=1", "text=1"), ("channels=apart", "steps=2")],
+    "alone": [(), ("vision=1", "text=1"), ("channels=separate", "steps=2")],
     "ddp": [(), ("vision=1", "text=1"), ("tokens=150",)],
-    "fsdp": [(), ("channels=apart", "steps=2")],
+    "fsdp": [(), ("channels=separate", "steps=2")],
 }
 """Settings of runs that one launch makes one after another."""
 
@@ -122,7 +122,7 @@ def test_slices_of_rows_keep_processes_in_step(way: str, ran: Callable[..., Run]
     ("way", "channels", "told"),
     [
         ("ddp", "joint", ["all"] * 2),
-        ("fsdp", "apart", ["answer", "score"] * 2),
+        ("fsdp", "separate", ["answer", "score"] * 2),
         pytest.param(
             "zero",
             "joint",
@@ -175,7 +175,7 @@ def test_uneven_processes_equal_one(
 @pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_channels_apart_equal_one_process(way: str, ran: Callable[..., Run]) -> None:
     """Each channel's gradient is summed over the processes."""
-    settings = ("channels=apart", "steps=2")
+    settings = ("channels=separate", "steps=2")
     (ours, weights), (theirs, others) = ran(way, *settings), ran("alone", *settings)
     assert_same(weights, others)
     assert all(line["grad_norm/score"] > 0 for line in assert_same_metrics(ours, theirs))

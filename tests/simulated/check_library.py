@@ -251,7 +251,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"verification_credit": "expected", "kl": 0.01},
         {"micro_batch_tokens": 60, "evaluate_every": 1},
     ),
-    "apart, expected": ("adpo", {"verification_credit": "expected"}, {"channels": "apart"}),
+    "apart, expected": ("adpo", {"verification_credit": "expected"}, {"channels": "separate"}),
     "joint, masters, vision, checkpointing": (
         "sft",
         {},

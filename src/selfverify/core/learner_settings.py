@@ -76,18 +76,18 @@ class TrainerConfig(Config):
     max_grad_norm: float = Field(
         1.0, gt=0.0, description="Gradients with a larger norm are scaled down to it."
     )
-    channels: Literal["joint", "alternate", "apart"] = Field(
+    channels: Literal["joint", "alternate", "separate"] = Field(
         "joint",
         description="How the channels of a method share the optimizer. `joint`: one gradient, one pair of "
         "moments. `alternate`: updates take turns, each learns the tokens of one channel, with moments and "
         "clipping of its own; a channel that shall learn from every group needs as many `inner_epochs` as "
-        "there are channels. `apart`: in every update each channel has its own backward pass, moments, "
+        "there are channels. `separate`: in every update each channel has its own backward pass, moments, "
         "clipping and step.",
     )
     channel_rates: dict[str, Rate] = Field(
         {},
         description="Factors on the learning rate by channel (`{score: 0.5}`), with `channels: alternate` or "
-        "`apart`; 1 for a channel that is not named.",
+        "`separate`; 1 for a channel that is not named.",
     )
     log_channels_every: int = Field(
         0,
@@ -169,7 +169,7 @@ class TrainerConfig(Config):
             )
         if self.channel_rates and self.channels == "joint":
             faults.append(
-                "channel_rates needs channels=alternate or channels=apart: with channels=joint all channels "
+                "channel_rates needs channels=alternate or channels=separate: with channels=joint all channels "
                 "share one step"
             )
         if faults:

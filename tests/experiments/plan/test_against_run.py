@@ -170,7 +170,7 @@ def test_memory_of_conversations(
             ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=sft"), marks=pytest.mark.slow
         ),
         pytest.param(("method.name=sft",), marks=pytest.mark.slow),
-        ("policy.dtype=bfloat16", "learner.channels=apart", "method.name=sft"),
+        ("policy.dtype=bfloat16", "learner.channels=separate", "method.name=sft"),
     ],
     ids=["full", "checkpointing", "lora", "vision", "plain", "sft", "masters and channels"],
 )

@@ -89,7 +89,7 @@ class PlannedStep:
         mode = recipe.learner.channels
         self.moments = [""] if mode == "joint" else [*method.channels]
         """The channels that have moments of their own."""
-        self.gradients = self.moments if mode == "apart" else []
+        self.gradients = self.moments if mode == "separate" else []
         """The channels that have gradients of their own."""
         self.optimizer = self._optimizer(recipe.learner)
         with torch.no_grad():
