@@ -51,13 +51,13 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
     category = "long" if record.get("is_sentence") else "short"
     found: list[Row | DataError] = []
     questions = record.get("text")
-    for number, question in enumerate(
+    for index, question in enumerate(
         [questions] if isinstance(questions, str) else listed(questions, "text")
     ):
         try:
             found.append(
                 {
-                    "id": f"{place.file.stem}/{number}",
+                    "id": f"{place.file.stem}/{index}",
                     "images": refs,
                     "source": "ReasonSeg",
                     "category": category,

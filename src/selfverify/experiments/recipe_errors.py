@@ -96,9 +96,9 @@ def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
 
 
 def _all_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, field in model.model_fields.items():
+    for name, info in model.model_fields.items():
         yield (*prefix, name)
-        inner = _model_in(field.annotation)
+        inner = _model_in(info.annotation)
         if inner is not None and len(prefix) < 8:  # a model that contains itself must not recurse for ever
             yield from _all_keys(inner, (*prefix, name))
 
