@@ -248,7 +248,7 @@ def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: p
     assert recipe_task(changed).limits == RolloutLimits(turns=4, step_threads=3, step_timeout_s=2.0)
     assert recipe_task(load_recipe(good)).limits == RolloutLimits(turns=9, step_timeout_s=2.0)
     assert "episode.turns: should be greater than or equal to 1" in refusal(good, "episode.turns=0")
-    assert "did you mean episode.step_timeout_s?" in refusal(good, "episode.reply_sec=3")
+    assert "did you mean episode.step_timeout_s?" in refusal(good, "episode.step_timeout=3")
     assert "set episode.step_threads" in refusal(good, "episode.step_timeout_s=3")
     monkeypatch.setattr(registry.METHODS["pairs"], "limits", RolloutLimits(turns=2))
     assert "method pairs are as long as it says itself" in refusal(good, "episode.turns=4")

@@ -24,7 +24,7 @@ from served import free_port
 
 PROGRAM = Path(__file__).with_name("several.py")
 FOLDERS = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
-WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPRoot", "zero": "DeepSpeedEngine"}
+WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPModuleRoot", "zero": "DeepSpeedEngine"}
 
 
 Weights = dict[str, torch.Tensor]

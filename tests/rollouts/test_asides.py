@@ -98,8 +98,8 @@ def test_an_aside_leaves_no_trace(load_policy: Any, kind: str) -> None:
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
         policy.threads = apart(policy)  # type: ignore[method-assign]
-    plain, _ = hold(policy, lambda: Asks(probed=False))
-    asked, episodes = hold(policy, lambda: Asks(probed=True))
+    plain, _ = hold(policy, lambda: Asks(aside=False))
+    asked, episodes = hold(policy, lambda: Asks(aside=True))
     assert [t.tokens for t in asked] == [t.tokens for t in plain]
     for one, other in zip(asked, plain, strict=True):
         for mine, theirs in zip(one.segments, other.segments, strict=True):
@@ -119,10 +119,10 @@ def test_an_aside_is_what_would_have_been_said(load_policy: Any, kind: str) -> N
     policy = ending(load_policy, by=5.5)
     if kind == "apart":
         policy.threads = apart(policy)  # type: ignore[method-assign]
-    _, episodes = hold(policy, lambda: Asks(probed=True))
+    _, episodes = hold(policy, lambda: Asks(aside=True))
     compared = 0
     for turn in (0, 1):
-        stopped, _ = hold(policy, lambda turn=turn: Asks(probed=False, instead=turn), turns=turn + 2)  # type: ignore[misc]
+        stopped, _ = hold(policy, lambda turn=turn: Asks(aside=False, instead=turn), turns=turn + 2)  # type: ignore[misc]
         for trajectory, episode in zip(stopped, episodes, strict=True):
             said = [segment for segment in trajectory.segments if segment.author == "policy"]
             if len(said) == turn + 2:
@@ -147,8 +147,8 @@ def test_an_aside_that_does_not_fit(load_policy: Any) -> None:
             found.probe = Observation("long " * 3000)
             return found
 
-    trajectories, episodes = hold(ending(load_policy, by=5.5), lambda: Long(probed=True))
-    plain, _ = hold(ending(load_policy, by=5.5), lambda: Asks(probed=False))
+    trajectories, episodes = hold(ending(load_policy, by=5.5), lambda: Long(aside=True))
+    plain, _ = hold(ending(load_policy, by=5.5), lambda: Asks(aside=False))
     assert [t.tokens for t in trajectories] == [t.tokens for t in plain]
     assert not any(episode.heard for episode in episodes)
 
@@ -164,5 +164,5 @@ def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> 
     problems = [Problem("plain", user_turn("Say 7.", images=0))]
     with pytest.raises(ConfigError, match="asked aside"):
         rollout(
-            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(probed=True), RolloutLimits(turns=3)
+            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(aside=True), RolloutLimits(turns=3)
         )

@@ -109,7 +109,7 @@ def test_too_few_threads_are_no_deadlock(
     hung: HungThreads,
     needed: int,
     enter_s: float,
-    reply_s: float,
+    step_timeout_s: float,
 ) -> None:
     """Conversations that wait for each other and cannot all wait at once reach their deadlines: the
     environment's, at which they stop waiting, or the driver's, after which they wait on without anybody.
@@ -118,7 +118,7 @@ def test_too_few_threads_are_no_deadlock(
     ones would complete three, and a second that is still within its deadline would then reply in time.
     """
     desk = Desk(needed)
-    limits = RolloutLimits(turns=2, step_threads=2, step_timeout_s=reply_s)
+    limits = RolloutLimits(turns=2, step_threads=2, step_timeout_s=step_timeout_s)
     sampling = SamplingConfig(group_size=3, max_new_tokens=12, top_p=1.0)
 
     class Impatient(Remote):
@@ -130,7 +130,7 @@ def test_too_few_threads_are_no_deadlock(
         lambda problem, seed: Impatient(desk, loop, False), limits,
     )  # fmt: skip
     assert [t.finish for t in rolled.groups[0].trajectories] == [Finish.ERROR] * 3
-    if enter_s < reply_s:
+    if enter_s < step_timeout_s:
         assert hung.count() == desk.everyone.n_waiting == 0
     else:
         assert hung.count() >= 3  # on a busy machine those that close may be late as well

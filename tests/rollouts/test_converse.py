@@ -232,7 +232,7 @@ def test_a_full_context_ends_a_conversation(
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("concurrent", [1, 2, 4, 6])
+@pytest.mark.parametrize("at_once", [1, 2, 4, 6])
 def test_conversations_in_waves_are_the_same(
     ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
 ) -> None:

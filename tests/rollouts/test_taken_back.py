@@ -54,10 +54,10 @@ class TakesBack(Episode):
         self.asked = self.instead and said.turn == self.back - 1
         return self.shown(said.turn, f" {NOW}" if self.asked else "")
 
-    def shown(self, turn: int, more: str, takes_back: bool = False) -> Observation:
+    def shown(self, turn: int, more: str, undo: bool = False) -> Observation:
         text = "more " * (turn + 1) + more
         parts = [{"type": "text", "text": text}, {"type": "image"}]
-        return Observation(parts, [picture(turn)], undo=takes_back)
+        return Observation(parts, [picture(turn)], undo=undo)
 
     def result(self) -> EpisodeResult:
         return EpisodeResult({"turns": float(len(self.turns))}, turns=["said"] * min(len(self.turns), 1))

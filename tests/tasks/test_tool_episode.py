@@ -137,7 +137,7 @@ def test_a_tool_without_annotations_is_refused() -> None:
 
 def test_a_tool_with_the_name_of_a_method_is_refused() -> None:
     """It would take that method's place."""
-    with pytest.raises(ConfigError, match="Rude: a tool cannot be called close"):
+    with pytest.raises(ConfigError, match="Rude: a tool cannot be called release"):
 
         class Rude(Room):
             @tool

@@ -112,7 +112,7 @@ class Episode(ABC):
 
         It is asked once, with the deadline of a reply: the place to start an environment. Whatever it raises
         ends the trajectory with ``error``. A reply that is ``done`` ends the conversation before the policy
-        has spoken: `ending` says what came of it, and the trajectory has no token to learn from. Any other
+        has spoken: `result` says what came of it, and the trajectory has no token to learn from. Any other
         reply is the first thing that this sample is shown, for which `Problem.environment_begins` has to be
         set.
         """
@@ -139,9 +139,9 @@ class Episode(ABC):
         return ()
 
     def answers(self) -> Sequence[Tagged]:
-        """The answers that `ending` will have judged.
+        """The answers that `result` will have judged.
 
-        A task sees those of all conversations at once (`Task.prepare`) before any `ending` is asked for.
+        A task sees those of all conversations at once (`Task.prepare`) before any `result` is asked for.
         """
         return ()
 

@@ -169,7 +169,7 @@ class TrainerConfig(Config):
             )
         if self.channel_rates and self.channels == "joint":
             faults.append(
-                "channel_rates needs channels=alternate or channels=separate: with channels=joint all of them "
+                "channel_rates needs channels=alternate or channels=separate: with channels=joint they "
                 "share one step"
             )
         if faults:

@@ -198,13 +198,13 @@ class SharedKVSession:
         rows: SessionRows,
         score: bool,
     ) -> dict[SampleIndex, Tensor]:
-        """`hear` in some threads at once.
+        """`append` in some threads at once.
 
         Args:
             given: By thread the tokens that no forward pass has seen, those of its piece last.
             pieces: At least theirs.
             rows: At least these threads.
-            score: See `hear`.
+            score: See `append`.
         """
         width = max(1, *(len(tokens) for tokens in given.values()))
         layout = self._view(rows, rows.most + width) or self._take(rows, rows.most, width)
