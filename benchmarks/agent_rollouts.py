@@ -37,7 +37,7 @@ from agent_world import Actor, Work, scripted_turns, write_policy
 from common import finish, show
 from trl_agents import trl_agents
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.threads import KVSession

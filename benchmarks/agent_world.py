@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.config import SamplingConfig
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 from selfverify.policy.voice import TokenSampler

@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from common import finish, forget_images, parse, show
 
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.config import EvaluationConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.metrics import SampleTable, accuracy

@@ -19,7 +19,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from selfverify.core.atomic_files import write_json
+from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Encoder

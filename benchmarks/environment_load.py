@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from selfverify.core.environment import Call, Environment, StepResult
+from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.process_source import ProcessSource
 

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.loading import Loaded, prepare
 from selfverify.policy.policy import Policy

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.flash import flash_for
 from selfverify.policy.policy import Policy

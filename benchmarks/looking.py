@@ -42,10 +42,10 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_rules import LOG_RATIO

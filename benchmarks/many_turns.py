@@ -30,7 +30,7 @@ from PIL import Image
 from ragged_update import measure as measure_ragged
 from ragged_update import table
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt

@@ -10,9 +10,9 @@ from typing import Any
 
 from common import RESPONSE_TOKENS, PreparedTask
 
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Segment
 from selfverify.learner.loop import Trainer
 from selfverify.methods.adpo import ADPO

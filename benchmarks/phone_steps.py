@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.templates import TEMPLATES

@@ -30,7 +30,7 @@ import torch
 from common import arguments, finish, make_problems, model_folder, parse, show
 from policy_update import peak_bytes
 
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.streams import TokenStreams
 from selfverify.learner.totals import UpdateMetrics
 from selfverify.learner.update import LossComputer

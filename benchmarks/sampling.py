@@ -29,7 +29,7 @@ from processor import make_processor
 from transformers import GenerationConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.policy.policy import Policy
 
 

@@ -16,10 +16,9 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.learner.loop import Trainer
 from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import select

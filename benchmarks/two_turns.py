@@ -45,10 +45,10 @@ from our_step import checksum
 from torch import Tensor
 
 import selfverify.policy.policy as policy_module
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.loop import Trainer
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.base import Training

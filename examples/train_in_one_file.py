@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selfverify import Policy, Problem, SamplingConfig, make_task
-from selfverify.core.credit import valid_trajectories
+from selfverify.core.trajectory import valid_trajectories
 from selfverify.learner.streams import TokenStreams, batch_weights, select, stack, stack_choices
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics

@@ -24,8 +24,8 @@ from typing import Any
 from reproduce.grid_file import BEFORE
 from reproduce.grid_results import MeasuredRun, difference, measure_samples, pooled
 from reproduce.scripts import show
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.evaluation.store import find_store, read_samples
 from selfverify.experiments.recipe import load_recipe
 

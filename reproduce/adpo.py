@@ -15,9 +15,9 @@ from reproduce.stored_runs import run_sources
 from reproduce.tables import grid
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
-from selfverify.core.atomic_files import write_text
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig
+from selfverify.core.files import write_text
 from selfverify.selection.strategies import STRATEGIES
 
 _SIGNED = ("delta",)

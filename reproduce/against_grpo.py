@@ -25,8 +25,8 @@ from typing import Any
 
 from reproduce.grid_results import MeasuredRun, difference, measure_samples, pooled
 from reproduce.scripts import ask_methods, asked_methods, show, with_interval
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.evaluation.store import find_store, read_samples
 
 PASS = "pass@1"

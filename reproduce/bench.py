@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError
+from selfverify.core.files import write_json
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe, recipe_task
 from selfverify.looking.crop_hits import CROP_HIT

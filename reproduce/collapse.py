@@ -25,8 +25,8 @@ from matplotlib.ticker import PercentFormatter
 
 from reproduce.grid_file import BEFORE
 from reproduce.scripts import show
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.experiments.recipe import load_recipe
 from selfverify.reports.figures import PALETTE, STYLE
 

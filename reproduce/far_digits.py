@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from sklearn.svm import SVC
 
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split
 from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
 from selfverify.looking.tasks.far_canvas import CELLS
 from selfverify.tasks.digits.canvas import digit_bank, paste

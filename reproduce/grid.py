@@ -35,12 +35,9 @@ from reproduce.grid_results import write_results
 from reproduce.scripts import script
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.printing import say
-from selfverify.core.atomic_files import make_output_folder, write_text
-from selfverify.core.differences import differences
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import make_folder
-from selfverify.core.folder_lock import only_writer
-from selfverify.core.settings import CommandConfig
+from selfverify.core.files import differences, make_folder, make_output_folder, only_writer, write_text
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
 
 WORKER = [sys.executable, "-m", "reproduce.one_run"]

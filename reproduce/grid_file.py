@@ -26,9 +26,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from selfverify.core.differences import differences
+from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Config, Seed
+from selfverify.core.files import differences
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (

@@ -25,9 +25,8 @@ from reproduce.grid_figures import draw_figures
 from reproduce.grid_file import BEFORE, Run, Study
 from reproduce.grid_tables import markdown
 from reproduce.statistics import compare
-from selfverify.core.atomic_files import write_json, write_text
-from selfverify.core.errors import DataError
-from selfverify.core.version import __version__
+from selfverify.core.errors import DataError, __version__
+from selfverify.core.files import write_json, write_text
 from selfverify.evaluation.error_classes import ERRORS
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, statistics

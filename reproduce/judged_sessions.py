@@ -9,15 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from selfverify.agents import background
 from selfverify.agents.agent_endings import Outcome
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal
+from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import read_journal
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.jsonl_store import read_journal
+from selfverify.core.problem import Problem, Split
 from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.reports.agent_records import calls_of, end_of, turns_of
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
@@ -109,12 +108,12 @@ def _again(store: Path, task: PhoneAgents, problem: Problem, sample: StoredSampl
         return None
     options = PhoneConfig(text="terse", first_screen=task.config.agent.first_screen)
     phone = PhoneEnvironment(options)
-    first = background.finish_inline(phone.reset(problem.target["reset"], problem.target["seed"]))
+    first = event_loop.finish_inline(phone.reset(problem.target["reset"], problem.target["seed"]))
     history = [Exhibit(None, first)]
     for call in calls_of(turns_of(sample)):
-        history.append(Exhibit(call, background.finish_inline(phone.step(call))))
+        history.append(Exhibit(call, event_loop.finish_inline(phone.step(call))))
     goal = Goal.read(problem.target["goal"], problem.id)
-    state = background.finish_inline(phone.state())
+    state = event_loop.finish_inline(phone.state())
     assert state is not None
     truth = goal.on_state(state["facts"], end.message)
     chosen = [exhibit for exhibit in history if exhibit.seen.round in end.evidence]

@@ -26,9 +26,9 @@ from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.prompting import hint_names
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
-from selfverify.core.atomic_files import write_json
+from selfverify.core.config import CommandConfig, Seed
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig, Seed
+from selfverify.core.files import write_json
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio_statistic
 from selfverify_phone.short_form import SHORT
 from selfverify_phone.task import PhoneAgentsConfig

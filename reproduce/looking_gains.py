@@ -31,10 +31,10 @@ from reproduce.looking_rows import (
     table_of,
 )
 from reproduce.scripts import named_folders, script
-from selfverify.core.atomic_files import write_json
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.journal import read_journal
+from selfverify.core.files import write_json
+from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.looked import VERIFIER_WEIGHTS, CappedProblem
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.store import StoredProblem, read_samples

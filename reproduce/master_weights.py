@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from selfverify import Policy, TrainerConfig, make_method, make_task
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trajectory import valid_trajectories
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.passes import micro_batches

@@ -13,8 +13,8 @@ from reproduce.matrix_runs import run_matrix
 from reproduce.scripts import script
 from selfverify.cli.eval_commands import fitted_fusion
 from selfverify.cli.options import settings_as_options
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig
 from selfverify.experiments.recipe import load_recipe
 from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.selection.strategies import find_strategy

@@ -28,9 +28,9 @@ from reproduce.by_size import ALL, LABELS, SIZES, metrics_of
 from reproduce.matrix_runs import run_matrix
 from reproduce.pairs import Cell
 from reproduce.tables import grid, percent
-from selfverify.core.atomic_files import make_output_folder, write_json, write_text
+from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Config
+from selfverify.core.files import make_output_folder, write_json, write_text
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import read_document

@@ -13,9 +13,9 @@ import torch
 
 from reproduce.by_size import SIZES
 from reproduce.pairs import FEW, Cell, as_markdown, judgings, matrix, stored_scores
-from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import PolicyConfig, ServedModelConfig, is_served
+from selfverify.core.files import make_output_folder, write_json, write_text
+from selfverify.core.policy_config import PolicyConfig, ServedModelConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import evaluate

@@ -18,15 +18,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from selfverify.core.atomic_files import write_json
-from selfverify.core.errors import DataError, SelfVerifyError
-from selfverify.core.folder_lock import only_writer
-from selfverify.core.version import __version__
+from selfverify.core.errors import DataError, SelfVerifyError, __version__
+from selfverify.core.files import only_writer, write_json
+from selfverify.core.process_pool import end_with_parent
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
 from selfverify.learner.progress import TrainingProgress
 from selfverify.reports.run_data import read_json
-from selfverify.workers.orphans import end_with_parent
 
 FORCE_S = 60.0
 """Seconds that a run gets to write its checkpoint when its study is gone."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from reproduce.by_size import LABELS, SIZES, figures_by_size
 from selfverify.core.errors import DataError
-from selfverify.core.journal import STRICT, open_journal, read_journal
+from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory

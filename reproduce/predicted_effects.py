@@ -30,8 +30,8 @@ from torch import Tensor
 
 from reproduce.scripts import show
 from reproduce.turn_keeping import TurnTable, breakeven_statistic, keeping, turn_rates
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.statistics import (
     Statistic,

@@ -27,9 +27,8 @@ import numpy as np
 
 from reproduce.scripts import show, with_interval
 from reproduce.statistics import compare
-from selfverify.core.atomic_files import write_json
-from selfverify.core.differences import differences
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import differences, write_json
 from selfverify.evaluation.fuse import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.statistics import draws, on_all

@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from reproduce.scripts import show
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.statistics import bootstrap_interval, on_all, turn_statistics
 from selfverify.evaluation.store import CORRECT_1, find_store, read_samples

@@ -22,8 +22,8 @@ from selfverify.agents.agent_figures import LEAST_SR
 from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.cli.options import Json
 from selfverify.cli.printing import print_json
-from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.core.files import write_text
 from selfverify.evaluation.breakdown import ACCURACY
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import TASKS

@@ -22,8 +22,8 @@ import numpy as np
 import typer
 
 from reproduce.scripts import named_folders, script
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_json
 from selfverify.evaluation.statistics import seeds_interval
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import load_recipe

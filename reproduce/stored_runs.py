@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from reproduce.grid_file import BEFORE
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
 from selfverify.core.problem import Problem
-from selfverify.core.version import __version__
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.store import CORRECT_1, STORES, StoredSample, find_store, read_samples
 from selfverify.experiments.registry import make_task

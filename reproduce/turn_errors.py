@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from reproduce.scripts import ask_methods, asked_methods, show, with_interval
-from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.evaluation.statistics import percentile_interval, pooled_draws, ratio_draws

@@ -18,7 +18,7 @@ from typing import Any
 
 from reproduce.grid_results import MeasuredRun, pooled
 from reproduce.pairs import judge_samples
-from selfverify.core.atomic_files import write_json
+from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.metrics import SampleTable, statistics

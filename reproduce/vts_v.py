@@ -17,10 +17,9 @@ from reproduce.scripts import script
 from reproduce.tables import grid
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import figure, print_json, print_table, say
-from selfverify.core.atomic_files import write_text
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
-from selfverify.core.settings import CommandConfig
+from selfverify.core.files import read_regular, write_text
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.tasks.data_file import DataFile
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt

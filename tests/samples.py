@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.journal import open_journal
+from selfverify.core.jsonl_store import open_journal
 from selfverify.evaluation.store import StoredProblem, StoredSample
 
 

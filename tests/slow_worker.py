@@ -6,7 +6,7 @@ import sys
 import time
 
 main = sys.modules["__main__"].__spec__
-if main is not None and main.name == "selfverify.workers.child":
+if main is not None and main.name == "selfverify.core.process_pool":
     time.sleep(100)
 
 

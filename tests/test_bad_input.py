@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from data_files import base64_png, huge_png, png, write_jsonl
 from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.run import learn
 

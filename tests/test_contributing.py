@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.core.tags import parse_tagged
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn

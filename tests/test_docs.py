@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.policy.test_tool_templates import QWEN3
 
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory

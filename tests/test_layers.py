@@ -30,8 +30,8 @@ LAYERS = (
     "methods",
     "learner",
     "serving",
-    "experiments",
     "integrations",
+    "experiments",
     "cli",
 )
 """The folders from the bottom up. A folder imports itself and folders that stand before it."""
@@ -39,11 +39,9 @@ LAYERS = (
 ALONE = (
     "objectives",
     "selection.rules",
-    "core.settings",
-    "core.policy_settings",
-    "core.sampling_settings",
-    "core.learner_settings",
-    "core.evaluation_settings",
+    "core.config",
+    "core.policy_config",
+    "core.trainer_config",
 )
 """Import nothing of ours: mathematics to be used without us, and settings that load without torch, which
 share one base."""
@@ -163,7 +161,7 @@ def test_stands_alone(part: str) -> None:
     """These can be taken without the rest of the library."""
     for name in MODULES:
         if name == part or name.startswith(part + "."):
-            shared = (part, "core.settings") if part.startswith("core.") else (part,)
+            shared = (part, "core.config") if part.startswith("core.") else (part,)
             outside = [target for target, _ in imports(name) if not target.startswith(shared)]
             assert not outside, f"{name} imports {outside}"
 
@@ -193,17 +191,12 @@ def test_methods_do_not_know_each_other() -> None:
             assert parts <= others <= shared | parts, f"{name} imports {sorted(others - shared - parts)}"
 
 
-@pytest.mark.parametrize("kind", [ast.ClassDef, None], ids=["classes", "files"])
-def test_one_name_one_thing(kind: type[ast.ClassDef] | None) -> None:
-    """No two files, and no two public classes, have the same name."""
+def test_one_name_one_thing() -> None:
+    """No two public classes have the same name."""
     homes: dict[str, list[str]] = {}
     for name, path in MODULES.items():
-        if kind is None:
-            if path.name not in ("__init__.py", "base.py"):
-                homes.setdefault(path.name, []).append(name)
-            continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, kind):
+            if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 
 

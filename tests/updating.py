@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.streams import TokenStreams
 from selfverify.learner.totals import UpdateMetrics

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from reproduce.bench import row_of
 from reproduce.vts_v import app
 from selfverify.core.errors import DataError
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop

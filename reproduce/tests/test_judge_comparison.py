@@ -11,7 +11,7 @@ from selfverify.agents.cases import Ballot, Case, Judgement, JudgePanel, Pending
 from selfverify.agents.exhibits import Exhibit, Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal, Truth
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 

@@ -12,7 +12,7 @@ from tests.agents.phone.played import call, expert, phone_task, played
 from reproduce.judged_sessions import erring_sessions, stored_sessions
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import open_journal
+from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredProblem, StoredSample
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig

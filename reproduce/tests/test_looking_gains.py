@@ -18,7 +18,7 @@ from reproduce import looking_gains
 from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_of
 from reproduce.looking_rows import RowOfSeed, gains, of_looks, of_samples, table_of
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import write_journal
+from selfverify.core.jsonl_store import write_journal
 from selfverify.evaluation.looked import CappedConversation, CappedProblem, CappedStep
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.looks import capped_looks

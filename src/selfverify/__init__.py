@@ -8,15 +8,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from selfverify.core.version import __version__ as __version__
+from selfverify.core.errors import __version__ as __version__
 
 _HOMES = {
-    "EvaluationConfig": "selfverify.core.evaluation_settings",
-    "TrainerConfig": "selfverify.core.learner_settings",
+    "EvaluationConfig": "selfverify.core.config",
+    "TrainerConfig": "selfverify.core.trainer_config",
     "Policy": "selfverify.policy.policy",
-    "PolicyConfig": "selfverify.core.policy_settings",
+    "PolicyConfig": "selfverify.core.policy_config",
     "Problem": "selfverify.core.problem",
-    "SamplingConfig": "selfverify.core.sampling_settings",
+    "SamplingConfig": "selfverify.core.config",
     "evaluate": "selfverify.evaluation.evaluate",
     "learn": "selfverify.experiments.run",
     "load_recipe": "selfverify.experiments.recipe",
@@ -28,11 +28,11 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from selfverify.core.evaluation_settings import EvaluationConfig as EvaluationConfig
-    from selfverify.core.learner_settings import TrainerConfig as TrainerConfig
-    from selfverify.core.policy_settings import PolicyConfig as PolicyConfig
+    from selfverify.core.config import EvaluationConfig as EvaluationConfig
+    from selfverify.core.config import SamplingConfig as SamplingConfig
+    from selfverify.core.policy_config import PolicyConfig as PolicyConfig
     from selfverify.core.problem import Problem as Problem
-    from selfverify.core.sampling_settings import SamplingConfig as SamplingConfig
+    from selfverify.core.trainer_config import TrainerConfig as TrainerConfig
     from selfverify.evaluation.evaluate import evaluate as evaluate
     from selfverify.experiments.recipe import load_recipe as load_recipe
     from selfverify.experiments.registry import make_method as make_method

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from tests.agents.told import Told
 
-from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.lent import SharedPool
-from selfverify.core.environment import Environment
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core import event_loop
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import Environment
 from selfverify.core.problem import Problem
 from selfverify.remote.environments.environment_pool import PoolConfig
 from selfverify.remote.environments.process_source import ProcessSource
@@ -100,7 +100,7 @@ class Vandal:
             harm = self.harms[number % len(self.harms)]
             number += 1
             with suppress(Exception):  # the victim was gone already
-                if background.start(getattr(self, harm)()).result(5):
+                if event_loop.start(getattr(self, harm)()).result(5):
                     self.done[harm] += 1
 
     async def server(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify_phone.contents.hostile import ATTRIBUTES, TEXTS
 from selfverify_phone.phone_tasks import PhoneTask, make_task
 from selfverify_phone.playing import perform

@@ -16,8 +16,15 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
+from selfverify.core.episode import (
+    Call,
+    Environment,
+    EnvironmentLost,
+    EpisodeResult,
+    Observation,
+    PolicyTurn,
+    StepResult,
+)
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.base import user_turn

@@ -13,11 +13,10 @@ from tests.agents.chaos import GIVEN
 from tests.agents.told import Told
 
 from killed_runs import train
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig

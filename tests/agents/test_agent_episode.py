@@ -33,8 +33,7 @@ from selfverify.agents.exhibits import Vote
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.state_judge import StateJudge
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
-from selfverify.core.episode import EpisodeResult, PolicyTurn
+from selfverify.core.episode import Call, EnvironmentLost, EpisodeResult, PolicyTurn, StepResult
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.judged import Verdict

@@ -15,11 +15,9 @@ from tests.policy.test_tool_templates import HERMES, QWEN3
 
 from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.judges.jury import Jury
-from selfverify.core.credit import valid_trajectories
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory
+from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from selfverify.agents import background
+from selfverify.core import event_loop
 
 
 async def loop_and_thread() -> tuple[int, str]:
@@ -18,14 +18,14 @@ async def loop_and_thread() -> tuple[int, str]:
 def test_all_threads_share_one_loop() -> None:
     found = set()
     threads = [
-        threading.Thread(target=lambda: found.add(background.start(loop_and_thread()).result(10)))
+        threading.Thread(target=lambda: found.add(event_loop.start(loop_and_thread()).result(10)))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert found == {background.start(loop_and_thread()).result(10)}
+    assert found == {event_loop.start(loop_and_thread()).result(10)}
     assert next(iter(found))[1] == "selfverify-agents"
 
 
@@ -38,9 +38,9 @@ def test_what_never_waits_needs_no_loop() -> None:
     async def outer(value: int) -> int:
         return await inner(value) + await inner(value)
 
-    assert background.finish_inline(outer(1)) == 4
+    assert event_loop.finish_inline(outer(1)) == 4
     with pytest.raises(KeyError):
-        background.finish_inline(outer(-1))
+        event_loop.finish_inline(outer(-1))
 
 
 def test_what_waits_after_all_is_refused() -> None:
@@ -48,4 +48,4 @@ def test_what_waits_after_all_is_refused() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="said never to wait"):
-        background.finish_inline(waits())
+        event_loop.finish_inline(waits())

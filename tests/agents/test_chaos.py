@@ -16,11 +16,8 @@ from tests.agents.chaos import Experts, Vandal
 from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish, Trajectory
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
+from selfverify.core.trajectory import Finish, Trajectory, valid_trajectories
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_method

@@ -8,7 +8,7 @@ import pytest
 
 from selfverify.agents.evidence import EvidenceConfig, read_submission, shown_to_judge, submit_tool
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]
 SEEN = HISTORY[1:]

@@ -8,7 +8,7 @@ import pytest
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Listing, Seen, check_facts, listing, records_of, same
-from selfverify.core.environment import StepResult
+from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission
 from selfverify.agents.fenced import IMAGE, LONGEST_SCREEN, disarmed, fence_of, render
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 
 def case(*screens: str, message: str = "done", instruction: str = "Set an alarm.", **more: object) -> Case:

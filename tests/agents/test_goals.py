@@ -10,7 +10,7 @@ from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import Goal, minimal_evidence
 from selfverify.agents.needs import Absent, Has, Listed
 from selfverify.agents.query_answers import Answer
-from selfverify.core.environment import StepResult
+from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
 
 Facts = list[tuple[str, str, Any]]

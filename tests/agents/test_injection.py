@@ -22,8 +22,7 @@ from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.prompting import judge_prompt
-from selfverify.core.environment import Call
-from selfverify.core.episode import Observation, PolicyTurn
+from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.reports.report import write_agent_page

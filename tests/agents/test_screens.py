@@ -17,7 +17,7 @@ from selfverify.agents.screen_tools import (
     WaitFor,
 )
 from selfverify.agents.screens import Box, Element, Screen, describe, name_elements, quoted
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.tasks.tools import ToolError
 
 SIZE = (1080, 2400)

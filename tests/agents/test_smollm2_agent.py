@@ -25,8 +25,8 @@ from selfverify.agents.fenced import render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.prompting import judge_prompt
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

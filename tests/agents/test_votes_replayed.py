@@ -19,14 +19,11 @@ from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.learner.loop import Trainer

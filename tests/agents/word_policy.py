@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
 from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training

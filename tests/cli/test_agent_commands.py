@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment
 
 COMMAND = [sys.executable, "-m", "selfverify", "agent"]

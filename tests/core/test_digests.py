@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from selfverify.core import digests
-from selfverify.core.digests import file_digests
+from selfverify.core import files
+from selfverify.core.files import file_digests
 
 
 def test_every_byte_and_the_length_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "PIECE", 10)
+    monkeypatch.setattr(files, "PIECE", 10)
     content = bytes(range(35))
     contents = [content, content[:-1], b"", content + b"\0"]
     contents += [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in range(35)]

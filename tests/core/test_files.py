@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core import ranks
-from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError, FileError, IrregularFileError, SelfVerifyError
-from selfverify.core.files import naming, open_regular, read_regular
-from selfverify.core.journal import JsonlStore
+from selfverify.core.files import naming, open_regular, read_regular, write_json, write_text
+from selfverify.core.jsonl_store import JsonlStore
 from selfverify.data.conversation_files import write_conversations
 from selfverify.data.images import ImageRef, read_image
 from selfverify.data.rows import open_rows

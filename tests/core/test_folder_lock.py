@@ -16,18 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from selfverify.core.atomic_files import make_output_folder, write_text
 from selfverify.core.errors import ConfigError, FileError
-from selfverify.core.files import make_folder
-from selfverify.core.folder_lock import LOCK_FILE, held_by_another, only_writer
-from selfverify.core.journal import JsonlStore
+from selfverify.core.files import (
+    LOCK_FILE,
+    held_by_another,
+    make_folder,
+    make_output_folder,
+    only_writer,
+    write_text,
+)
+from selfverify.core.jsonl_store import JsonlStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from selfverify.core.folder_lock import only_writer
+from selfverify.core.files import only_writer
 with only_writer(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

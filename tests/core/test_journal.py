@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from selfverify.core.differences import differences, flatten
 from selfverify.core.errors import ConfigError, DataError, FileError
-from selfverify.core.journal import STRICT, JsonlStore, open_journal, read_journal, read_rows
+from selfverify.core.files import differences, flatten
+from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal, read_rows
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 
 
 def test_passes_decide_the_steps_and_the_warm_up() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from selfverify.core.machine import busy
+from selfverify.core.events import busy
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.0, False), (4.9, False), (5.1, True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selfverify.core.episode import Observation
-from selfverify.core.message_content import content_parts, content_text
+from selfverify.core.problem import content_parts, content_text
 
 PARTS = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "text": "b"}]
 

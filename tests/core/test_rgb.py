@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image
 
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 from selfverify.data.images import ImageRef, decode_image, read_image
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.tasks.data_file import DataFile, File
 

@@ -27,7 +27,7 @@ from data_files import (
 )
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task

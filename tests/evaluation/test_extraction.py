@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sampled_threads import drawn, sampled_threads
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data_files import base64_png, png, write_jsonl
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from selfverify import Policy, make_task
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 

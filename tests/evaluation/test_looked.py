@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from tests.sampled_threads import drawn, sampled_threads
 
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.looked import CappedProblem, run_to_cap
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.stop_outcomes import always, oracle, self_stop

@@ -10,10 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.policy_settings import PolicyConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import serving_servers
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.policy_settings import PolicyConfig
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.config import EvaluationConfig
+from selfverify.core.policy_config import PolicyConfig
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import ServerAnswerer

@@ -14,9 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import EvaluationConfig, RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.data.images import read_image

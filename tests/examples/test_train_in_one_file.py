@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rounding import assert_gradients_close
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trajectory import valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import batch_weights, select
 from selfverify.policy.policy import Policy

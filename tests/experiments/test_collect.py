@@ -14,10 +14,8 @@ from tests.serving.test_agent_run import AgentServer
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.data import open_rows
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples

@@ -20,7 +20,7 @@ from data_files import (
     write_reasonseg,
 )
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.data import open_rows
 from selfverify.experiments.data_check import check_rows, summary
 from selfverify.experiments.registry import make_task

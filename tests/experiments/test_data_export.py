@@ -19,8 +19,8 @@ from atif_rules import Document
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.folder_lock import only_writer
-from selfverify.core.journal import read_journal, write_journal
+from selfverify.core.files import only_writer
+from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.data.atif import read_atif

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from data_files import base64_png, write_jsonl
 from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import open_journal
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.data.verdicts import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary

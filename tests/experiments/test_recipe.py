@@ -14,14 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from selfverify.core.credit import Credit
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Group
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Credit, Group
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments import registry
 from selfverify.experiments.recipe import (

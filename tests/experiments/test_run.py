@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, FileError
-from selfverify.core.folder_lock import only_writer
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.files import only_writer
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
 from selfverify.learner.loop import StepCallback
@@ -112,8 +112,8 @@ def move(folder: Path) -> None:
 
 OTHER = """
 import pathlib, sys
-from selfverify.core.folder_lock import only_writer
-from selfverify.core.journal import JsonlStore
+from selfverify.core.files import only_writer
+from selfverify.core.jsonl_store import JsonlStore
 folder = pathlib.Path(sys.argv[1])
 (folder / "checkpoints" / "checkpoint-000002.partial").mkdir(parents=True)
 with only_writer(folder):

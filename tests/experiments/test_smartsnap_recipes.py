@@ -10,7 +10,7 @@ from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
 from reproduce.smartsnap import agent_tables
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import train
 from selfverify.tasks.call_forms import written_call

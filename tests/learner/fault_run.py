@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from killed_runs import train
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import Tagged
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
-from selfverify.workers.pool import WorkerPool
 from worker_functions import judge_sum
 
 FILES = 12

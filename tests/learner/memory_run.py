@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from killed_runs import train
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.policy_config import AdapterConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 

@@ -29,12 +29,11 @@ from PIL import Image
 
 from rounding import float64
 from selfverify.core import ranks
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
+from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
 from selfverify.learner import loop, update

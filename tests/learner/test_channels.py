@@ -15,10 +15,10 @@ from torch import nn
 
 from killed_runs import finish, same_weights, start
 from rounding import assert_close
-from selfverify.core.credit import Alternatives
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Alternatives
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.learner.channel_optimizer import ChannelOptimizer

@@ -16,13 +16,12 @@ from PIL import Image
 import vllm_standin
 from rounding import assert_close
 from selfverify.core import ranks
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from selfverify import Policy, make_method, make_task
+from selfverify.core.config import SamplingConfig
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.run import learn
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import CheckpointManager
 from selfverify.learner.optimizer import make_optimizer

@@ -12,15 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, DataError, SelfVerifyError
 from selfverify.core.events import read_events, story
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import ANSWER, SCORE, Group
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import ANSWER, SCORE, Credit, Group
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT

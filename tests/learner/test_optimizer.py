@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.checkpoint import CheckpointManager
 from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
 

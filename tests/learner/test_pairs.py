@@ -12,10 +12,9 @@ from tests.learner.test_slices import drifted
 from torch.nn import functional as F
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Credit, Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.learner.streams import TokenStreams, make_streams, pair_weights
 from selfverify.learner.update import LossComputer

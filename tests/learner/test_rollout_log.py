@@ -16,11 +16,10 @@ import torch
 
 from killed_runs import same_figures, same_weights
 from learner import random_episodes
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.learner.rollout_log import wants_log

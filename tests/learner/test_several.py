@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from selfverify.core import ranks
 from selfverify.core.events import read_events
-from selfverify.core.journal import read_journal
+from selfverify.core.jsonl_store import read_journal
 from selfverify.rollouts.recorded import RecordedGroup
 from served import free_port
 

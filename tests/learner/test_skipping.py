@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.events import read_events, story
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn

@@ -11,8 +11,8 @@ from PIL import Image
 
 from rounding import assert_gradients_close
 from selfverify.core import ranks
-from selfverify.core.credit import Alternatives
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Alternatives
 from selfverify.experiments.registry import make_task
 from selfverify.learner.passes import MicroBatch, Slice, micro_batches, row_slices
 from selfverify.learner.streams import TokenStreams

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from selfverify import TrainerConfig, learn
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 

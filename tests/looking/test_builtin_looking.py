@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.looked import run_to_cap
 from selfverify.experiments.registry import make_task
 from selfverify.looking.tasks.digits_far import DigitsFar

@@ -14,10 +14,10 @@ from PIL import Image
 from tests.policy.test_tool_templates import QWEN3
 
 from sampled_threads import drawn
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.look_settings import VisualConfig

@@ -13,7 +13,7 @@ from PIL import Image
 from rounding import assert_close
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.looking.step_verifier import StepVerifier

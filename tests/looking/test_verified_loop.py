@@ -10,8 +10,8 @@ from tests.looking.test_look_episode import ANSWER, crop, looking, words
 from tests.looking.test_step_verifier import adapted
 from tests.policy.test_threads import ending
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import VisualConfig

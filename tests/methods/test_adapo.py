@@ -11,13 +11,11 @@ import torch
 from pydantic import ValidationError
 
 from selfverify import TrainerConfig, learn
-from selfverify.core.credit import Credit
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import METHODS, make_method, make_task

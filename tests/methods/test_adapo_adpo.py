@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rounding import assert_close
 from selfverify import TrainerConfig, learn
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import make_streams

@@ -12,15 +12,12 @@ import torch
 from tests.updating import update
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.environment import EnvironmentLost
-from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits, SamplingConfig
+from selfverify.core.episode import EnvironmentLost, Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.learner.streams import UNTRAINED, make_streams, select
 from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 
 EPS = 1e-4

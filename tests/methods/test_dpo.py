@@ -9,11 +9,10 @@ import pytest
 import torch
 from tests.experiments.looks.looks_files import write_looks
 
-from selfverify.core.credit import valid_trajectories
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Trainer
 from selfverify.learner.streams import TokenStreams, make_streams

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.credit import valid_trajectories
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import select, stack_choices
 from selfverify.methods.adpo import score_distributions

@@ -11,9 +11,8 @@ import torch
 from tests.learner.test_slices import drifted
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import TokenStreams, make_streams, select, stack
 from selfverify.methods.base import Method

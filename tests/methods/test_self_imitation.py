@@ -8,8 +8,7 @@ import pytest
 import torch
 from tests.agents.test_agent_rollout import HERMES, group
 
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 

@@ -14,11 +14,11 @@ import torch
 
 from selfverify import TrainerConfig, learn
 from selfverify.cli.run_folders import holds_a_run
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
-from selfverify.core.journal import open_journal
+from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR

@@ -19,10 +19,9 @@ import pytest
 import torch
 
 import selfverify.methods
-from selfverify.core.credit import Credit, valid_trajectories
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import SCORE_TEXTS, ScoreReading, ScoreTree
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Credit, Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.methods.base import Method
 
 PROGRAM = r'''

@@ -11,7 +11,7 @@ import torch
 
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
+from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 

@@ -10,8 +10,8 @@ import torch
 from tests.policy.conftest import Loaders, noise_image
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.plan.meter import Meter
 from selfverify.policy.chunked import batches, chunks, prefill
 from selfverify.policy.continuations import Continuation

@@ -13,9 +13,9 @@ from benchmarks.families import KINDS, write_family
 from tests.policy.conftest import noise_image
 
 from rounding import assert_close, assert_gradients_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn

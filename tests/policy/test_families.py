@@ -12,10 +12,10 @@ from PIL import Image
 from tests.policy.conftest import noise_image
 
 from rounding import assert_close, assert_gradients_close
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy

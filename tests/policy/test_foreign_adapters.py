@@ -14,7 +14,7 @@ from peft.tuners.lora.layer import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy

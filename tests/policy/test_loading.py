@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import write_tiny

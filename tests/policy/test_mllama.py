@@ -15,10 +15,10 @@ from transformers.models.mllama.processing_mllama import (
 )
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.tiny import tiny_tokenizer

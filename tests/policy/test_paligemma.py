@@ -17,9 +17,9 @@ from transformers import (
 )
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families.unknown import lengthened
 from selfverify.policy.policy import Policy

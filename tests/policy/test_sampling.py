@@ -11,8 +11,8 @@ from tests.policy.conftest import Loaders
 from transformers import TopPLogitsWarper
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy import shared_threads
 from selfverify.policy.layout import SharedLayout

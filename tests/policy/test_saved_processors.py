@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn

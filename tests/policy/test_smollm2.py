@@ -16,7 +16,7 @@ import torch
 from rounding import assert_close
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
+from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.policy.policy import Policy

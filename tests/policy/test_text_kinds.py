@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rounding import assert_close
 from selfverify import TrainerConfig, learn, make_method, make_task
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.reply_parts import TooLongError
 from selfverify.policy.tiny import tiny_tokenizer

@@ -12,9 +12,9 @@ from tests.policy.conftest import Loaders
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation

@@ -10,7 +10,7 @@ from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end

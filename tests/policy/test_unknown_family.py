@@ -21,10 +21,10 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError, SamplingError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy

@@ -21,10 +21,10 @@ from pydantic import ValidationError
 
 import vllm_standin
 from rounding import assert_close
+from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError, SamplingError
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.policy import loading, vllm_start
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample

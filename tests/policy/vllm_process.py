@@ -12,8 +12,8 @@ import pytest
 
 import vllm_standin
 from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
 from selfverify.experiments.registry import make_task
 from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy

@@ -16,8 +16,7 @@ from tests.experiments.looks.looks_recipe import far_recipe
 from samples import write_samples
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import DataError
-from selfverify.core.message_content import content_parts
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.evaluation.store import StoredSample, StoredStep

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from samples import sample, write_samples
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of, turns_by_category
 from selfverify.evaluation.evaluate import evaluate

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from tests.rollouts.test_unjudged import Outage
 
-from selfverify.core.credit import valid_trajectories
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group, Trajectory
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample

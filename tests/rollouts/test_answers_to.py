@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers_to import ask_policy
 from selfverify.tasks.base import user_turn

@@ -10,11 +10,10 @@ from tests.policy.test_threads import ending
 from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt

@@ -10,11 +10,10 @@ import pytest
 from tests.rollouts.test_converse import Chat, ending_policy
 from tests.rollouts.test_hung import hung
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.event_loop import EventLoop
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout

@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout

@@ -14,13 +14,11 @@ from tests.rollouts.test_converse import Chat, Talkative, ending_policy, picture
 from tests.updating import update
 
 from rounding import assert_close
-from selfverify.core.credit import valid_trajectories
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.core.trajectory import Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import TokenStreams, make_streams, select
 from selfverify.methods.base import Method

@@ -13,13 +13,11 @@ from PIL import Image
 from tests.updating import update
 
 from rounding import assert_close
-from selfverify.core.credit import Credit, valid_trajectories
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish, Group
+from selfverify.core.trajectory import Credit, Finish, Group, valid_trajectories
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, rollout

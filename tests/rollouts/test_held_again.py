@@ -10,12 +10,9 @@ from tests.policy.test_tool_templates import HERMES
 
 from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
 from selfverify.agents.agent_figures import METRICS, summarise_parts
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate

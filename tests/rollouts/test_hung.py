@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import HungError
 from selfverify.core.events import read_events
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.learner.checkpoint import latest_checkpoint

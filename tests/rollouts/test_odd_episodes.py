@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.policy.policy import Policy

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.journal import read_journal, write_journal
+from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory

@@ -13,10 +13,9 @@ from tests.rollouts.test_asides import apart
 from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout

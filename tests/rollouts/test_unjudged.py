@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish, Group
+from selfverify.core.trajectory import Finish, Group, valid_trajectories
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from selfverify.core.settings import option_name
+from selfverify.core.config import option_name
 from selfverify.serving.serve_settings import ServeConfig
 from selfverify.serving.solve_settings import SolveConfig
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from yarl import URL
 
 from selfverify.core.errors import ServerError
-from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.fusion import Fusion
 from selfverify.serving.api_errors import api_error, error_response

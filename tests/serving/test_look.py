@@ -12,7 +12,7 @@ from tests.serving.test_looking_gate import STEP, looks_once
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 ALL = (

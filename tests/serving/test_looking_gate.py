@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
-from selfverify.core.policy_settings import AdapterConfig
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from data_files import huge_png
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample

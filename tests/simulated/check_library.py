@@ -26,14 +26,12 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn

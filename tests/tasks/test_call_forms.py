@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from selfverify.core.environment import Call
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify.tasks.tool_calls import read_calls

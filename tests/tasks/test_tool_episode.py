@@ -11,11 +11,18 @@ from pydantic import Field
 from tests.policy.test_tool_templates import QWEN3
 
 from sampled_threads import drawn
-from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import ANSWER, OBSERVATION, SCORE, Finish, Group, Trajectory
+from selfverify.core.trajectory import (
+    ANSWER,
+    OBSERVATION,
+    SCORE,
+    Finish,
+    Group,
+    Trajectory,
+    valid_trajectories,
+)
 from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Prompt

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import AdapterConfig, PolicyConfig
-from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
+from selfverify.core.config import SamplingConfig, VLLMConfig
+from selfverify.core.policy_config import AdapterConfig, PolicyConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import evaluate_recipe, learn, train

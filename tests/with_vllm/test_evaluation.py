@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from reproduce.matrix import app as matrix
 from reproduce.pairs import JudgedProblem
 from selfverify.cli.main import app
-from selfverify.core.journal import read_journal
+from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.store import StoredSample, find_store, read_samples
 from with_vllm.conftest import Serving
 from with_vllm.test_colocated import colocated

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.loading import BUILTIN

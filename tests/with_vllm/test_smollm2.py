@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from serving_servers import Loop

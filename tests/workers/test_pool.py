@@ -16,8 +16,7 @@ import pytest
 import slow_worker
 import worker_functions as functions
 from selfverify.core.errors import ConfigError
-from selfverify.workers.pool import WorkerPool
-from selfverify.workers.worker import CallOutcome, Worker
+from selfverify.core.process_pool import CallOutcome, Worker, WorkerPool
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 0.3
@@ -202,7 +201,7 @@ PROGRAM = """
 import sys, threading
 import slow_worker
 import worker_functions as functions
-from selfverify.workers.pool import WorkerPool
+from selfverify.core.process_pool import WorkerPool
 idle, busy = WorkerPool(functions.pid, timeout_s=2), WorkerPool(functions.misbehave, timeout_s=2)
 print(idle.call(1).value, flush=True)
 threading.Thread(target=busy.call, args=(sys.argv[1],), daemon=True).start()

@@ -24,7 +24,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments.remote_environment import base_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 from pydantic import Field
 
-from selfverify.core.environment import Environment
+from selfverify.core.episode import Environment
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.remote.environments.sources import Source, SourceConfig
 from selfverify_android_world.environment import AndroidWorld, AndroidWorldConfig

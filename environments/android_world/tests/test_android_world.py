@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from environment_servers import hosted
-from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify_android_world import AndroidWorld, AndroidWorldConfig, AndroidWorldSource
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.own_thread import OwnThread
 from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_gymnasium import GymnasiumEnvironment
 from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of

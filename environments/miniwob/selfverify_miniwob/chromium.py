@@ -9,7 +9,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

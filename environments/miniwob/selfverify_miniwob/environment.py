@@ -10,9 +10,9 @@ from pydantic import Field
 
 from selfverify.agents.screen_tools import Address, Look, WaitFor
 from selfverify.agents.screens import Screen, describe, quoted
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.config import CommandConfig
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.settings import CommandConfig
 from selfverify.tasks.tools import ToolError
 from selfverify_miniwob import pages as miniwob
 from selfverify_miniwob.chromium import Chromium

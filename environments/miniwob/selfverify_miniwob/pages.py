@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_miniwob.tab import Tab
 

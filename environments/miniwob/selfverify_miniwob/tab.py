@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from selfverify.core.environment import EnvironmentLost
-from selfverify.core.rgb import to_rgb
+from selfverify.core.episode import EnvironmentLost
+from selfverify.core.images import to_rgb
 from selfverify_miniwob.chromium import Chromium, first_line
 
 BEGIN = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)

@@ -9,12 +9,10 @@ from pydantic import Field, model_validator
 
 from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.judges.make_judge import JudgeConfig
-from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split, split_seeds
 from selfverify.tasks.base import TaskConfig
 from selfverify_miniwob import pages as miniwob
 from selfverify_miniwob.chromium import SHARING_A_BROWSER, missing

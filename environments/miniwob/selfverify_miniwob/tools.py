@@ -18,7 +18,7 @@ from selfverify.agents.screen_tools import (
     WaitFor,
 )
 from selfverify.agents.screens import Box
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.tasks.tool_calls import short_name
 from selfverify.tasks.tools import Tool, ToolError, chosen_tool
 

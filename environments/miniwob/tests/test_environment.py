@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_miniwob import chromium
 from selfverify_miniwob import pages as miniwob

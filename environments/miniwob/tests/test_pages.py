@@ -9,7 +9,7 @@ import pytest
 
 from selfverify.agents.screen_tools import Look, WaitFor
 from selfverify.agents.screens import Box, describe
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
 from selfverify.tasks.tools import ToolError
 from selfverify_miniwob import chromium

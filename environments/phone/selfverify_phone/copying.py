@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.core.atomic_files import write_text
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
+from selfverify.core.files import write_text
 from selfverify.tasks.call_forms import written_call
 from selfverify_phone.small_policy import corpus
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.agents import background
 from selfverify.agents.evidence import SUBMIT, Source
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import minimal_evidence
-from selfverify.core.environment import Call
+from selfverify.core import event_loop
+from selfverify.core.config import Config
+from selfverify.core.episode import Call
 from selfverify.core.errors import DataError
-from selfverify.core.settings import Config
 from selfverify.tasks.base import DemonstratedTurn
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
@@ -151,9 +151,9 @@ def demonstrated(
 def _carried_out(task: PhoneTask, options: PhoneConfig, calls: list[Call]) -> list[Exhibit]:
     """What the agent is shown of these calls."""
     phone = PhoneEnvironment(options)
-    first = background.finish_inline(phone.reset({"task": task.record()}, 0))
+    first = event_loop.finish_inline(phone.reset({"task": task.record()}, 0))
     seen = [Exhibit(None, first)] if options.first_screen == "given" else []
-    return seen + [Exhibit(call, background.finish_inline(phone.step(call))) for call in calls]
+    return seen + [Exhibit(call, event_loop.finish_inline(phone.step(call))) for call in calls]
 
 
 def _reason(call: Call) -> str:

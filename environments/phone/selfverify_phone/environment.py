@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfverify.agents.screen_tools import Address
-from selfverify.core.environment import Call, Environment, StepResult
+from selfverify.core.config import Config
+from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.core.errors import DataError
-from selfverify.core.settings import Config
 from selfverify_phone.apps import APPS
 from selfverify_phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
 from selfverify_phone.playing import perform

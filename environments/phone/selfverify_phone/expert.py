@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify_phone.system.device import DISTANCES, Phone
 from selfverify_phone.templates.ways import Step
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from PIL.Image import Image
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.tasks.frames import Frame, Mark
 from selfverify_phone.playing import perform
 from selfverify_phone.rendering.picture import picture

@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 from selfverify.agents.evidence import Source
 from selfverify.agents.fenced import Rendered
 from selfverify.agents.finished import Finished
+from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER
 from selfverify.tasks.base import DemonstratedTurn, Metric, Task, TaskConfig, Verdict, user_turn

@@ -13,13 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from selfverify.agents import background
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import same
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import minimal_evidence
-from selfverify.core.environment import Call
-from selfverify.core.splits import Split
+from selfverify.core import event_loop
+from selfverify.core.episode import Call
+from selfverify.core.problem import Split
 from selfverify_phone.apps import APPS
 from selfverify_phone.contents import words
 from selfverify_phone.demonstrations import Teacher
@@ -113,7 +113,7 @@ def attempted(task: PhoneTask, options: PhoneConfig, rng: np.random.Generator) -
     message = task.message
     if task.goal.kind == "query" and made and ("answer" in made or rng.random() < 0.8):
         message = _other_answer(task, history, rng)
-    state = background.finish_inline(environment.state())
+    state = event_loop.finish_inline(environment.state())
     assert state is not None
     truth = task.goal.on_state(state["facts"], message)
     shown = history if options.first_screen == "given" else history[1:]
@@ -166,12 +166,12 @@ def _played(
     task: PhoneTask, environment: PhoneEnvironment, plan: Sequence[_Planned], rng: np.random.Generator
 ) -> list[Exhibit]:
     """The exhibits of the session in which these calls are made."""
-    first = background.finish_inline(environment.reset({"task": task.record()}, 0))
+    first = event_loop.finish_inline(environment.reset({"task": task.record()}, 0))
     history, refused = [Exhibit(None, first)], 0
     for planned in plan:
         assert environment.phone is not None
         call = _astray(environment.phone, planned.call, rng) if planned.astray else planned.call
-        seen = background.finish_inline(environment.step(call))
+        seen = event_loop.finish_inline(environment.step(call))
         history.append(Exhibit(call, seen))
         refused += bool(seen.error)
         if refused == MOST_REFUSED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify_phone.system.device import DIRECTIONS, DISTANCES, Phone, Refused
 from selfverify_phone.system.glass import HEIGHT, WIDTH
 

@@ -24,7 +24,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.judges.opinions import LONGEST, Opinion
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.needs import Absent, Listed, Need
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.tasks.tool_episode import shortened
 
 SMALL_JUDGE = "builtin:phone-judge"

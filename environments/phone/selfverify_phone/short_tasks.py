@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from selfverify.agents.split_seeds import split_seeds
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split, split_seeds
 from selfverify_phone.phone_tasks import PhoneTask, Start, make_task
 from selfverify_phone.templates.base import Template
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split
 from selfverify_phone.templates import TEMPLATES
 from selfverify_phone.templates.base import Template
 

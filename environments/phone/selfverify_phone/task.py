@@ -9,12 +9,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfverify.agents.screen_tools import Address
-from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
-from selfverify.core.environment import Call, Environment
+from selfverify.core.episode import Call, Environment
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split, split_seeds
 from selfverify.tasks.base import DemonstratedTurn
 from selfverify.tasks.frames import Frame
 from selfverify_phone.demonstrations import Teacher, demonstrated

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.environment import StepResult
+from selfverify.core.episode import StepResult
 from selfverify_phone.phone_tasks import PhoneTask
 from selfverify_phone.system.device import DISTANCES, HOME, Phone
 from selfverify_phone.templates.ways import Step

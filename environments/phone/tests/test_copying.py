@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.tasks.conversations import Conversations, ConversationsConfig

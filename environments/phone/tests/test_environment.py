@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from selfverify.agents.facts import listing
 from selfverify.agents.screen_tools import Address, ScreenTools
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import DataError
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone
 from selfverify_phone.phone_tasks import make_task

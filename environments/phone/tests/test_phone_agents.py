@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
 from selfverify.agents.agent_figures import summarise_parts
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import EpisodeResult, PolicyTurn
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Trainer

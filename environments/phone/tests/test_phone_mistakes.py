@@ -10,7 +10,7 @@ import pytest
 from selfverify.agents.cases import Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import MOST_REFUSED, attempted, other_text
 from selfverify_phone.phone_tasks import make_task

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.agents.split_seeds import split_seeds
-from selfverify.core.splits import SPLITS
+from selfverify.core.problem import SPLITS, split_seeds
 from selfverify_phone.splits import (
     HELD_OUT_APPS,
     Unseen,

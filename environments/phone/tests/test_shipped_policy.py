@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task

@@ -10,7 +10,7 @@ from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission, Vote
 from selfverify.agents.fenced import Rendered
 from selfverify.agents.goals import Goal, Truth
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify_phone.short_form import read_short, short_case, short_verdict
 
 GOAL = Goal.read(

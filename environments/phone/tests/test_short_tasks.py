@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from selfverify.agents.split_seeds import split_seeds
-from selfverify.core.splits import SPLITS
+from selfverify.core.problem import SPLITS, split_seeds
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.short_tasks import calls_of, short_kinds, short_seed
 from selfverify_phone.templates import TEMPLATES

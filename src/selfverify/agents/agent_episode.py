@@ -16,10 +16,18 @@ from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, 
 from selfverify.agents.exhibits import Submission
 from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.reward import RewardConfig
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
-from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.config import Config
+from selfverify.core.episode import (
+    Call,
+    Environment,
+    EnvironmentLost,
+    Episode,
+    EpisodeResult,
+    Observation,
+    PolicyTurn,
+    StepResult,
+)
 from selfverify.core.problem import Problem
-from selfverify.core.settings import Config
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, TOOL_ERRORS, shortened

@@ -7,10 +7,10 @@ import concurrent.futures
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from selfverify.agents import background
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Fact, check_facts
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core import event_loop
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 
 T = TypeVar("T")
@@ -104,8 +104,8 @@ class EnvironmentSession:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self.environment.waits:
-            return background.finish_inline(work)
-        running = background.start(self._one_at_a_time(work))
+            return event_loop.finish_inline(work)
+        running = event_loop.start(self._one_at_a_time(work))
         self._last = running
         return running.result()
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from selfverify.agents.exhibits import Exhibit
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 from selfverify.tasks.tool_calls import short_name
 
 SUBMIT = "submit"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Fact, Scalar, Seen, listing, records_of
 from selfverify.agents.needs import Finding, Has, Listed, Need
 from selfverify.agents.query_answers import Answer
+from selfverify.core.config import Config
 from selfverify.core.errors import DataError
-from selfverify.core.settings import Config
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from selfverify.agents import background
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core import event_loop
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.sources import Source
@@ -50,7 +50,7 @@ class SharedPool:
             async with (await self.pool()).lease() as lease:
                 return [*lease.tools]
 
-        return background.start(ask()).result()
+        return event_loop.start(ask()).result()
 
     async def pool(self) -> EnvironmentPool:
         """The pool, opened on the process's loop.
@@ -73,7 +73,7 @@ class SharedPool:
         atexit.unregister(self.close)
         if pool is not None:
             with suppress(TimeoutError):
-                background.start(pool.close()).result(GOODBYE_S)
+                event_loop.start(pool.close()).result(GOODBYE_S)
 
 
 class PooledEnvironment(Environment):

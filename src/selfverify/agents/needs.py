@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from selfverify.agents.facts import Records, Scalar, Seen, same
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 Values = dict[str, Scalar]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",

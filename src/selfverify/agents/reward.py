@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 
 class RewardConfig(Config):

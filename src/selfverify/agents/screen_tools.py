@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from selfverify.agents.screens import Box
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.tasks.tool_calls import short_name
 from selfverify.tasks.tools import Tool, ToolError, chosen_tool
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 from selfverify.experiments.check_settings import CheckConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
@@ -36,7 +36,7 @@ def check(
 
     - `selfverify data check refcoco_train.json --images coco --limit 1000`
     """
-    from selfverify.core.policy_settings import PolicyConfig
+    from selfverify.core.policy_config import PolicyConfig
     from selfverify.data import open_rows
     from selfverify.experiments.data_check import check_rows, summary
 

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import figure, print_headline, print_json, print_table
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
-from selfverify.core.settings import CommandConfig
 from selfverify.selection.fusion import Fusion
 
 

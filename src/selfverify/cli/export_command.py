@@ -11,8 +11,8 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import bar, print_json, say
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig
 
 
 class ExportConfig(CommandConfig):

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from selfverify.cli.options import settings_as_options
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 from selfverify.looking.look_settings import ToolModels
 
 

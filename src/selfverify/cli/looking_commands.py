@@ -14,7 +14,7 @@ from selfverify.cli.look_server_command import serve
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.look_settings import ToolModels
 

@@ -21,7 +21,7 @@ from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
 from selfverify.cli.spinning import spin_briefly
 from selfverify.cli.train_commands import merge, quickstart, train
-from selfverify.core.version import __version__
+from selfverify.core.errors import __version__
 
 _GOES_ON = {
     "train": "; `--resume` goes on from the last checkpoint",

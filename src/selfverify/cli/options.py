@@ -22,8 +22,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from selfverify.cli.settings_file import file_field, with_file
+from selfverify.core.config import option_name
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import option_name
 
 RecipeName = Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")]
 Overrides = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError, SelfVerifyError
-from selfverify.core.policy_settings import is_saved_model, is_served
+from selfverify.core.policy_config import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe
 from selfverify.learner.checkpoint import (
     CHECKPOINTS_FOLDER,

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from selfverify.core.config import SETTINGS_FILE, is_marked, secret_places
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import SETTINGS_FILE, is_marked, secret_places
 from selfverify.experiments.recipe_errors import complaint, reason
 from selfverify.experiments.recipe_yaml import dump_yaml, read_document
 

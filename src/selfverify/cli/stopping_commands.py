@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, figure, print_json, print_table
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 
 if TYPE_CHECKING:
     from selfverify.looking.stop_calibration import Target as StopTarget

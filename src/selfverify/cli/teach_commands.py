@@ -11,7 +11,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, say
-from selfverify.core.settings import CommandConfig, Seed
+from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.teacher_settings import TeacherConfig
 
 

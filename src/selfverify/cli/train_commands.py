@@ -10,8 +10,8 @@ from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, settings_as_options
 from selfverify.cli.printing import say
+from selfverify.core.config import CommandConfig, Seed
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig, Seed
 
 
 class QuickstartConfig(CommandConfig):
@@ -173,7 +173,7 @@ def merge(
     - `selfverify merge builtin:smollm2 ./smollm2`
     """
     from selfverify.cli.run_folders import saved_model
-    from selfverify.core.policy_settings import PolicyConfig
+    from selfverify.core.policy_config import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
     from selfverify.policy.adapters import base_of
     from selfverify.policy.loading import packed_file

@@ -1,4 +1,9 @@
-"""Errors a user can act on. Every message names the thing that is wrong and what to do about it."""
+"""Errors that a user can act on; the version.
+
+Errors a user can act on. Every message names the thing that is wrong and what to do about it.
+
+The version of the package; the build reads it here.
+"""
 
 
 class SelfVerifyError(Exception):
@@ -63,3 +68,6 @@ class ServerError(SelfVerifyError):
         self.code = code
         self.retry = retry
         self.retry_after = retry_after
+
+
+__version__ = "0.1.0"

@@ -1,15 +1,20 @@
-"""What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
+"""What happened to a run besides its numbers.
+
+What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
 
 Code that meets such an event calls `note`, which logs a warning that carries fields. While a run lasts, its
 `EventLog` writes these warnings, and every other warning of this package, to ``events.jsonl``. Each line is
 an object with ``time``, ``step``, ``event`` and the event's own fields. Unlike the metrics, this file is
 never cut back to a checkpoint, because it has to tell that a run was killed.
+
+How busy the machine is with all programs that run on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.core.journal import JsonlStore, read_rows
+from selfverify.core.jsonl_store import JsonlStore, read_rows
 
 EVENTS_FILE = "events.jsonl"
 LONGEST = 500
@@ -192,3 +197,22 @@ def _some(named: dict[str, str], most: int) -> list[str]:
 
 def _when(event: dict[str, Any]) -> str:
     return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"
+
+
+SPARE = 1.25
+"""A run's own threads may keep all cores busy; this much more is taken for other programs."""
+
+
+def busy() -> str:
+    """Say in a sentence that more threads want to run than there are cores; empty where they do not.
+
+    The load is the system's average over the last minute. Windows has none, and is never busy here.
+    """
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= SPARE * cores:
+        return ""
+    return (
+        f"the machine is busy: on average {load:.1f} threads wanted to run in the last minute, and it has "
+        f"{cores} cores; other programs slow this run down"
+    )

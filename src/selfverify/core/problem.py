@@ -1,12 +1,23 @@
-"""A problem: what the policy is asked."""
+"""Problem, message contents, splits and their seeds.
+
+A problem: what the policy is asked.
+
+The content of a message in the Hugging Face form: a text, or parts of which each is a text or an image.
+
+The three splits of a task's problems.
+
+Seeds of problems whose contents are drawn, which no two splits have in common.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from PIL.Image import Image
 
 
@@ -54,3 +65,34 @@ class Problem:
         about = [self.meta.get("question"), self.target, [image.size for image in self.images]]
         text = json.dumps(about, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+BETWEEN = "\n\n"
+"""What stands between a user's question and what continues the same message."""
+
+
+def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A content as parts of its own: ``{"type": "text", "text": ...}``, ``{"type": "image", ...}``."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [{**part} for part in content]
+
+
+def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """The words of a content, with nothing between its parts, as chat templates show them."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+"""All of them. What is drawn for a problem depends on a split's place here."""
+
+
+def split_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
+    """Seeds of a problem without end, the first of which is taken unless there is a reason against it.
+
+    A seed's remainder by the number of splits says whose it is.
+    """
+    rng = np.random.default_rng([seed, index])
+    while True:
+        yield int(rng.integers(2**29)) * len(SPLITS) + SPLITS.index(split)

@@ -1,8 +1,12 @@
-"""Reading tagged output: what the tags hold, and which sampled tokens belong to which channel.
+"""Tagged output: what tags hold, which tokens belong to which channel.
+
+Reading tagged output: what the tags hold, and which sampled tokens belong to which channel.
 
 The text comes from a model, so nothing here raises on it, and malformed output is never repaired into
 something that could be rewarded. Everything is linear in the text: ``str.find`` and ``str.count`` once per
 tag, no backtracking.
+
+What models are asked for: the format of an answer, and a rating of one.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 SCORE_TAG = "score"
 MAX_SCORE_CHARS = 16
@@ -195,3 +200,22 @@ def _agreement(prefix: str, text: str) -> int:
     """Return the length of the longest common beginning of two texts."""
     shorter = min(len(prefix), len(text))
     return next((k for k in range(shorter) if prefix[k] != text[k]), shorter)
+
+
+SCORE_INSTRUCTION = (
+    "Reason in <think></think>, answer in <answer></answer>, "
+    "then rate in <score></score> from 0 to 1 how sure you are."
+)
+"""ADPO Table 1's request in our words."""
+
+ANSWER_INSTRUCTION = "Reason in <think></think>, answer in <answer></answer>."
+"""The same without a score."""
+
+RATE = "Is the answer above right? Rate it in <score></score>: 1 is surely right, 0 is surely wrong."
+"""The request to a judge that has to write a score at once."""
+
+CHECK = (
+    "Check the answer above against the question in <think></think>, then rate it in <score></score>: "
+    "1 is surely right, 0 is surely wrong."
+)
+"""The request to a judge that may think before it writes a score."""

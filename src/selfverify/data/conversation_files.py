@@ -13,9 +13,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import written_whole
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_folder
+from selfverify.core.files import make_folder, written_whole
 
 SUFFIXES = (".parquet", ".jsonl")
 _BATCH = 256

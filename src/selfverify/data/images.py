@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from selfverify.core.errors import DataError, IrregularFileError
 from selfverify.core.events import note
 from selfverify.core.files import open_regular, read_regular
-from selfverify.core.rgb import upright, upright_size
+from selfverify.core.images import upright, upright_size
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Verdicts on training problems: which of them are worth training on.
 
-`selfverify data filter` writes them to a journal (`selfverify.core.journal`), one `Decision` per problem.
+`selfverify data filter` writes them to a journal (`selfverify.core.jsonl_store`), one `Decision` per problem.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.journal import STRICT, read_journal
+from selfverify.core.jsonl_store import STRICT, read_journal
 
 ALL_RIGHT, ALL_WRONG, UNJUDGED = "all right", "all wrong", "unjudged"
 BROKEN, NOT_COUNTED = "broken", "not counted"

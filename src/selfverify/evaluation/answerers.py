@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from selfverify.core import ranks
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.journal import Row
+from selfverify.core.config import EvaluationConfig, SamplingConfig
+from selfverify.core.jsonl_store import Row
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.extraction import Extractor, make_extractor
 from selfverify.evaluation.sweep import ResumableBatches
 from selfverify.evaluation.talk_figures import note_time

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from selfverify.core.errors import DataError
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.data.atif import (
     VERSION,
     AtifContent,

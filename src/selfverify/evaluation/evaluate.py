@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, PolicyAnswerer

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.store import CORRECT_1

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.sweep import make_problems
 from selfverify.policy.encoding import Encoder
 from selfverify.tasks.base import NotCounted, Task

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of
 from selfverify.evaluation.sweep import Progress, ResumableBatches

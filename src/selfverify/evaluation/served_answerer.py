@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.journal import Row
-from selfverify.core.policy_settings import PolicyConfig, is_served
+from selfverify.core.jsonl_store import Row
+from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, MakeRows
@@ -25,7 +25,7 @@ from selfverify.rollouts.converse import OpenEpisode, Rollout
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:  # it needs the extra `serve`
-    from selfverify.core.episode_settings import RolloutLimits
+    from selfverify.core.config import RolloutLimits
 
 
 class ServerAnswerer(Answerer):

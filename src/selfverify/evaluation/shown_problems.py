@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import write_json
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.files import make_folder, naming
+from selfverify.core.config import EvaluationConfig
+from selfverify.core.files import make_folder, naming, write_json
+from selfverify.core.images import to_rgb
 from selfverify.core.problem import Problem
-from selfverify.core.rgb import to_rgb
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.tasks.base import Task
 

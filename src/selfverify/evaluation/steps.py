@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL.Image import Image
 
 from selfverify.core.files import make_folder, naming
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.evaluation.store import StoredStep, StoredVerdict
 from selfverify.tasks.base import Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.journal import STRICT, read_journal
+from selfverify.core.jsonl_store import STRICT, read_journal
 
 STORES = ("samples.jsonl", "samples-after.jsonl", "samples-before.jsonl")
 """The sample stores of a folder; the first that is there is taken."""

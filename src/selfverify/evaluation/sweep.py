@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from selfverify.core import ranks
 from selfverify.core.errors import DataError
-from selfverify.core.journal import JsonlStore, Row, open_journal
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.jsonl_store import JsonlStore, Row, open_journal
+from selfverify.core.problem import Problem, Split
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selfverify.core.journal import JsonlStore, read_rows
+from selfverify.core.jsonl_store import JsonlStore, read_rows
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
 from selfverify.selection.rules import Floats

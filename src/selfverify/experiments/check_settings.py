@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 
 
 class CheckConfig(CommandConfig):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import read_journal
+from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.conversation_files import check_output, write_conversations
 from selfverify.evaluation.store import StoredProblem, StoredSample

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.data import BadRow, ImageRef, Rows
 from selfverify.data.fields import Row, shown

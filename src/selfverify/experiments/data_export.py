@@ -19,12 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import make_output_folder, write_bytes, write_json
-from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
-from selfverify.core.folder_lock import LOCK_FILE, only_writer
-from selfverify.core.journal import read_journal
+from selfverify.core.files import (
+    LOCK_FILE,
+    differences,
+    make_output_folder,
+    only_writer,
+    read_regular,
+    write_bytes,
+    write_json,
+)
+from selfverify.core.jsonl_store import read_journal
 from selfverify.data.atif import VERSION, AtifTrajectory
 from selfverify.data.images import read_image
 from selfverify.evaluation.atif_samples import sample_to_atif

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.data.verdicts import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems

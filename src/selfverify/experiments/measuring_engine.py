@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.answerers import Answerer
 from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy

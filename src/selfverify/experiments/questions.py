@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import read_regular
+from selfverify.core.images import to_rgb
 from selfverify.core.problem import Problem
-from selfverify.core.rgb import to_rgb
 from selfverify.data.images import file_inside
 from selfverify.evaluation.shown_problems import shown_entry
 from selfverify.evaluation.store import StoredProblem

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from selfverify.agents import background
+from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.data.conversation_files import check_output, journal_of, write_conversations
@@ -89,7 +89,7 @@ def reanswer(
     sweep = ResumableBatches(journal_of(output), Answered, settings, total, AT_ONCE, progress)
     for share in sweep.shares():
         asked = [(index, problems(index)) for index in share]
-        sweep.store(background.start(_ask_all(asked, teacher, seed)).result())
+        sweep.store(event_loop.start(_ask_all(asked, teacher, seed)).result())
     rows = [sweep.rows[index] for index in sorted(sweep.rows)]
     lost = [row for row in rows if row.lost]
     try:

@@ -23,16 +23,20 @@ from pydantic import (
     model_validator,
 )
 
+from selfverify.core.config import (
+    Config,
+    EpisodeConfig,
+    EvaluationConfig,
+    PathText,
+    SamplingConfig,
+    Seed,
+    StoppingConfig,
+)
 from selfverify.core.distributions import distributions, how_to_get
-from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.files import naming
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import PolicyConfig
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import Config, PathText, Seed
-from selfverify.core.stopping_settings import StoppingConfig
+from selfverify.core.policy_config import PolicyConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_faults import contradictions, episode_faults, score_faults
 from selfverify.experiments.recipe_yaml import (

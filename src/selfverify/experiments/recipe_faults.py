@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from selfverify.core.episode_settings import EpisodeConfig
+from selfverify.core.config import EpisodeConfig, SamplingConfig
 from selfverify.core.errors import FileError
 from selfverify.core.files import naming
-from selfverify.core.policy_settings import PolicyConfig, is_saved_model, is_served
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served
 
 if TYPE_CHECKING:
     from selfverify.methods.base import Method

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import write_json, write_text
-from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.config import EvaluationConfig, SamplingConfig
+from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.folder_lock import require_held
-from selfverify.core.journal import read_rows
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.policy_settings import PolicyConfig
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.version import __version__
+from selfverify.core.files import require_held, write_json, write_text
+from selfverify.core.jsonl_store import read_rows
+from selfverify.core.policy_config import PolicyConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.verdicts import read_verdicts
 from selfverify.evaluation.answerers import Answerer
 from selfverify.evaluation.evaluate import evaluate

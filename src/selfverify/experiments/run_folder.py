@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import make_output_folder
-from selfverify.core.folder_lock import held_by_another, only_writer
+from selfverify.core.files import held_by_another, make_output_folder, only_writer
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 
 
 class TeacherConfig(CommandConfig):

@@ -17,7 +17,7 @@ import numpy as np
 
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.sweep import Progress, ResumableBatches

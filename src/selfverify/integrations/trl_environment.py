@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
-from selfverify.agents import background
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
+from selfverify.core import event_loop
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease
@@ -72,11 +72,11 @@ class TrlEnvironments:
         self._kind: type[TrlEnvironment] | None = None
 
     def __enter__(self) -> Self:
-        background.start(self.pool.__aenter__()).result()
+        event_loop.start(self.pool.__aenter__()).result()
         return self
 
     def __exit__(self, *_: object) -> None:
-        background.start(self.pool.close()).result()
+        event_loop.start(self.pool.close()).result()
 
     def __call__(self) -> TrlEnvironment:
         """Return an environment as TRL wants it; the first call asks a session for its tools.
@@ -86,7 +86,7 @@ class TrlEnvironments:
             EnvironmentLost: No session could be had.
         """
         if self._kind is None:
-            self._kind = _with_tools(background.start(self._tools()).result())
+            self._kind = _with_tools(event_loop.start(self._tools()).result())
         return self._kind(self)
 
     async def _tools(self) -> Sequence[dict[str, Any]]:
@@ -139,9 +139,9 @@ class TrlEnvironment:
             )
         try:
             self._stack = owner.pool.lease()
-            self._lease = background.start(self._stack.__aenter__()).result()
+            self._lease = event_loop.start(self._stack.__aenter__()).result()
             owner.leases += 1
-            return self._seen(background.start(self._lease.reset(task, seed)).result(), "\n\n")
+            return self._seen(event_loop.start(self._lease.reset(task, seed)).result(), "\n\n")
         except EnvironmentLost as error:
             self.lost = str(error)
             return None
@@ -155,7 +155,7 @@ class TrlEnvironment:
         try:
             if not self.lost and self._lease is not None:
                 if owner.score is not None:
-                    state = background.start(self._lease.state()).result()
+                    state = event_loop.start(self._lease.state()).result()
                     reward = owner.score(self.observations, state)
                 else:
                     given = [seen.reward for seen in self.observations if seen.reward is not None]
@@ -173,7 +173,7 @@ class TrlEnvironment:
         if self._over:
             return "Error: the task is over."
         try:
-            shown = background.start(self._lease.step(Call(name, arguments))).result()
+            shown = event_loop.start(self._lease.step(Call(name, arguments))).result()
         except EnvironmentLost as error:
             self.lost = str(error)
             return "Error: the environment is lost."
@@ -197,7 +197,7 @@ class TrlEnvironment:
         if self._lease is not None:
             self._owner.leases -= 1
             self._lease = None
-            background.start(self._stack.__aexit__(None, None, None)).result()
+            event_loop.start(self._stack.__aexit__(None, None, None)).result()
 
 
 def _with_tools(tools: Sequence[Mapping[str, Any]]) -> type[TrlEnvironment]:

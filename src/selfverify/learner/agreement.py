@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core import ranks
-from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
+from selfverify.core.files import differences
 from selfverify.learner.checkpoint_files import read_checkpoint
 from selfverify.learner.source import RolloutSource
 from selfverify.methods.base import Training

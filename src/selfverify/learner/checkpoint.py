@@ -24,10 +24,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from selfverify.core.atomic_files import sync_folder
 from selfverify.core.errors import CheckpointError
-from selfverify.core.files import make_folder
-from selfverify.core.folder_lock import require_held
+from selfverify.core.files import make_folder, require_held, sync_folder
 from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
     NAME,

@@ -15,9 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from selfverify.core.atomic_files import sync_file, sync_folder, write_json
-from selfverify.core.digests import file_digests
 from selfverify.core.errors import CheckpointError
+from selfverify.core.files import file_digests, sync_file, sync_folder, write_json
 from selfverify.learner.state import (
     Savable,
     pack,

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from selfverify.core.errors import CheckpointError
-from selfverify.core.journal import JsonlStore, read_rows
+from selfverify.core.jsonl_store import JsonlStore, read_rows
 
 
 class MetricsLog(JsonlStore):

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from selfverify.core import ranks
-from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError, HungError
-from selfverify.core.events import EVENTS_FILE, EventLog, note
+from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
 from selfverify.core.files import make_folder
-from selfverify.core.machine import busy
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Group, valid_trajectories
 from selfverify.learner.agreement import (
     check_moments,
     check_processes,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 
 DECAYING = 0.2

@@ -23,13 +23,11 @@ from typing import Any
 from PIL.Image import Image
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import sync_file, sync_folder
-from selfverify.core.differences import differences
 from selfverify.core.errors import CheckpointError, ConfigError, DataError
 from selfverify.core.events import note
-from selfverify.core.folder_lock import require_held
-from selfverify.core.journal import read_journal, write_journal
-from selfverify.core.rgb import to_rgb
+from selfverify.core.files import differences, require_held, sync_file, sync_folder
+from selfverify.core.images import to_rgb
+from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.data.images import read_image
 from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Training

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from selfverify.core.credit import Alternatives, Credit
 from selfverify.core.errors import DataError
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Alternatives, Credit, Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Encoder, Prompt

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from selfverify.core.credit import Alternatives
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Alternatives
 from selfverify.learner.channels import chosen_alternatives, only
 from selfverify.learner.parallel import Parallel
 from selfverify.learner.passes import MicroBatch, micro_batches

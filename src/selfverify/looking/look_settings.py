@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import CommandConfig, option_name
+from selfverify.core.config import CommandConfig, option_name
 from selfverify.looking.tools.pictures import SpaceName
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."

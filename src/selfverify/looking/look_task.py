@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from PIL.Image import Image
 
+from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, RolloutHook
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.look_settings import VisualConfig

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.look_prompt import with_tools

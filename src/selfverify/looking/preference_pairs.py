@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.looking.traces import Message, VisualTrace
 
 Kind = Literal["wrong", "hasty", "wasteful"]

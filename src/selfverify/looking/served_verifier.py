@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.agents import background
+from selfverify.core import event_loop
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.events import note
@@ -146,7 +146,7 @@ class ServedVerifier(RolloutHook):
             talk.messages.append({"role": "assistant", "content": words.text})
             if not talk.deaf and words.text:
                 asked[place] = [
-                    background.start(model.last_message(talk.messages[:], talk.problem.tools))
+                    event_loop.start(model.last_message(talk.messages[:], talk.problem.tools))
                     for model in self.models
                 ]
         for place, futures in asked.items():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 
 MOST_MARKS = 12
 """Parts of an image that get a number."""

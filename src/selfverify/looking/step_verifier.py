@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_calls import read_look_call

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, FiniteFloat, TypeAdapter, ValidationError
 
-from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
+from selfverify.core.files import read_regular, write_text
 
 STOPPING_FILE = "stopping.json"
 Kind = Literal["absolute", "signed"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.message_content import content_parts
+from selfverify.core.problem import content_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.looking.visual_budget import PIXELS_PER_TOKEN
 from selfverify.tasks.judged import worth_imitating

@@ -11,8 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.trajectory import TURN_1, TURN_2, Group
+from selfverify.core.trajectory import TURN_1, TURN_2, Credit, Group, valid_trajectories
 from selfverify.methods.base import column
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import (

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from selfverify.core.credit import Credit
-from selfverify.core.trajectory import SCORE, Group
+from selfverify.core.trajectory import SCORE, Credit, Group
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.two_turn_method import TwoTurnMethod

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from selfverify.core.credit import Alternatives, Credit
 from selfverify.core.score_tokens import SCORE_TEXTS, ScoreReading
-from selfverify.core.trajectory import ANSWER, SCORE, Group
+from selfverify.core.trajectory import ANSWER, SCORE, Alternatives, Credit, Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column, quality, scores
 from selfverify.objectives import (
     binary_reward,

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import Config, EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import TrainerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import Config
-from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import ANSWER, SCORE, Credit, Finish, Group, Trajectory
 from selfverify.data.verdicts import read_verdicts
 from selfverify.methods.monitor import conversation_metrics, group_metrics
 from selfverify.tasks.base import Task

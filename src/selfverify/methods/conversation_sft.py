@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import CONTEXT, Group, Trajectory
+from selfverify.core.trajectory import CONTEXT, Credit, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig, column
 from selfverify.tasks.base import DemonstratedTurn, Task
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import CONTEXT, Group, Trajectory
+from selfverify.core.trajectory import CONTEXT, Credit, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.tasks.base import DemonstratedConversation, Task
 

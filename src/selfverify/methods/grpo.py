@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from selfverify.core.credit import Credit
-from selfverify.core.trajectory import ANSWER, SCORE, Group
+from selfverify.core.trajectory import ANSWER, SCORE, Credit, Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column
 from selfverify.objectives import group_advantage
 

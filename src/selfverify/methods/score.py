@@ -14,10 +14,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import TURN_1, TURN_2, Group
+from selfverify.core.config import SamplingConfig
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import TURN_1, TURN_2, Credit, Group, valid_trajectories
 from selfverify.methods.base import column
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import group_advantage

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
-from selfverify.core.trajectory import Group, Trajectory
+from selfverify.core.trajectory import Credit, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
 from selfverify.tasks.judged import worth_imitating

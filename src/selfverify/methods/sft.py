@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG
-from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, Credit, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.tasks.base import Task
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Credit, Group
 from selfverify.methods.base import Method, MethodConfig, column
 from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
 from selfverify.objectives import group_advantage

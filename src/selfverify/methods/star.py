@@ -24,16 +24,14 @@ import torch
 from pydantic import Field
 
 from selfverify.core import ranks
-from selfverify.core.credit import Credit
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
-from selfverify.core.journal import STRICT, JsonlStore
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.jsonl_store import STRICT, JsonlStore
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import Author, Credit, Finish, Group, Segment, Trajectory
 from selfverify.evaluation.sweep import ResumableBatches, make_problems
 from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod

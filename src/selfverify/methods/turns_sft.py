@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.core.credit import Credit
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, parse_tagged
-from selfverify.core.trajectory import TURN_2, Finish, Group, Trajectory
+from selfverify.core.trajectory import TURN_2, Credit, Finish, Group, Trajectory
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from selfverify.core.config import EvaluationConfig, RolloutLimits
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import SCORE, TURN_1, TURN_2, Group
 from selfverify.methods.base import Method, MethodConfig

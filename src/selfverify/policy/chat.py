@@ -13,8 +13,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.message_content import content_parts
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_parts
 from selfverify.policy.loading import Loaded
 from selfverify.policy.reply_parts import without_surrogates
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation, Continuations
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.forward import Forward

@@ -13,8 +13,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.images import is_rgb, to_rgb
 from selfverify.core.problem import Problem
-from selfverify.core.rgb import is_rgb, to_rgb
 from selfverify.policy.chat import chat_text, check_template, content_texts, with_objects
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput

@@ -26,7 +26,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import PolicyConfig, is_served
+from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly

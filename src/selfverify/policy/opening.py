@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.message_content import BETWEEN, content_parts
-from selfverify.core.problem import Problem
+from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.policy.chat import TemplateRefusal, chat_text
 from selfverify.policy.loading import Loaded
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters, saving
 from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.checks import (

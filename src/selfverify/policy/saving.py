@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from selfverify.core.errors import FileError
-from selfverify.core.files import naming
-from selfverify.core.folder_lock import require_held
+from selfverify.core.files import naming, require_held
 from selfverify.policy import adapters
 from selfverify.policy.loading import Loaded, optional_file, resolve
 

@@ -27,9 +27,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
-from selfverify.core.rgb import to_rgb
-from selfverify.core.sampling_settings import SamplingConfig, VLLMConfig
+from selfverify.core.images import to_rgb
 from selfverify.core.trajectory import Finish
 from selfverify.policy import adapters
 from selfverify.policy.encoding import Prompt

@@ -13,8 +13,8 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from selfverify.core.config import VLLMConfig
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
-from selfverify.core.sampling_settings import VLLMConfig
 from selfverify.policy import adapters
 from selfverify.policy.policy import Policy
 

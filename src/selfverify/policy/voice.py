@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import SamplingError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.head import Head
 from selfverify.policy.sampling import Sample, pick_tokens
 

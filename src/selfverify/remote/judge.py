@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.errors import ServerError
-from selfverify.core.requests import RATE
-from selfverify.core.tags import parse_score
+from selfverify.core.tags import RATE, parse_score
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.growing import read_choices
 from selfverify.remote.score_shares import soft_score

@@ -13,7 +13,7 @@ from selfverify.core.errors import DataError
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 
 
 def image_url(image: Image.Image) -> str:

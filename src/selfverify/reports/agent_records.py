@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.evaluation.store import StoredSample
 
 

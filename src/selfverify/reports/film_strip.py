@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 from selfverify.core.trajectory import Finish
 from selfverify.data.images import FORMATS, file_inside
 from selfverify.evaluation.store import StoredSample, StoredStep

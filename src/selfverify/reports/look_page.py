@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import DataError
-from selfverify.core.files import make_folder
-from selfverify.core.message_content import content_text
+from selfverify.core.files import make_folder, write_text
+from selfverify.core.problem import content_text
 from selfverify.looking.traces import VisualTrace
 from selfverify.reports import figures
 from selfverify.reports.film_strip import Pictures

@@ -11,10 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from selfverify.core.atomic_files import write_bytes, write_text
-from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
-from selfverify.core.files import make_folder
+from selfverify.core.files import flatten, make_folder, write_bytes, write_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.error_classes import COLUMNS, ERRORS, MISSING, tabulate_errors
 from selfverify.evaluation.store import StoredSample

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.files import read_regular
-from selfverify.core.journal import read_rows
+from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.talk_figures import mean_time

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import rollout

@@ -16,9 +16,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, __version__
 from selfverify.core.trajectory import Finish
-from selfverify.core.version import __version__
 from selfverify.data.atif import (
     AtifAgent,
     AtifCall,

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from selfverify.core import ranks
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt, longest_row

@@ -9,8 +9,7 @@ from PIL.Image import Image
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
-from selfverify.core.message_content import content_parts, content_text
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_parts, content_text
 from selfverify.core.trajectory import Finish
 from selfverify.rollouts.episode_around import EpisodeWrapper
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from PIL.Image import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.journal import STRICT
+from selfverify.core.images import to_rgb
+from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
-from selfverify.core.rgb import to_rgb
 from selfverify.core.score_tokens import ScoreReading, ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
-from selfverify.core.message_content import content_parts
+from selfverify.core.problem import content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.rollouts.episode_around import EpisodeWrapper
 from selfverify.rollouts.noted import KeepImage, Message, noted_content

@@ -15,12 +15,11 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.sampling import derived_seed
 from selfverify.policy.threads import SampleIndex

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.message_content import BETWEEN, content_parts
-from selfverify.core.problem import Problem
+from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.remote.messages import image_url, openai_messages
 from selfverify.tasks.strict_json import read_json

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
+from selfverify.core.files import read_regular, write_text
 from selfverify.selection.fusion import Fusion
 from selfverify.selection.rules import Floats
 

@@ -13,10 +13,10 @@ import numpy as np
 from selfverify.agents.agent_endings import AgentRecord
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.steps import written_images
 from selfverify.evaluation.store import StoredSample, StoredStep

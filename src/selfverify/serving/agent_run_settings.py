@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import CommandConfig, Seed
+from selfverify.core.config import CommandConfig, Seed
 
 
 class AgentRunConfig(CommandConfig):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from selfverify.agents import background
+from selfverify.core import event_loop
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
@@ -113,7 +113,7 @@ class ServerSpeaker(Speaker):
         Raises:
             ServerError: The server cannot be reached, refuses, or answers what is no chat completion.
         """
-        return background.start(self.answer(turn)).result()
+        return event_loop.start(self.answer(turn)).result()
 
     def recall(self, text: str, turn: int) -> None:
         """Take a turn as its own that somebody else has said."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import CommandConfig
 from selfverify.selection.free_answers import Kind
 from selfverify.selection.stopping import Stopping
 from selfverify.selection.strategies import FOR_USE, STRATEGIES, StrategyConfig, strategy_for_use

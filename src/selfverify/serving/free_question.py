@@ -9,8 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.data.images import ImageRef
 from selfverify.selection.free_answers import Kind, read_answer

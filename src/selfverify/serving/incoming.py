@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.serving.api_errors import invalid_value
 from selfverify.serving.best_of import BestOf
 

@@ -9,9 +9,9 @@ from functools import partial
 from types import NoneType
 from typing import Any, TypeGuard
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.looking_task import VisualToolTask

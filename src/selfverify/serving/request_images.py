@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 from selfverify.data.images import FORMATS
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.serve_settings import ImageLimits

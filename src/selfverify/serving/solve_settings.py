@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import CommandConfig, Seed
+from selfverify.core.config import CommandConfig, SamplingConfig, Seed
 from selfverify.looking.look_settings import VisualToolConfig
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 

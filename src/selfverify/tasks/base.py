@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from pydantic import AfterValidator, Field
 
-from selfverify.core.environment import Call
-from selfverify.core.episode import Episode, RolloutHook
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import Config, RolloutLimits
+from selfverify.core.episode import Call, Episode, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
-from selfverify.core.problem import Problem
-from selfverify.core.requests import ANSWER_INSTRUCTION
-from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
-from selfverify.core.settings import Config
-from selfverify.core.splits import SPLITS, Split
-from selfverify.core.tags import SCORE_TAG, Tagged
+from selfverify.core.problem import SPLITS, Problem, Split
+from selfverify.core.tags import ANSWER_INSTRUCTION, SCORE_TAG, Tagged
+from selfverify.core.tags import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.frames import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 
 CallForm = Literal["tagged", "json", "spaced"]
 """How calls are written: between ``<tool_call>`` tags with words before them, as plain JSON alone, or as

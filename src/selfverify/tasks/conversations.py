@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from selfverify.core.environment import Call
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import Call
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
 from selfverify.data.tool_conversations import convert_conversation

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_serializer
 
-from selfverify.core.settings import Config, PathText
+from selfverify.core.config import Config, PathText
 from selfverify.data import Rows, open_rows
 
 

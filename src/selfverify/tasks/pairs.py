@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged

@@ -10,7 +10,7 @@ from typing import Any
 from PIL.Image import Image
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.message_content import content_parts
+from selfverify.core.problem import content_parts
 from selfverify.data.images import ImageRef
 from selfverify.tasks.tool_episode import ACTION
 

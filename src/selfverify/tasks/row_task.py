@@ -16,8 +16,7 @@ from pydantic import Field
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.data import Rows, validated
 from selfverify.data.fields import Convert, Images, Place, Row
 from selfverify.tasks.base import Space, Task, TaskConfig

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.requests import CHECK, RATE
-from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
+from selfverify.core.tags import CHECK, RATE, SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Group
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt, longest_row

@@ -15,8 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import naming
-from selfverify.core.message_content import content_text
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_text
 from selfverify.core.trajectory import Group
 from selfverify.policy.loading import pick_device
 from selfverify.verifiers.base import Scores, answers, no_scores

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.core.policy_settings import ServedModelConfig
+from selfverify.core.policy_config import ServedModelConfig
 from selfverify.core.trajectory import Group
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import AT_ONCE, rate_all

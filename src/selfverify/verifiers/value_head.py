@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group
 from selfverify.policy.chat import chat_text

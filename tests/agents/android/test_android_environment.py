@@ -23,7 +23,7 @@ from agents.android.hierarchies import SAID, hierarchy, view
 from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
 from selfverify.agents.android.android_settings import AndroidTaskConfig
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 
 SERIAL = "emulator-5554"

@@ -15,7 +15,7 @@ from agents.android.fake_adb import Server, adb_server, emulator_console
 from agents.android.phones import HOME, NOTES, SETTINGS, Phone
 from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
 from selfverify.agents.android.android_settings import AndroidTaskConfig
-from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 
 TASK = {"task_id": "notes_1", "instruction": "Write.", "app": "Notes", "package": NOTES}

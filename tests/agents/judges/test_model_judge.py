@@ -17,7 +17,7 @@ from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError
 from serving_servers import FakeUpstream, Loop
 

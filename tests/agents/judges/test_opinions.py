@@ -8,7 +8,7 @@ from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.opinions import LONGEST, Opinion, Quotations, read_opinion
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 SCREENS = {2: "Alarm 7:30 ; checked", 5: 'Label "gym"\n   Round 9 of 12'}
 EXHIBITS = [Exhibit(Call("tap"), StepResult(n, text)) for n, text in SCREENS.items()]

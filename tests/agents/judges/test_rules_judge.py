@@ -8,7 +8,7 @@ from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.rules_judge import RulesJudge, admits_failure
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)

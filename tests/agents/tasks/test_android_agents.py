@@ -19,8 +19,7 @@ from agents.android.phones import SETTINGS, Phone
 from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.exhibits import Vote
 from selfverify.agents.tasks.android_agents import AndroidAgents, AndroidAgentsConfig
-from selfverify.core.environment import Call
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish

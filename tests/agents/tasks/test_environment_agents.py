@@ -18,8 +18,7 @@ from tests.agents.word_policy import two_steps, word_policy
 from environment_servers import serve
 from selfverify.agents.tasks import environment_sources
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
-from selfverify.core.environment import Call, StepResult
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task

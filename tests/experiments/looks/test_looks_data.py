@@ -15,8 +15,8 @@ from tests.experiments.looks.looks_recipe import far_recipe
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
 from selfverify.experiments.looks.judge_looks import judge_looks

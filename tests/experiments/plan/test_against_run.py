@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish

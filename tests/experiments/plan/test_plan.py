@@ -12,8 +12,8 @@ from transformers import Qwen2_5_VLConfig
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.config import EpisodeConfig, RolloutLimits
 from selfverify.core.episode import Observation
-from selfverify.core.episode_settings import EpisodeConfig, RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.plan.meter import Meter
 from selfverify.experiments.plan.plan import Plan, make_plan

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from tests.looking.tools.test_toolbox import Odd, gallery, run
 
-from selfverify.core.environment import Call
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish

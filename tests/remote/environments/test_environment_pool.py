@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from environment_servers import serve
-from selfverify.core.environment import Call, Environment, EnvironmentLost
+from selfverify.core.episode import Call, Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
 from selfverify.remote.environments.lease import Lease

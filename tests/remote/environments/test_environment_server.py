@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from environment_servers import serve, with_server
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.environments.content import ContentLimits

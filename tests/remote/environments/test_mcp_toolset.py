@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from environment_servers import hosted, with_server
-from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from tiny_environment import TOOLS, Counter
 

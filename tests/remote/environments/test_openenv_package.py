@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from environment_servers import opened, with_server
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.remote.environments.sessions import SessionLimits
 
 core = pytest.importorskip("openenv.core")

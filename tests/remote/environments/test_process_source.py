@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.remote.environments import process_source
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig

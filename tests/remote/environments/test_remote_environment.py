@@ -13,7 +13,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_server
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_pool import EnvironmentPool

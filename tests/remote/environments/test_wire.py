@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from data_files import huge_png
-from selfverify.core.environment import Call, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits, from_blocks, to_blocks

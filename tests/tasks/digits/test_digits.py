@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.splits import SPLITS
+from selfverify.core.problem import SPLITS
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou

@@ -20,10 +20,10 @@ from PIL import Image
 
 from data_files import write_jsonl
 from sampled_threads import drawn
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.evaluation.evaluate import evaluate
@@ -37,7 +37,6 @@ from selfverify.tasks.mathematics.math_choice import read_choice
 from selfverify.tasks.mathematics.math_forms import committed, request
 from selfverify.tasks.mathematics.math_text import final_expression
 from selfverify.workers import math_worker as math_answer
-from selfverify.workers.pool import WorkerPool
 
 REQUEST = request("think-answer", score=True)
 IMAGE = Image.new("RGB", (32, 32))

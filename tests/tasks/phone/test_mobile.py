@@ -13,11 +13,10 @@ import torch
 from tests.tasks.row_data import SCREEN, call_answer, mobile, mobile_row
 
 from sampled_threads import drawn
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import TrainerConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from selfverify.core.problem import Problem
-from selfverify.core.splits import SPLITS, Split
+from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import parse_tagged
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.words.word_stories import SENTENCES

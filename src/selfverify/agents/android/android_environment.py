@@ -16,7 +16,7 @@ from selfverify.agents.android.reset_device import is_emulator, reset_device
 from selfverify.agents.android.trace import Trace
 from selfverify.agents.android.views import Capture, Viewer
 from selfverify.agents.screen_tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError
 from selfverify.tasks.tools import ToolError
 

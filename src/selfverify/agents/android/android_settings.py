@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from selfverify.agents.android.apps import PACKAGE
 from selfverify.agents.screen_tools import Address
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 
 
 class AndroidReset(CommandConfig):

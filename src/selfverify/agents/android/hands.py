@@ -20,7 +20,7 @@ from selfverify.agents.screen_tools import (
     TypeText,
     WaitFor,
 )
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.tasks.tool_calls import short_name
 from selfverify.tasks.tools import ToolError
 

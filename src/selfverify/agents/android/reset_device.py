@@ -11,7 +11,7 @@ from selfverify.agents.android.android_settings import AndroidReset
 from selfverify.agents.android.androidlab import AndroidTask
 from selfverify.agents.android.console import ask_console, console_port
 from selfverify.agents.android.hands import Hands
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import DataError
 
 CLOCK_SLACK = timedelta(minutes=2)

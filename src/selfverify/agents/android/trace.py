@@ -25,7 +25,7 @@ from selfverify.agents.screen_tools import (
     WaitFor,
 )
 from selfverify.core.errors import ConfigError
-from selfverify.core.journal import JsonlStore
+from selfverify.core.jsonl_store import JsonlStore
 
 _BEGIN = re.compile(rb"<\?xml|<hierarchy|<displays")
 

@@ -13,8 +13,8 @@ from PIL import Image
 from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.hierarchy import UnreadableScreen, read_hierarchy
 from selfverify.agents.screens import Screen, describe
-from selfverify.core.environment import EnvironmentLost
-from selfverify.core.rgb import to_rgb
+from selfverify.core.episode import EnvironmentLost
+from selfverify.core.images import to_rgb
 
 TRIES = 3
 """How often a dump is tried; uiautomator refuses while a screen moves."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from selfverify.agents.judges.opinions import Quotations
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 
 class JuryConfig(Config):

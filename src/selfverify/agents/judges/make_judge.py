@@ -14,7 +14,7 @@ from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.agents.prompting import World, judge_prompt
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 
 class JudgeConfig(Config):

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfverify.agents import background
 from selfverify.agents.cases import Awaited, Ballot, Case, Judge
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.vote_cache import VoteCache
-from selfverify.core import ranks
+from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
 from selfverify.remote.client import OpenAIClient
@@ -53,7 +52,7 @@ class ModelJudge(Judge):
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         """See `Judge`."""
-        coming = background.start(self._votes(case, render(case), list(numbers)))
+        coming = event_loop.start(self._votes(case, render(case), list(numbers)))
         return coming.result
 
     def set_cache_folder(self, folder: Path) -> None:

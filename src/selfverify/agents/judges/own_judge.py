@@ -13,10 +13,10 @@ from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.opinions import Opinion, read_opinion
 from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers_to import ask_policy

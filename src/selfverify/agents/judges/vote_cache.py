@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.journal import JsonlStore, read_rows
+from selfverify.core.jsonl_store import JsonlStore, read_rows
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.nobody import NullJudge
 from selfverify.agents.judges.own_judge import ShortForm
 from selfverify.agents.prompting import World, agent_prompt, hint_names
-from selfverify.core.environment import Environment
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import Environment
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged

@@ -12,14 +12,12 @@ from selfverify.agents.agent_episode import AgentConfig
 from selfverify.agents.evidence import SUBMIT
 from selfverify.agents.goals import Goal
 from selfverify.agents.lent import PooledEnvironment, SharedPool
-from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.environment_sources import SourceOf
-from selfverify.core.environment import EnvironmentLost
-from selfverify.core.episode_settings import RolloutLimits
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split, split_seeds
 from selfverify.data.agent_tasks import convert_agent_task
 from selfverify.data.fields import Row
 from selfverify.remote.environments.environment_pool import PoolConfig

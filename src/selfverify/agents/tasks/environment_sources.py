@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from selfverify.core.distributions import distributions
-from selfverify.core.environment import Environment
+from selfverify.core.episode import Environment
 from selfverify.remote.environments.sources import LocalSource, Source, SourceConfig
 
 # Clients are imported late, because a core installation lacks what they need; the first names what that is.

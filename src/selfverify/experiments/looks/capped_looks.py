@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from selfverify.core.digests import file_digests
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import naming
+from selfverify.core.files import file_digests, naming
 from selfverify.evaluation.looked import VERIFIER_WEIGHTS, run_to_cap
 from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
 from selfverify.evaluation.stop_outcomes import compared

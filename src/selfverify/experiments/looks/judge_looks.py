@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from selfverify.agents import background
+from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.journal import STRICT
+from selfverify.core.jsonl_store import STRICT
 from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
@@ -82,7 +82,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
     sweep = ResumableBatches(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
     for share in sweep.shares():
         batch = [(index, *asked[index]) for index in share]
-        sweep.store(background.start(_ask_all(batch, judge)).result())
+        sweep.store(event_loop.start(_ask_all(batch, judge)).result())
     found = [row.right for row in sweep.rows.values()]
     return found.count(True), found.count(False), found.count(None)
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from PIL.Image import Image
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.journal import read_journal
+from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.experiments.teaching import TaughtConversation, TaughtProblem
 from selfverify.looking.traces import VisualTrace, malformed_message

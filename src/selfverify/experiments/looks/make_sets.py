@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import write_json, written_whole
 from selfverify.core.errors import DataError
-from selfverify.core.journal import read_journal
+from selfverify.core.files import write_json, written_whole
+from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.judge_looks import OnAnswer
 from selfverify.experiments.looks.looks_folder import ABOUT, PAIRS, SFT, VERDICTS, all_traces

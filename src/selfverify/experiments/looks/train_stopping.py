@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.stopping_settings import StoppingConfig
+from selfverify.core.files import write_json, write_text
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.looks.capped_looks import CappedLooks, calibrate_stopping
 from selfverify.experiments.looks.collect_looks import branch_looks, collect_looks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from selfverify.core.sampling_settings import VLLMConfig
+from selfverify.core.config import VLLMConfig
 from selfverify.experiments.plan.lengths import Lengths
 from selfverify.experiments.plan.planned_step import PlannedStep
 from selfverify.experiments.recipe import Recipe

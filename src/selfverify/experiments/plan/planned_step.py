@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.learner_settings import TrainerConfig
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
 from selfverify.experiments.plan.dry_run import CHECKPOINTING, DryRun
 from selfverify.experiments.plan.lengths import lengths_of, samples

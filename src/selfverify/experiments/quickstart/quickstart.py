@@ -10,10 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from selfverify.core.atomic_files import write_json
-from selfverify.core.differences import differences
-from selfverify.core.errors import ConfigError
-from selfverify.core.version import __version__
+from selfverify.core.errors import ConfigError, __version__
+from selfverify.core.files import differences, write_json
 from selfverify.evaluation.breakdown import paired_metrics
 from selfverify.evaluation.headline import Headline, headline
 from selfverify.evaluation.metrics import paired_difference

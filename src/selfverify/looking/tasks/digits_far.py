@@ -18,11 +18,10 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image
 
+from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode
-from selfverify.core.episode_settings import RolloutLimits
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.image_parts import ImagePart
 from selfverify.looking.look_episode import VisualEpisode

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import VisualConfig

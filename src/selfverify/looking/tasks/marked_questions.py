@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.looking.set_of_mark import marked
 from selfverify.looking.tasks.look_questions import INSTRUCTION
 from selfverify.tasks.mathematics.math import Math, MathConfig

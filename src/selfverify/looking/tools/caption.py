@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from PIL.Image import Image
 
+from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.looking.tools.hub_models import loaded, place_of, processor_of
 from selfverify.looking.tools.model_tool import ModelTool
 from selfverify.looking.tools.pictures import Gallery

@@ -11,7 +11,7 @@ from typing import Literal
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.rgb import to_rgb
+from selfverify.core.images import to_rgb
 from selfverify.tasks.base import Space
 from selfverify.tasks.coordinates import Size, clip_box, convert
 from selfverify.tasks.tools import ToolError

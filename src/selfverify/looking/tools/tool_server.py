@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACES, images_asked
@@ -76,9 +76,9 @@ class ToolServer:
         )
 
     def _asked(self, call: Call | None) -> tuple[list[str], StepResult | None]:
-        from selfverify.agents import background
+        from selfverify.core import event_loop
 
-        return background.start(self._session(call)).result()
+        return event_loop.start(self._session(call)).result()
 
     async def _session(self, call: Call | None) -> tuple[list[str], StepResult | None]:
         """The names of the tools, and what came of a call, if there is one."""

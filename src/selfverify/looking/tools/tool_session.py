@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.core.environment import Call, Environment, StepResult
+from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import MOST_PIXELS, Gallery, SeenImage
 from selfverify.looking.tools.toolbox import Toolbox

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.rgb import to_rgb, upright
+from selfverify.core.images import to_rgb, upright
 from selfverify.data.images import decode_image
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.mcp_rpc import (

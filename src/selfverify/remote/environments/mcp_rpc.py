@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfverify.core.environment import Call, EnvironmentLost, StepResult
-from selfverify.core.errors import DataError
-from selfverify.core.version import __version__
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
+from selfverify.core.errors import DataError, __version__
 from selfverify.remote.environments.sessions import Session
 from selfverify.remote.environments.wire import mcp_tool, read_reset
 from selfverify.remote.environments.wire_observations import observation_data

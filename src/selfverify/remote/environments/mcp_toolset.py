@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits, from_blocks
 from selfverify.remote.environments.remote_environment import base_url

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.server_address import checked_address
 from selfverify.remote.bounded_reading import read_at_most

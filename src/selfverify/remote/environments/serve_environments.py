@@ -15,13 +15,13 @@ from dataclasses import replace
 
 from selfverify.core.distributions import how_to_get
 from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.core.process_pool import end_with_parent
 from selfverify.remote.bearer_keys import find_keys
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sessions import Factory, SessionLimits
 from selfverify.remote.listening import stop_asked
-from selfverify.workers.orphans import end_with_parent
 
 FORCE_S = 20.0
 """Seconds that an orphaned server gets to close its sessions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from selfverify.core.environment import Environment
+from selfverify.core.episode import Environment
 from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment, base_url
 from selfverify.remote.environments.sources import Source
 

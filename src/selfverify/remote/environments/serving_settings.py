@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from selfverify.core.settings import CommandConfig
+from selfverify.core.config import CommandConfig
 
 KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
 """Environment variable with the keys of those who may ask, apart by commas."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from selfverify.core.environment import EnvironmentLost, StepResult
+from selfverify.core.episode import EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.mcp_rpc import answer_rpc

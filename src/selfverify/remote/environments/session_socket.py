@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from aiohttp import WSMsgType, web
 
-from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.session_replies import answer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from selfverify.core.environment import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.remote.environments.content import ContentLimits

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 
 from pydantic import Field
 
-from selfverify.core.environment import Environment
+from selfverify.core.config import Config
+from selfverify.core.episode import Environment
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Config
 from selfverify.remote.environments.sessions import Factory
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.core.environment import Call
+from selfverify.core.episode import Call
 from selfverify.core.errors import DataError
 
 INVALID_JSON = "INVALID_JSON"

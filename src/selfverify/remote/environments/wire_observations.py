@@ -16,7 +16,7 @@ from typing import Any
 from PIL.Image import Image
 from pydantic_core import to_json
 
-from selfverify.core.environment import StepResult
+from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
 from selfverify.remote.environments.content import ContentLimits, from_blocks, from_data_urls, to_blocks
 

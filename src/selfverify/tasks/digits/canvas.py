@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split
 
 # These must never change: published numbers depend on which scans are in which set.
 _SPLIT_SEED = 20260101

@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.base import (

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import (
     Demonstration,

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
+from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.vqa import convert_vqa
@@ -27,7 +27,6 @@ from selfverify.tasks.mathematics.math_choice import read_choice, right_letters
 from selfverify.tasks.mathematics.math_forms import TAGS, Form, committed, reminder, request
 from selfverify.tasks.mathematics.math_text import final_expression
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
-from selfverify.workers.pool import WorkerPool
 
 _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 """The options of a question that lists them in its text: only their letters are known."""

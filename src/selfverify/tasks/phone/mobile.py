@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.data.fields import Row

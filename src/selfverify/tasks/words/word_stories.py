@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from selfverify.core.splits import Split
+from selfverify.core.problem import Split
 
 NAMES = ("Ada", "Ben", "Chloe", "Dan", "Elif", "Femi", "Greta", "Hugo", "Ines", "Jun", "Kira", "Leo")
 THINGS = (

@@ -12,8 +12,7 @@ import zlib
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import CONTEXT
 from selfverify.tasks.base import Demonstration, ScoredTaskConfig, Task, Verdict, judge_integer, problem_rng

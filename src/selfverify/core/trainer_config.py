@@ -1,4 +1,7 @@
-"""Settings of the learner: how long, how fast, how the loss is averaged, what is written down."""
+"""TrainerConfig as blocks: optim, loss, checkpoint, log.
+
+Settings of the learner: how long, how fast, how the loss is averaged, what is written down.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0)]

@@ -1,4 +1,7 @@
-"""Settings of the policy: which model, on which device, and how it is held in memory."""
+"""PolicyConfig: model, device, memory, adapters, server.
+
+Settings of the policy: which model, on which device, and how it is held in memory.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.settings import Config
+from selfverify.core.config import Config
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""

@@ -1,4 +1,7 @@
-"""Images as policies see them: upright and in RGB, on white where they are transparent."""
+"""Upright RGB of any image.
+
+Images as policies see them: upright and in RGB, on white where they are transparent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Journals: files of JSON lines that only grow. A kill can damage no more than the last line of one.
+"""Append-only JSON lines that survive a kill.
+
+Journals: files of JSON lines that only grow. A kill can damage no more than the last line of one.
 
 The first line may be a header, ``{"rows": CLASS, "format": 1, "settings": {...}}``. It names the dataclass of
 the other lines and holds everything that decides what these say. Nothing is appended under other settings.
@@ -16,11 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from selfverify.core.atomic_files import write_text
-from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import make_folder, naming, read_regular
-from selfverify.core.folder_lock import require_held
+from selfverify.core.files import differences, make_folder, naming, read_regular, require_held, write_text
 
 logger = logging.getLogger(__name__)
 

@@ -1,26 +1,222 @@
-"""A pool of processes that can be killed, for functions that hang, crash or eat memory on a model's output.
+"""Processes that are killed at a deadline or a memory limit.
+
+A pool of processes that can be killed, for functions that hang, crash or eat memory on a model's output.
 
 A thread cannot be stopped, and an alarm reaches only the main thread and not a C function. A process can be
 killed whatever it does. Arguments and results travel as JSON; nothing is pickled.
+
+One process that answers calls of one function and can be killed.
+
+A worker's process: ``python -m selfverify.core.process_pool MODULE FUNCTION TIMEOUT_S MEMORY_MB``.
+
+Reads one JSON list of arguments per line from its standard input and answers each with one line,
+``{"value": ...}`` or ``{"error": "..."}``. Imports nothing but the standard library and what the function's
+module needs. Ends by itself when its parent is gone, even while the function hangs.
+
+Ends a process whose parent is gone, also one that was killed.
+
+The parent keeps a pipe to the process's standard input open, and writes nothing into it. The pipe ends with
+those who hold its other end.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import IO, Any, Literal
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
-from selfverify.workers import child
-from selfverify.workers.worker import CallOutcome, Worker
+
+GRACE_S = 5.0
+"""Seconds that the parent has to kill a hanging worker before the worker ends itself."""
+
+
+def resolve(module: str, name: str) -> Callable[..., Any]:
+    """Return the top-level function ``name`` of ``module``."""
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def serve(function: Callable[..., Any], requests: IO[bytes], replies: IO[bytes], timeout_s: float) -> None:
+    """Answer requests until there are no more."""
+    with open(os.devnull, "wb") as nowhere:
+        for line in requests:
+            # This watchdog is a thread of C: it ends a worker whose parent was killed even when the function
+            # holds the interpreter's lock (a power of large integers, a regular expression), and leaves
+            # SIGALRM to the function.
+            faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=nowhere)
+            try:
+                reply = json.dumps({"value": function(*json.loads(line))})
+            except Exception as error:
+                reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
+            faulthandler.cancel_dump_traceback_later()
+            replies.write(reply.encode() + b"\n")
+            replies.flush()
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on copies of the standard streams: what the function prints goes to standard error."""
+    module, name, timeout_s, memory_mb = arguments
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20,) * 2)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    try:
+        function = resolve(module, name)
+    except Exception as error:
+        replies.write(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode() + b"\n")
+        return
+    replies.write(b'{"value": "ready"}\n')
+    replies.flush()
+    try:
+        serve(function, requests, replies, float(timeout_s))
+    except BrokenPipeError:
+        os._exit(1)  # the parent is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+START_S = 120.0
+"""Seconds that a worker may take to import its function's module."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """How a call ended. There is a ``value`` only when ``status`` is ``done``.
+
+    ``raised``: the function raised, which another try would not change. ``refused``: the arguments are too
+    long, or no JSON. ``timed_out``: every try took too long. ``died``: at the last try the process
+    crashed, was killed, or wrote too long a result.
+    """
+
+    status: Literal["done", "raised", "refused", "timed_out", "died"]
+    value: Any = None
+    reason: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a value."""
+        return self.status == "done"
+
+
+class Worker:
+    """One process that answers calls of one function, from `begin` on. Only one thread at a time may use it.
+
+    `kill` may be called by any thread at any time.
+    """
+
+    def __init__(self, module: str, name: str, timeout_s: float, max_output: int, memory_mb: int) -> None:
+        self.function, self.timeout_s, self.max_output = f"{module}.{name}", timeout_s, max_output
+        paths = [path or os.getcwd() for path in sys.path]
+        self.process = subprocess.Popen(
+            # -P: the worker searches the working folder only if this process does.
+            [sys.executable, "-P", "-m", __name__, module, name, str(timeout_s), str(memory_mb)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            # In a session of its own it does not get Ctrl-C, and is killed with whatever it started.
+            start_new_session=True,
+        )
+
+    def begin(self) -> None:
+        """Wait until the process can be asked.
+
+        Raises:
+            ConfigError: It does not start, or was killed meanwhile.
+        """
+        ready = self._exchange(b"", START_S)
+        if not ready.done:
+            self.kill()
+            raise ConfigError(f"a worker process for {self.function} does not start: {ready.reason}")
+
+    def ask(self, request: bytes) -> CallOutcome:
+        """Return the outcome for a line of arguments. After ``timed_out`` or ``died`` the process is dead."""
+        outcome = self._exchange(request, self.timeout_s)
+        if outcome.status in ("timed_out", "died"):
+            self.kill()
+        return outcome
+
+    def _exchange(self, request: bytes, limit_s: float) -> CallOutcome:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._signal()
+
+        # Killing the process ends a write to its full pipe as well as a read.
+        timer = threading.Timer(limit_s, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            if request:
+                self.process.stdin.write(request)
+                self.process.stdin.flush()
+            line = self.process.stdout.readline(self.max_output + 1)
+        except (OSError, ValueError):
+            line = b""  # its pipes are broken, or another thread has closed them (`kill`)
+        finally:
+            timer.cancel()
+            timer.join()  # else it might kill a worker that has just answered and is idle by then
+        if late.is_set():
+            return CallOutcome("timed_out", reason=f"no result within {limit_s:g} s")
+        if len(line) > self.max_output:
+            return CallOutcome("died", reason=f"its result is longer than {self.max_output} bytes")
+        if not line.endswith(b"\n"):
+            return CallOutcome("died", reason="the process ended")
+        reply = json.loads(line)
+        if "error" in reply:
+            return CallOutcome("raised", reason=reply["error"])
+        return CallOutcome("done", reply["value"])
+
+    def _signal(self) -> None:
+        if self.process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            if os.name == "posix":
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
+
+    def kill(self) -> None:
+        """End the process and wait for it, so that no zombie stays."""
+        self._signal()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # what was still to be written has no reader any more
+                stream.close()
+        self.process.wait()
+
+    def let_go(self) -> None:
+        """In a fork: leave the process to the parent, without touching locks or buffers of its pipes."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            os.dup2(nowhere, stream.fileno(), inheritable=False)
+        os.close(nowhere)
+
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +260,7 @@ class WorkerPool:
         if timeout_s <= 0 or workers < 1 or retries < 0:
             raise ConfigError(f"timeout_s={timeout_s}, workers={workers}, retries={retries}: too small")
         try:
-            known = module != "__main__" and child.resolve(module, name) is function
+            known = module != "__main__" and resolve(module, name) is function
         except (ImportError, AttributeError):
             known = False
         if not known:
@@ -238,3 +434,21 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def end_with_parent(stop: Callable[[], object], force_s: float) -> None:
+    """Watch over the parent from now on, on a thread.
+
+    Args:
+        stop: Asks this process to end; called when the parent is gone.
+        force_s: Seconds that it gets. Then it is ended by force.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        stop()
+        time.sleep(force_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="waits for the parent's end").start()

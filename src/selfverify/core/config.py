@@ -1,0 +1,355 @@
+"""Config base, Sampling-, Limits-, Evaluation-, StoppingConfig.
+
+What all settings have in common: those of recipes, and those that become options of commands.
+
+Settings of sampling in training: how trajectories are drawn, and by which engine.
+
+How long conversations may get, in turns, tokens and time.
+
+Settings of an evaluation: which problems, how many samples, how they are drawn.
+
+What a recipe says of a verifier that ends looking: its pairs, and what ε is chosen for.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic.fields import FieldInfo
+
+
+class Config(BaseModel):
+    """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def option_name(name: str, field: FieldInfo) -> str:
+    """The name under which a field of `CommandConfig` is an option of a command: its own, or one that it
+    gives."""
+    extra = field.json_schema_extra
+    return str(extra.get("option", name)) if isinstance(extra, dict) else name
+
+
+SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
+"""What the field of `CommandConfig` gives as ``json_schema_extra`` that names a file with all the others."""
+
+
+SECRET: dict[str, JsonValue] = {"secret": True}
+"""What a field gives as ``json_schema_extra`` of which messages quote nothing: it holds keys, or stands where
+people write them."""
+
+
+def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
+    """Whether a field has `SETTINGS_FILE` or `SECRET`."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and mark.items() <= extra.items()
+
+
+def secret_places(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the paths of a model's fields that have `SECRET`, those of the models in it included."""
+    found = []
+    for name, field in model.model_fields.items():
+        if is_marked(field, SECRET):
+            found.append((*above, name))
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += secret_places(field.annotation, (*above, name))
+    return found
+
+
+class CommandConfig(Config):
+    """Settings of a command. The text below a field describes it to people."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""A seed that every generator takes."""
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value
+
+
+PathText = Annotated[str, BeforeValidator(_as_text)]
+"""A path, which stays a text; given as a `pathlib.Path` it becomes one."""
+
+
+class VLLMConfig(Config):
+    """vLLM as the engine that samples in training, through TRL's `VLLMGeneration`."""
+
+    mode: Literal["colocate", "server"] = Field(
+        "colocate",
+        description="Where vLLM runs: in the training processes on their devices (`colocate`), or on a "
+        "server that `vllm serve` started.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="The precision in which vLLM computes; null is that of the policy's weights. Another one "
+        "is faster where it is lower, and its samples have other probabilities than the policy's.",
+    )
+    server_base_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="With `mode: server`: the server's address, such as `http://10.0.0.2:8000`.",
+    )
+    server_timeout_s: float = Field(
+        240.0, gt=0.0, description="With `mode: server`: the seconds to wait for it to start."
+    )
+    group_port: int = Field(
+        51216, ge=1, le=65535, description="With `mode: server`: the port over which new weights are sent."
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="With `mode: colocate`: the number of processes that share one copy of the model; it "
+        "divides the number of all processes.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.3,
+        gt=0.0,
+        le=1.0,
+        description="With `mode: colocate`: the share of the device's memory that vLLM may take.",
+    )
+    max_model_length: int | None = Field(
+        None,
+        ge=1,
+        description="With `mode: colocate`: the most tokens of a prompt and its response; null is the "
+        "model's limit.",
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        description="With `mode: colocate`: the most responses decoded at once; null is vLLM's own choice.",
+    )
+    enable_sleep_mode: bool = Field(
+        False,
+        description="With `mode: colocate`: give vLLM's memory back during updates; waking up takes time.",
+    )
+    model_impl: Literal["auto", "vllm", "transformers"] = Field(
+        "auto", description="With `mode: colocate`: whose implementation of the model vLLM runs."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> VLLMConfig:
+        if self.mode == "server" and self.server_base_url is None:
+            raise ValueError("mode: server needs server_base_url, the address that `vllm serve` printed")
+        shared = ("mode", "dtype")
+        servers = ("server_base_url", "server_timeout_s", "group_port")
+        # By value, not by what was written: a run's resolved recipe writes every default out.
+        for name, field in VLLMConfig.model_fields.items():
+            other = name not in shared and (name in servers) != (self.mode == "server")
+            if other and getattr(self, name) != field.default:
+                hint = "give it to `vllm serve`" if self.mode == "server" else "use mode: server"
+                raise ValueError(f"{name} means nothing with mode: {self.mode}; {hint}")
+        return self
+
+
+class SamplingConfig(Config):
+    """How trajectories are sampled during training."""
+
+    group_size: int = Field(8, ge=1, description="The number of trajectories per problem (the papers' G).")
+    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(
+        0.99,
+        gt=0.0,
+        le=1.0,
+        description="Sample from the likeliest tokens that together hold this probability.",
+    )
+    max_new_tokens: int = Field(
+        48,
+        ge=1,
+        description="The most tokens of a turn; a longer turn is cut off and finishes with `length`.",
+    )
+    engine: Literal["own", "vllm"] = Field(
+        "own",
+        description="The engine that samples: this library (`own`), or vLLM with the policy's weights. "
+        "Evaluations within a training sample with `own`; `eval`, `matrix` and `data filter` with this one.",
+    )
+    vllm: VLLMConfig | None = Field(None, description="The settings of vLLM; only with `engine: vllm`.")
+
+    @model_validator(mode="after")
+    def _check(self) -> SamplingConfig:
+        if self.engine == "own" and self.vllm is not None:
+            raise ValueError("vllm: these settings need engine: vllm")
+        if self.engine == "vllm" and self.temperature == 0:
+            raise ValueError(
+                "engine: vllm needs a temperature above 0: a greedy sample has no importance weight"
+            )
+        longest = self.vllm.max_model_length if self.vllm else None
+        if longest is not None and longest <= self.max_new_tokens:
+            raise ValueError(
+                f"vllm.max_model_length: {longest} has no room for a prompt beside max_new_tokens: "
+                f"{self.max_new_tokens}"
+            )
+        return self
+
+
+class RolloutLimits(Config):
+    """Limits of one rollout's conversations."""
+
+    turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of a conversation, its prompt included, after which it ends as at the end of the "
+        "model's context; null is the context.",
+    )
+    step_threads: int = Field(
+        0,
+        ge=0,
+        description="Threads on which episodes reply. With 0 they reply one after another in the rollout's "
+        "own thread, and no reply has a deadline.",
+    )
+    step_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds that a reply may take on a thread; a conversation whose reply takes longer ends "
+        "with an error. Closing an episode may take as long.",
+    )
+    rollout_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a rollout asks for no more replies; its open conversations end with "
+        "an error.",
+    )
+    concurrent: int | None = Field(
+        None,
+        ge=1,
+        description="Conversations that a process holds at the same time; the others wait until all of these "
+        "are over. For environments of which there are few, such as devices. null is no limit.",
+    )
+    hung_threads: int = Field(
+        16,
+        ge=1,
+        description="Threads that may hang in replies, in one process and over all its rollouts, before "
+        "the run ends. Nobody can end a hung thread; one that comes back is not counted.",
+    )
+
+
+class EpisodeConfig(Config):
+    """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
+
+    turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
+    tokens: int | None = Field(
+        None, ge=1, description="Tokens of a conversation, its prompt included, after which it ends."
+    )
+    step_threads: int | None = Field(
+        None,
+        ge=0,
+        description="Threads on which episodes reply; 0 is none, and no reply has a deadline then.",
+    )
+    step_timeout_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
+    rollout_timeout_s: float | None = Field(
+        None, gt=0, description="Seconds after which a rollout asks for no more replies."
+    )
+    concurrent: int | None = Field(
+        None, ge=1, description="Conversations that a process holds at the same time."
+    )
+    hung_threads: int | None = Field(
+        None, ge=1, description="Threads of a process that may hang in replies before a run ends."
+    )
+
+    def changed(self, limits: RolloutLimits) -> RolloutLimits:
+        """``limits`` with what is set here in place of theirs."""
+        return limits.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class EvaluationConfig(Config):
+    """How a trained or untrained model is measured."""
+
+    problems: int | None = Field(
+        512,
+        ge=1,
+        description="The number of problems to evaluate: the first ones of the split, fewer where a data "
+        "file has fewer. null means all of a data file.",
+    )
+    samples: int = Field(
+        8, ge=1, description="The number of trajectories per problem: the N of best-of-N and majority@N."
+    )
+    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Sample from the likeliest tokens that together hold this probability.",
+    )
+    split: Literal["validation", "test"] = Field("test", description="The split of held-out problems to use.")
+    batch_problems: int = Field(
+        64,
+        ge=1,
+        description="The number of problems sampled at once. Memory depends on it, and what is sampled "
+        "only by the rounding of sums.",
+    )
+    on_bad: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="Stop at a problem that cannot be made or encoded (its image is damaged), or leave it "
+        "out, named and counted.",
+    )
+    extractor: str | None = Field(
+        None,
+        min_length=1,
+        description="The path of a model that looks for the answer in responses which the task's rules "
+        "cannot read, or `self` for the evaluated model. null means the rules alone. Stored samples say "
+        "who read them.",
+    )
+    score: Literal["soft", "greedy", "sampled"] = Field(
+        "soft",
+        description="How all figures read the model's own score: its expectation, the likeliest one, or the "
+        "one that was written, as in the paper. All three are stored, so that the figures can be had again.",
+    )
+    second_turn: str | None = Field(
+        None,
+        min_length=1,
+        description="The request that the model gets in a second turn, after its answer; then the second "
+        "answer counts. null means one turn.",
+    )
+    retries: int = Field(
+        2,
+        ge=0,
+        description="How often a conversation is held again whose episode failed, as where an environment "
+        "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
+    )
+    seed: Seed = Field(
+        1000,
+        description="The seed of the evaluation's sampling; the recipe's own seed does not affect it.",
+    )
+
+
+class StoppingConfig(Config):
+    """A verifier of when to stop, made from the policy's own conversations about the recipe's task."""
+
+    problems: int = Field(1000, ge=1, description="Training problems about which the policy looks.")
+    samples: int = Field(4, ge=2, description="Conversations about each, of which pairs are made.")
+    temperature: float = Field(1.0, gt=0, description="Of these conversations.")
+    hurried: int = Field(
+        1,
+        ge=0,
+        description="Answers that are asked for in the middle of each right conversation: most are wrong "
+        "before enough was seen, and right with fewer looks behind that.",
+    )
+    pairs: Literal["wrong", "wrong+wasteful"] = Field(
+        "wrong+wasteful",
+        description="`wrong`: right against wrong conversations. `wrong+wasteful`: also two right ones, of "
+        "which the one with fewer looks is preferred.",
+    )
+    rule: Literal["absolute", "signed"] = Field(
+        "absolute", description="Where the verifier ends looking: |Δr| < ε, or Δr < ε."
+    )
+    steps: float | None = Field(
+        None, ge=1, description="The mean number of steps on validation problems that ε may not exceed."
+    )
+    within: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Without `steps`: how far below the best accuracy of all ε on validation problems it may "
+        "be, with the fewest steps.",
+    )
+
+    @property
+    def target(self) -> tuple[Literal["steps", "within"], float]:
+        """What ε is chosen for."""
+        return ("within", self.within) if self.steps is None else ("steps", self.steps)
