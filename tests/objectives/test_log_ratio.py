@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rounding import assert_close
-from selfverify.objectives.log_ratio import step_log_ratios
+from selfverify.objectives.advantage import step_log_ratios
 
 
 def test_by_hand() -> None:

@@ -18,7 +18,7 @@ from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
-from selfverify.objectives.log_ratio import step_log_ratios
+from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy

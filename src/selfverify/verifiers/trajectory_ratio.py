@@ -9,7 +9,7 @@ import torch
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.looking.stop_rules import LOG_RATIO
-from selfverify.objectives.log_ratio import step_log_ratios
+from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.reading import with_images
 from selfverify.verifiers.base import Scores, no_scores
