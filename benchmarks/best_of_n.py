@@ -43,10 +43,9 @@ from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration, fit_calibration
-from selfverify.selection.candidates import Candidates
+from selfverify.selection.rules import Candidates
 from selfverify.selection.stopping import leader_confidence
-from selfverify.selection.strategies import STRATEGIES
-from selfverify.selection.subsets import expected_correctness
+from selfverify.selection.strategies import STRATEGIES, expected_correctness
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import Solution, solve
 from selfverify.serving.solve_settings import DrawsConfig

@@ -16,7 +16,7 @@ from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
-from selfverify.selection.fusion import Fusion, fusion_of
+from selfverify.selection.calibration import Fusion, fusion_of
 from selfverify.selection.strategies import find_strategy
 
 

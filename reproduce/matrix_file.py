@@ -35,7 +35,7 @@ from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import read_document
 from selfverify.experiments.registry import make_task
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.selection.strategies import find_strategy
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -26,7 +26,7 @@ from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Form, PolicyJudge

@@ -33,7 +33,7 @@ from selfverify.evaluation.fuse import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.statistics import draws, on_all
 from selfverify.evaluation.store import StoredSample, find_store, read_samples
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.selection.rules import Floats
 
 SHOWN = (

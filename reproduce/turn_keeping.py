@@ -19,8 +19,7 @@ from selfverify.evaluation.metrics import by_problem
 from selfverify.evaluation.statistics import Statistic, ratio, ratio_statistic
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.objectives import breakeven_gap
-from selfverify.selection.candidates import number_keys
-from selfverify.selection.rules import Floats
+from selfverify.selection.rules import Floats, number_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

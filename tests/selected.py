@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.selection.candidates import Candidates
+from selfverify.selection.rules import Candidates
 from selfverify.selection.strategies import STRATEGIES, StrategyConfig
 
 

@@ -23,7 +23,7 @@ from selfverify.evaluation.store import read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.verifiers.by_policy import PolicyJudge
 
 

@@ -16,8 +16,7 @@ from selfverify.evaluation.calibrate import calibrate
 from selfverify.evaluation.fuse import fit_fusion, fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import StoredSample
-from selfverify.selection.calibration import Calibration
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Calibration, Fusion
 
 
 def test_the_weight_by_hand() -> None:

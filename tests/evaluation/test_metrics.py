@@ -21,15 +21,14 @@ from selfverify.evaluation.statistics import (
     within_problem_auc,
 )
 from selfverify.evaluation.store import StoredSample
-from selfverify.selection.candidates import Candidates
 from selfverify.selection.rules import (
+    Candidates,
     best_of_majority_weights,
     best_weights,
     box_iou,
     cluster_boxes,
 )
-from selfverify.selection.strategies import DEFAULTS, STRATEGIES
-from selfverify.selection.subsets import expected_correctness
+from selfverify.selection.strategies import DEFAULTS, STRATEGIES, expected_correctness
 
 NAN = float("nan")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfverify.selection.free_answers import read_answer
+from selfverify.selection.rules import read_answer
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.selection.calibration import Calibration
-from selfverify.selection.fusion import Fusion, fusion_of
+from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 
 
 def test_the_sum_by_hand() -> None:

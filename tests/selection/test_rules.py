@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selected import majority_weights
-from selfverify.selection.candidates import Candidates
-from selfverify.selection.rules import best_weights, box_iou, cluster_boxes
-from selfverify.selection.strategies import STRATEGIES
-from selfverify.selection.subsets import expected_correctness
+from selfverify.selection.rules import Candidates, best_weights, box_iou, cluster_boxes
+from selfverify.selection.strategies import STRATEGIES, expected_correctness
 
 NAN = float("nan")
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from selfverify.core.errors import ConfigError
-from selfverify.selection.candidates import Candidate, Candidates
-from selfverify.selection.choose import choose
+from selfverify.selection.rules import Candidate, Candidates
 from selfverify.selection.stopping import (
     Stopping,
     answer_posterior,
@@ -16,7 +15,7 @@ from selfverify.selection.stopping import (
     leader_confidence,
     sample_adaptively,
 )
-from selfverify.selection.strategies import StrategyConfig
+from selfverify.selection.strategies import StrategyConfig, choose
 
 NAN = float("nan")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from selected import majority_weights, weighted_weights
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.selection.candidates import Candidate, Candidates
-from selfverify.selection.choose import choose
 from selfverify.selection.rules import (
+    Candidate,
+    Candidates,
     best_of_majority_weights,
     best_weights,
     cluster_boxes,
@@ -17,8 +17,13 @@ from selfverify.selection.rules import (
     support,
     vote_weights,
 )
-from selfverify.selection.strategies import STRATEGIES, StrategyConfig, find_strategy
-from selfverify.selection.subsets import expected_correctness
+from selfverify.selection.strategies import (
+    STRATEGIES,
+    StrategyConfig,
+    choose,
+    expected_correctness,
+    find_strategy,
+)
 
 NAN = float("nan")
 

@@ -17,8 +17,7 @@ from yarl import URL
 
 from selfverify.core.errors import ServerError
 from selfverify.core.tags import SCORE_INSTRUCTION
-from selfverify.selection.calibration import Calibration
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Calibration, Fusion
 from selfverify.serving.api_errors import api_error, error_response
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf

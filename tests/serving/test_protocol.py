@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.selection.candidates import Candidate
+from selfverify.selection.rules import Candidate
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.incoming import wants_instruction

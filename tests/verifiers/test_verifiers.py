@@ -13,7 +13,7 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import OPENING, verify
 from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft, _continue

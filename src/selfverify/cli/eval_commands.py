@@ -14,7 +14,7 @@ from selfverify.cli.printing import figure, print_headline, print_json, print_ta
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 
 
 class CalibrationConfig(CommandConfig):

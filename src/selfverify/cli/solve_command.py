@@ -20,7 +20,7 @@ from selfverify.serving.solve_settings import QuestionConfig, SolveConfig
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
-    from selfverify.selection.candidates import Candidate
+    from selfverify.selection.rules import Candidate
     from selfverify.serving.solve import Solution
     from selfverify.tasks.base import Task
 

@@ -25,8 +25,7 @@ from selfverify.evaluation.statistics import (
 )
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.selection.rules import Floats, box_iou
-from selfverify.selection.strategies import STRATEGIES, Strategy
-from selfverify.selection.subsets import blocks, mixtures
+from selfverify.selection.strategies import STRATEGIES, Strategy, blocks, mixtures
 from selfverify.tasks.base import EVERY, Metric, Task
 
 CORRECT = "correct"

@@ -13,12 +13,9 @@ from selfverify.evaluation.fuse import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import by_problem
 from selfverify.evaluation.reliability import reliability
 from selfverify.evaluation.store import StoredSample
-from selfverify.selection.calibration import Calibration, fit_calibration, risk_threshold
-from selfverify.selection.candidates import Candidate, is_box
-from selfverify.selection.choose import choose
-from selfverify.selection.fusion import FUSED, Fusion
-from selfverify.selection.rules import Floats
-from selfverify.selection.strategies import DEFAULTS, find_strategy
+from selfverify.selection.calibration import FUSED, Calibration, Fusion, fit_calibration, risk_threshold
+from selfverify.selection.rules import Candidate, Floats, is_box
+from selfverify.selection.strategies import DEFAULTS, choose, find_strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task, Verdict
 
 IMAGE_BACKEND = "image_backend"

@@ -1,4 +1,4 @@
-"""Fits how much an answer's log-probability counts beside its score (`selfverify.selection.fusion`)."""
+"""Fits how much an answer's log-probability counts beside its score (`selfverify.selection.calibration`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.statistics import within_problem_auc
 from selfverify.evaluation.store import StoredSample
-from selfverify.selection.fusion import FUSED, Fusion
+from selfverify.selection.calibration import FUSED, Fusion
 
 WEIGHTS = (0.0, 0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 """The weights that are tried."""

@@ -42,11 +42,9 @@ from selfverify.evaluation.statistics import (
 )
 from selfverify.evaluation.store import CORRECT_1, DECODINGS, StoredSample
 from selfverify.evaluation.talk_figures import TOOL_COUNTS, talk_figures
-from selfverify.selection.candidates import Candidates, box_array, number_keys
-from selfverify.selection.fusion import FUSED
-from selfverify.selection.rules import Floats
-from selfverify.selection.strategies import STRATEGIES, find_strategy
-from selfverify.selection.subsets import expected_correctness
+from selfverify.selection.calibration import FUSED
+from selfverify.selection.rules import Candidates, Floats, box_array, number_keys
+from selfverify.selection.strategies import STRATEGIES, expected_correctness, find_strategy
 
 Boxes = Mapping[str, Sequence[float]]
 """The true boxes by problem id."""
@@ -191,7 +189,7 @@ def accuracy(table: SampleTable, strategy: str, n: int, score: str | None = None
 
     The result is None where the strategy needs scores and there are none, where it counts equal answers and
     nobody can say which are, or where it answers with a box of its own and there are no targets. See
-    `selfverify.selection.subsets.expected_correctness`.
+    `selfverify.selection.strategies.expected_correctness`.
     """
     chooser, score = find_strategy(strategy), score or table.headline
     if chooser.needs == "score" and np.isnan(table.scores.get(score, np.nan)).all():

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
 from selfverify.remote.score_shares import OPENING
-from selfverify.selection.candidates import Candidate
-from selfverify.selection.free_answers import Kind, read_answer
+from selfverify.selection.rules import Candidate, Kind, read_answer
 
 CLOSING = f"</{SCORE_TAG}>"
 

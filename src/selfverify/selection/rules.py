@@ -1,4 +1,6 @@
-"""Rules that choose one of N candidate answers, as pure functions over arrays.
+"""Choosing one of N as pure functions; which answers are the same.
+
+Rules that choose one of N candidate answers, as pure functions over arrays.
 
 Every rule first becomes *selection weights*: the probability that it picks each candidate. Ties are broken
 uniformly at random, so a rule's correctness is an expectation and needs no random numbers: two answers tied
@@ -9,11 +11,21 @@ Arrays, wherever they appear:
     keys: int ``[..., N]``, the canonical answer's id inside its problem; -1 where nothing could be parsed.
     correct: float ``[..., N]`` in {0, 1}.
     score: float ``[..., N]``; NaN where a candidate has no readable score.
+
+Candidate answers: a single one as an object, N of them for each of many problems as arrays.
+
+Which free answers are the same, for questions that come without a task.
+
+A task says itself which answers are the same (`Verdict.key`).
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -236,3 +248,144 @@ def _uniform(winners: NDArray[np.bool_]) -> Floats:
     """Equal weight on every winner; on everybody where there is no winner."""
     winners = winners | ~winners.any(-1, keepdims=True)
     return winners / winners.sum(-1, keepdims=True)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One sampled answer to one problem, on its way from the sampler to the choice.
+
+    Sampling for training has trajectories; whatever chooses, serves or shows answers has candidates.
+
+    Args:
+        answer: The parsed answer as a JSON value; None if it could not be read.
+        key: The task's canonical form (`Verdict.key`): equal for equivalent answers. None for unreadable
+            answers and for boxes, which are compared by IoU.
+        score: What a verifier thinks of it, higher is better; None where there is no readable score.
+        logprob: Mean log-probability of the answer's tokens, where there is one.
+        tokens: Tokens it took to write.
+        text: Everything that was written.
+        first: The answer of the first of two turns, as ``answer`` is that of the second; None in one turn.
+    """
+
+    answer: Any = None
+    key: str | None = None
+    score: float | None = None
+    logprob: float | None = None
+    tokens: int = 0
+    text: str = ""
+    first: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """N candidates of each of any number of problems, as arrays.
+
+    Args:
+        keys: int ``[..., N]``, equal inside a problem exactly for equal answers; -1 for unreadable ones. For
+            boxes the number of the box's cluster.
+        score: ``[..., N]``, NaN where there is none.
+        boxes: ``[..., N, 4]``, NaN for unreadable answers; None unless the answers are boxes.
+        correct: ``[..., N]`` in {0, 1}; known in analysis only.
+    """
+
+    keys: NDArray[np.int64]
+    score: Floats
+    boxes: Floats | None = None
+    correct: Floats | None = None
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate], iou: float = 0.5) -> Self:
+        """Return the arrays ``[N]`` of one problem's candidates; ``iou`` decides which boxes share a cluster.
+
+        Answers are boxes when no candidate has a key and every readable answer is a list of four numbers.
+        """
+        score = np.array([np.nan if c.score is None else c.score for c in candidates], dtype=np.float64)
+        boxes = box_array([c.answer for c in candidates], [c.key for c in candidates])
+        if boxes is not None:
+            return cls(cluster_boxes(boxes, iou)[0], score, boxes)
+        return cls(np.array(number_keys([c.key for c in candidates]), dtype=np.int64), score)
+
+    def rows(self, rows: slice) -> Candidates:
+        """Return the candidates of some of the problems."""
+        arrays = (self.keys, self.score, self.boxes, self.correct)
+        return Candidates(*(None if array is None else array[rows] for array in arrays))  # type: ignore[arg-type]
+
+    def take(self, columns: NDArray[np.int64], iou: float = 0.5) -> Candidates:
+        """Return some candidates of every problem: ``columns`` ``[S, n]`` makes ``[P, S, n]`` of ``[P, G]``.
+
+        Boxes are clustered anew, since their order matters.
+        """
+        boxes = None if self.boxes is None else self.boxes[..., columns, :]
+        return Candidates(
+            self.keys[..., columns] if boxes is None else cluster_boxes(boxes, iou)[0],
+            self.score[..., columns],
+            boxes,
+            None if self.correct is None else self.correct[..., columns],
+        )
+
+
+def number_keys(keys: Sequence[str | None]) -> list[int]:
+    """Return keys as numbers in order of first appearance; -1 for None."""
+    numbers: dict[str, int] = {}
+    return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def box_array(answers: Sequence[Any], keys: Sequence[str | None]) -> Floats | None:
+    """Return answers as boxes ``[N, 4]``, NaN for unreadable ones; None if they are not boxes."""
+    readable = [answer for answer in answers if answer is not None]
+    if not readable or any(key is not None for key in keys) or not all(map(is_box, readable)):
+        return None
+    return np.array([[np.nan] * 4 if answer is None else answer for answer in answers], dtype=np.float64)
+
+
+def is_box(answer: Any) -> bool:
+    """Whether an answer is a list of four numbers."""
+    return (
+        isinstance(answer, (list, tuple))
+        and len(answer) == 4
+        and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in answer)
+    )
+
+
+Kind = Literal["text", "set", "box"]
+"""How answers are compared. ``text``: case, spaces, a final point and the way a number is written do not
+matter. ``set``: the order of the words or numbers does not matter either. ``box``: answers are four numbers,
+and the overlap of the boxes counts."""
+
+LONGEST = 2000
+"""The most characters of an answer; a longer one counts as unreadable."""
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?%?|[+-]?\.[0-9]+%?")
+_BRACKETS = str.maketrans(dict.fromkeys("[](){}", " "))
+
+
+def read_answer(text: str, kind: Kind) -> tuple[Any, str | None]:
+    """Return the answer as a JSON value, and its key; ``(None, None)`` where it cannot be read. Never raises.
+
+    Equal answers have equal keys. A box has no key (None), because boxes are clustered.
+    """
+    text = text.strip()
+    if not text or len(text) > LONGEST:
+        return None, None
+    if kind == "box":
+        return _box(text), None
+    if kind == "set":
+        words = [_canonical(word) for word in text.translate(_BRACKETS).replace(",", " ").split()]
+        return (text, " ".join(sorted(words))) if words else (None, None)
+    return text, _canonical(text)
+
+
+def _canonical(text: str) -> str:
+    text = " ".join(text.casefold().split()).removesuffix(".")
+    if len(text) > 32 or not _NUMBER.fullmatch(text):
+        return text
+    value = float(text.replace(",", "").removesuffix("%"))
+    return f"{value:.12g}" + ("%" if text.endswith("%") else "")
+
+
+def _box(text: str) -> list[float] | None:
+    words = text.translate(_BRACKETS).replace(",", " ").split()
+    if len(words) != 4 or not all(len(w) <= 16 and re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", w) for w in words):
+        return None
+    box = [float(word) for word in words]
+    fine = all(map(math.isfinite, box)) and box[2] > box[0] and box[3] > box[1]
+    return box if fine else None

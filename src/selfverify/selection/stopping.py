@@ -23,8 +23,7 @@ import numpy as np
 from scipy.special import betainc
 
 from selfverify.core.errors import ConfigError
-from selfverify.selection.candidates import Candidate, Candidates
-from selfverify.selection.rules import Floats, support
+from selfverify.selection.rules import Candidate, Candidates, Floats, support
 from selfverify.selection.strategies import DEFAULTS, StrategyConfig, find_strategy
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)

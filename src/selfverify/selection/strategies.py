@@ -1,27 +1,43 @@
-"""The strategies for choosing among candidates, and all that is said about them anywhere.
+"""Strategies by name, choose(), best-of-n curves.
+
+The strategies for choosing among candidates, and all that is said about them anywhere.
 
 Evaluation, reports, `solve`, the gateway and the commands take names, words and functions from `STRATEGIES`.
+
+Choosing one of a problem's candidates, and saying why.
+
+What a strategy chooses from n of G candidates, on average over the size-n subsets of the G.
+
+This is the only engine behind figures such as ``best@4`` of 12 samples: accuracies, the parts of an answer
+that tasks measure, categories, and the table of generators and verifiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from selfverify.core.errors import ConfigError
-from selfverify.selection.candidates import Candidates
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.selection.rules import (
+    Candidate,
+    Candidates,
     Floats,
     best_of_majority_weights,
     best_of_subsets,
     best_weights,
+    box_iou,
+    consensus_boxes,
     elect,
     first_weights,
     oracle_of_subsets,
     oracle_weights,
+    support,
     vote_weights,
 )
 
@@ -182,3 +198,239 @@ def strategy_for_use(name: str) -> Strategy:
     if strategy.needs == "truth":
         raise ConfigError(f"strategy {name} needs the right answer; it is for analysis only")
     return strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen.
+
+    Args:
+        index: The place of the chosen candidate, or of the one that stands for the chosen answer.
+        answer: The answer; for boxes that were chosen by vote, the consensus of the winning cluster.
+        score: The candidate's score.
+        votes: How many candidates gave this answer; for boxes, how many are in its cluster.
+        confidence: What `Strategy.confidence` says, not calibrated (`selfverify.selection.calibration`); None
+            where it is unknown.
+        strategy: The strategy that really chose: where no candidate has a score, a vote replaces one that
+            needs scores.
+        reason: A sentence that says why.
+    """
+
+    index: int
+    answer: Any
+    score: float | None
+    votes: int
+    confidence: float | None
+    strategy: str
+    reason: str
+
+
+def choose(
+    candidates: Sequence[Candidate], strategy: str = "weighted", options: StrategyConfig = DEFAULTS
+) -> Choice:
+    """Choose among one problem's candidates.
+
+    Unlike the rules, which treat ties as chance, this is deterministic: of tied candidates the one with the
+    higher score is taken, then the one whose answer was given more often, then the likelier, then the
+    earlier. Where no candidate has a score, a strategy that needs one votes instead, and says so. Where no
+    answer can be read, the choice has none (``answer`` None, ``confidence`` 0).
+
+    Raises:
+        ConfigError: No such strategy, or one that needs the truth.
+        DataError: There are no candidates.
+    """
+    if not candidates:
+        raise DataError("there are no candidates to choose from")
+    asked = strategy_for_use(strategy)
+    arrays = Candidates.of(candidates, options.iou)
+    readable = arrays.keys >= 0
+    if not readable.any():
+        reason = f"none of the {len(candidates)} answers could be read"
+        return Choice(0, None, candidates[0].score, 0, 0.0, strategy, reason)
+    fallback = asked.needs == "score" and bool(np.isnan(arrays.score[readable]).all())
+    used = STRATEGIES["majority"] if fallback else asked
+    masked = Candidates(arrays.keys, np.where(readable, arrays.score, np.nan), arrays.boxes)
+    weights = used.weigh(masked, options)
+    votes = (arrays.keys[:, None] == arrays.keys).sum(-1)
+    index = _first_of(weights, masked.score, votes, candidates)
+    answer = candidates[index].answer
+    if arrays.boxes is not None and used.votes is not None and readable[index]:
+        index, answer = _consensus(masked, used.votes(masked, options), candidates)
+    count = int(votes[index]) if readable[index] else 0
+    most = int(votes[readable].max())
+    score = candidates[index].score
+    return Choice(
+        index,
+        answer,
+        score,
+        count,
+        _confidence(used, masked, index),
+        used.name,
+        _reason(used, fallback, count, most, score, len(candidates), answer is None),
+    )
+
+
+def _first_of(weights: Floats, score: Floats, votes: Floats, candidates: Sequence[Candidate]) -> int:
+    """The most preferred of the candidates that a rule could pick."""
+    scores, counts = score.tolist(), votes.tolist()
+
+    def rank(i: int) -> tuple[float, ...]:
+        likelihood = candidates[i].logprob
+        known = -math.inf if math.isnan(scores[i]) else scores[i]
+        return (known, counts[i], -math.inf if likelihood is None else likelihood, -i)
+
+    return max(np.flatnonzero(weights > 0).tolist(), key=rank)
+
+
+def _consensus(arrays: Candidates, votes: Floats, candidates: Sequence[Candidate]) -> tuple[int, list[float]]:
+    """The consensus box, and the candidate that stands for it: the first of tied clusters, its best box."""
+    assert arrays.boxes is not None
+    winner = int(support(arrays.keys, votes).argmax())
+    index = _first_of((arrays.keys == arrays.keys[winner]).astype(float), arrays.score, votes, candidates)
+    boxes = consensus_boxes(arrays.keys, arrays.boxes, votes)
+    return index, [round(float(value), 2) for value in boxes[winner]]
+
+
+def _confidence(strategy: Strategy, arrays: Candidates, index: int) -> float | None:
+    same = (arrays.keys == arrays.keys[index]) & (arrays.keys >= 0)
+    if strategy.confidence == "agreement":
+        return float(same.mean())
+    if strategy.confidence == "scored agreement":
+        return float(np.where(same & ~np.isnan(arrays.score), arrays.score, 0.0).sum()) / len(same)
+    score = float(arrays.score[index])
+    return None if np.isnan(score) else score
+
+
+def _reason(
+    strategy: Strategy,
+    fallback: bool,
+    votes: int,
+    most: int,
+    score: float | None,
+    total: int,
+    unreadable: bool,
+) -> str:
+    agreed = f"{votes} of {total} candidates gave it"
+    if most > votes:
+        agreed += f", {most} gave another"
+    if unreadable:
+        return f"the first of {total}; it could not be read"
+    if fallback:
+        return f"no readable answer has a score, so a majority vote: {agreed}"
+    known = "no score" if score is None else f"score {score:.2f}"
+    return strategy.reason.format(score=known, agreed=agreed, total=total)
+
+
+MAX_SUBSETS = 200
+"""A strategy without a closed form is averaged over at most so many subsets."""
+_BLOCK = 64
+"""Problems whose subsets are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """What a strategy chooses for each of P problems, as probabilities that add up to 1.
+
+    Args:
+        probability: ``[P, G]`` of the candidates, or ``[P, M]`` of the boxes that votes made.
+        boxes: ``[P, M, 4]``, boxes that votes made, NaN for "none could be read"; None where the strategy
+            chooses one of the candidates.
+    """
+
+    probability: Floats
+    boxes: Floats | None = None
+
+    def likely(self, problem: int) -> tuple[Floats, Floats]:
+        """The probabilities ``[M]`` of the different boxes ``[M, 4]`` of one problem that can be chosen."""
+        assert self.boxes is not None
+        share = self.probability[problem]
+        boxes, place = np.unique(self.boxes[problem, share > 0], axis=0, return_inverse=True)
+        return np.bincount(place.ravel(), share[share > 0]).astype(np.float64), boxes
+
+
+def subsets(total: int, n: int, seed: int = 0) -> NDArray[np.int64]:
+    """All size-n subsets ``[S, n]`` of ``total`` columns, or `MAX_SUBSETS` random ones of them.
+
+    The columns of a subset ascend, which the clustering of boxes needs.
+    """
+    if math.comb(total, n) <= MAX_SUBSETS:
+        return np.array(list(combinations(range(total), n)))
+    rng = np.random.default_rng([seed, n])
+    return np.array([np.sort(rng.choice(total, n, replace=False)) for _ in range(MAX_SUBSETS)])
+
+
+def blocks(problems: int) -> Iterator[slice]:
+    """The problems in blocks that are small enough for `mixtures`."""
+    return (slice(start, min(start + _BLOCK, problems)) for start in range(0, problems, _BLOCK))
+
+
+def mixtures(
+    strategies: Sequence[Strategy],
+    candidates: Candidates,
+    n: int,
+    options: StrategyConfig = DEFAULTS,
+    seed: int = 0,
+) -> list[Mixture]:
+    """What each of the strategies chooses from n of the candidates ``[P, G]``.
+
+    Exact where all subsets can be looked at or a strategy has a closed form, else an average over
+    `MAX_SUBSETS` seeded subsets. Memory grows with P: see `blocks`.
+    """
+    columns = subsets(candidates.keys.shape[-1], n, seed)
+    taken = None
+    found = []
+    for strategy in strategies:
+        if strategy.of_subsets is not None:
+            found.append(Mixture(strategy.of_subsets(candidates, n)))
+            continue
+        taken = taken or candidates.take(columns, options.iou)
+        weights = strategy.weigh(taken, options)
+        if taken.boxes is not None and strategy.votes is not None:
+            made = consensus_boxes(taken.keys, taken.boxes, strategy.votes(taken, options))
+            problems = len(weights)
+            found.append(Mixture(weights.reshape(problems, -1) / len(columns), made.reshape(problems, -1, 4)))
+            continue
+        probability = np.zeros(candidates.keys.shape)
+        for number, own in enumerate(columns):
+            probability[:, own] += weights[:, number]
+        found.append(Mixture(probability / len(columns)))
+    return found
+
+
+def expected_correctness(
+    strategy: Strategy,
+    candidates: Candidates,
+    n: int | None = None,
+    options: StrategyConfig = DEFAULTS,
+    targets: ArrayLike | None = None,
+    seed: int = 0,
+) -> Floats:
+    """Expected correctness ``[P]`` of what a strategy chooses from n of the candidates.
+
+    Args:
+        strategy: What chooses.
+        candidates: ``[P, G]``, with ``correct``.
+        n: Candidates that it sees; by default all G.
+        options: What the strategy is told.
+        targets: The true boxes ``[P, 4]``. A box that votes made is right where its IoU with the target is
+            above 0.5.
+        seed: Draws the subsets, where there are too many.
+
+    Raises:
+        ConfigError: The candidates' correctness is unknown, or votes make boxes and there are no targets.
+    """
+    if candidates.correct is None:
+        raise ConfigError(f"strategy {strategy.name}: it is unknown which candidates are right")
+    if candidates.boxes is not None and strategy.votes is not None and targets is None:
+        raise ConfigError(
+            f"strategy {strategy.name} answers with a box of its own, which needs targets to judge"
+        )
+    found = []
+    for rows in blocks(len(candidates.keys)):
+        [chosen] = mixtures([strategy], candidates.rows(rows), n or candidates.keys.shape[-1], options, seed)
+        right = candidates.correct[rows]
+        if chosen.boxes is not None:
+            wanted = np.asarray(targets, dtype=np.float64)[rows, None]
+            right = (box_iou(chosen.boxes, wanted) > 0.5).astype(np.float64)
+        found.append((chosen.probability * right).sum(-1))
+    return np.concatenate(found)

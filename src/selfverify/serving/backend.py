@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from selfverify.core.errors import ServerError
 from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.serving.best_of import BestOf
 
 if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.selection.free_answers import Kind
+from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
 from selfverify.selection.strategies import FOR_USE, STRATEGIES, StrategyConfig, strategy_for_use
 

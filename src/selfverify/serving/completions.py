@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from selfverify.remote.server_replies import Completion
-from selfverify.selection.candidates import Candidate
+from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import AnswerRequest
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import Selected, Selection, visible

@@ -12,7 +12,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.data.images import ImageRef
-from selfverify.selection.free_answers import Kind, read_answer
+from selfverify.selection.rules import Kind, read_answer
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 MOST_PIXELS = 50_000_000

@@ -11,7 +11,7 @@ from selfverify.core.problem import Problem
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.remote.connection import ServerConfig
 from selfverify.selection.calibration import Calibration
-from selfverify.selection.choose import choose
+from selfverify.selection.strategies import choose
 from selfverify.serving.asking import only_model
 from selfverify.serving.look_talk import AT_ONCE, Looked, look_once
 from selfverify.serving.selecting import Selection, use_of, with_probability

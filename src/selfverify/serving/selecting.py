@@ -10,12 +10,10 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.server_replies import Completion, Reader, read_text, shown_answer, without_score
-from selfverify.selection.calibration import Calibration
-from selfverify.selection.candidates import Candidate
-from selfverify.selection.choose import Choice, choose
-from selfverify.selection.fusion import Fusion, fusion_of
+from selfverify.selection.calibration import Calibration, Fusion, fusion_of
+from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import is_sure, next_draw
-from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.strategies import STRATEGIES, Choice, choose
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Tell
 from selfverify.serving.best_of import BestOf, Choosing
 

@@ -16,11 +16,10 @@ from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.answers import roll_out
-from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
-from selfverify.selection.candidates import Candidate
-from selfverify.selection.choose import Choice, choose
-from selfverify.selection.fusion import FUSED, Fusion
+from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
+from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively
+from selfverify.selection.strategies import Choice, choose
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.own_replies import reply_of
 from selfverify.serving.selecting import Selection, use_of, with_known_confidence, with_probability

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from selfverify.core.trajectory import Group
 from selfverify.rollouts.reading import answer_logprob
-from selfverify.selection.fusion import Fusion
+from selfverify.selection.calibration import Fusion
 from selfverify.verifiers.base import Scores, Verifier
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from selfverify.core.errors import ConfigError
 from selfverify.policy.policy import Policy
-from selfverify.selection.fusion import Fusion, fusion_of
+from selfverify.selection.calibration import Fusion, fusion_of
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
