@@ -19,7 +19,7 @@ from selfverify.core import ranks
 from selfverify.core.errors import DataError, FileError, IrregularFileError, SelfVerifyError
 from selfverify.core.files import naming, open_regular, read_regular, write_json, write_text
 from selfverify.core.jsonl_store import JsonlStore
-from selfverify.data.conversation_files import write_conversations
+from selfverify.data.conversations import write_conversations
 from selfverify.data.images import ImageRef, read_image
 from selfverify.data.rows import open_rows
 from selfverify.evaluation.steps import written_images

@@ -12,7 +12,7 @@ import pytest
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import DataError
 from selfverify.data import open_rows
-from selfverify.data.jsonl import JsonLines, JsonList
+from selfverify.data.rows import JsonLines, JsonList
 
 ROW = {"question": "How many?", "answer": "3"}
 
@@ -80,7 +80,7 @@ def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfverify.data.jsonl.LONGEST_LINE", 200)
+    monkeypatch.setattr("selfverify.data.rows.LONGEST_LINE", 200)
     path = write_jsonl(tmp_path / "a.jsonl", [ROW, {**ROW, "question": "x" * 10**6}, ROW])
     rows = open_rows(path)
     assert [row["id"] for row in rows] == ["a/0", "a/2"] and "longer than 200 bytes" in str(rows.bad[0])

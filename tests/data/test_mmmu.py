@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.data.mmmu import discipline
+from selfverify.data.questions import discipline
 from selfverify.tasks.mathematics.math import Math
 
 

@@ -31,8 +31,8 @@ from data_files import (
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.data import tfrecord as reader
-from selfverify.data.actions import check_action
-from selfverify.data.example import forest_boxes, parse_example
+from selfverify.data.gui_actions import check_action
+from selfverify.data.tfrecord import forest_boxes, parse_example
 
 CANONICAL = [
     {"action": "open", "text": "Clock"},

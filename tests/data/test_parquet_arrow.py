@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from data_files import png
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
-from selfverify.data.columnar import Parquet
+from selfverify.data.rows import Parquet
 
 OPEN_R1 = {
     "image": {"bytes": png(40, 30), "path": None},

@@ -26,7 +26,7 @@ from data_files import (
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EventLog, read_events, story
 from selfverify.data import FORMATS, open_rows
-from selfverify.data.formats import detect
+from selfverify.data.rows import detect
 
 ROW = {"question": "How many?", "answer": "3"}
 

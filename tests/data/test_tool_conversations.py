@@ -12,7 +12,7 @@ import pytest
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
-from selfverify.data.conversation_files import write_conversations
+from selfverify.data.conversations import write_conversations
 
 
 def called(number: str, name: str, **arguments: str) -> dict[str, Any]:

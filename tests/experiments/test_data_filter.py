@@ -21,7 +21,7 @@ from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
-from selfverify.data.verdicts import FilterVerdict, read_verdicts, why_dropped
+from selfverify.data.preferences import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
 from selfverify.learner.kept import FilteredProblems

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from selfverify.data.conversation_files import journal_of
+from selfverify.data.conversations import journal_of
 from selfverify.experiments.collect import collect
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task

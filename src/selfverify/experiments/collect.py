@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.conversation_files import check_output, journal_of, write_conversations
+from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe

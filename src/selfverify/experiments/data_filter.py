@@ -11,7 +11,7 @@ from pathlib import Path
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish, Group
-from selfverify.data.verdicts import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
+from selfverify.data.preferences import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems
 from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
 from selfverify.evaluation.sweep import Progress, ResumableBatches, make_problems

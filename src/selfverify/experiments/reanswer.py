@@ -18,7 +18,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.data.conversation_files import check_output, journal_of, write_conversations
+from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig

@@ -17,7 +17,7 @@ from selfverify.core.files import require_held, write_json, write_text
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.data.verdicts import read_verdicts
+from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import make_answerer

@@ -8,7 +8,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.data.verdicts import FilterVerdict, read_verdicts
+from selfverify.data.preferences import FilterVerdict, read_verdicts
 from selfverify.tasks.base import Task
 from selfverify.tasks.row_task import training_place
 

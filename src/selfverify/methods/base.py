@@ -18,7 +18,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER, SCORE, Credit, Finish, Group, Trajectory
-from selfverify.data.verdicts import read_verdicts
+from selfverify.data.preferences import read_verdicts
 from selfverify.methods.monitor import conversation_metrics, group_metrics
 from selfverify.tasks.base import Task
 

@@ -19,8 +19,8 @@ from selfverify.core.episode import Call
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
+from selfverify.data.conversations import convert_conversation
 from selfverify.data.fields import Row
-from selfverify.data.tool_conversations import convert_conversation
 from selfverify.tasks.base import DemonstratedTurn, Verdict
 from selfverify.tasks.call_forms import CallForm, written_call
 from selfverify.tasks.replayed import Replayed, asked_of, heard_between, turns_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
-from selfverify.data.reasonseg import IGNORED
+from selfverify.data.grounding import IGNORED
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Floats
 from selfverify.tasks.pointing.regions import MaskOverlap, box_overlap

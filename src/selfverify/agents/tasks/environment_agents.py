@@ -18,7 +18,7 @@ from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split, split_seeds
-from selfverify.data.agent_tasks import convert_agent_task
+from selfverify.data.conversations import convert_agent_task
 from selfverify.data.fields import Row
 from selfverify.remote.environments.environment_pool import PoolConfig
 from selfverify.tasks.base import TaskConfig

@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
-from selfverify.data.vqa import convert_vqa
+from selfverify.data.questions import convert_vqa
 from selfverify.tasks.base import UNREADABLE, Demonstration, ScoredTaskConfig, Verdict
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math_answer import Kind, Target, answer_key, compare, decide

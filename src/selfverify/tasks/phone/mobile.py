@@ -12,8 +12,8 @@ from pydantic import Field
 
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
-from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.data.fields import Row
+from selfverify.data.gui_actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.tasks.base import Demonstration, Metric, NotCounted, ScoredTaskConfig, Verdict
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call

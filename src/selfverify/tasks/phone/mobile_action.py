@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, TIMED, Action
+from selfverify.data.gui_actions import ACTIONS, BUTTONS, STATUSES, TIMED, Action
 from selfverify.tasks.coordinates import Size, convert
 from selfverify.tasks.strict_json import is_number, read_json
 

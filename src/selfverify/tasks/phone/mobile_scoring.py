@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from selfverify.data.actions import ACTIONS, Action
+from selfverify.data.gui_actions import ACTIONS, Action
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.phone import text_rules
 from selfverify.tasks.phone.mobile_action import swipe_direction

@@ -10,8 +10,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
-from selfverify.data.reasonseg import draw_mask
-from selfverify.data.referring import convert_grounding
+from selfverify.data.grounding import convert_grounding, draw_mask
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import (
     UNREADABLE,

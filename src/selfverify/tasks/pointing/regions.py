@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from selfverify.data.reasonseg import IGNORED
+from selfverify.data.grounding import IGNORED
 from selfverify.tasks.base import Floats
 
 

@@ -1,4 +1,6 @@
-"""Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or those of benchmark files.
+"""Question-answer rows: own, VLMEvalKit, open-r1, MMMU.
+
+Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or those of benchmark files.
 
 Columns are found by name, the first that is filled counts:
 
@@ -9,6 +11,10 @@ Columns are found by name, the first that is filled counts:
 - options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text;
   the answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
 - images: ``images``, ``image``, ``decoded_image``, ``image_1`` ... ``image_9``, ``image_path``
+
+MMMU's six disciplines (Yue et al. 2024, arXiv:2311.16502, Table 1), which its file names nowhere.
+
+A question's id begins with the part of the data and its subject: ``validation_Art_Theory_7``.
 """
 
 from __future__ import annotations
@@ -22,7 +28,31 @@ from selfverify.core.errors import DataError
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, shown, text, written
 from selfverify.data.images import ImageRef
-from selfverify.data.mmmu import discipline
+
+DISCIPLINES = {
+    "Art & Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health & Medicine": (
+        *("Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine"),
+        *("Pharmacy", "Public_Health"),
+    ),
+    "Humanities & Social Science": ("History", "Literature", "Psychology", "Sociology"),
+    "Tech & Engineering": (
+        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics"),
+        *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
+    ),
+}
+"""The subjects of each discipline."""
+_BY_SUBJECT = {subject: discipline for discipline, subjects in DISCIPLINES.items() for subject in subjects}
+_ID = re.compile(r"(?:dev|validation|test)_(?P<subject>[A-Za-z_]+)_[0-9]+")
+
+
+def discipline(id: str | None) -> str | None:
+    """Return the discipline of a question with this id; None if it is no id of MMMU."""
+    match = _ID.fullmatch(id or "")
+    return _BY_SUBJECT.get(match["subject"]) if match else None
+
 
 LONGEST_NAME = 500
 IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id")

@@ -1,18 +1,39 @@
-"""Actions on a phone's screen in one form: the arguments of Qwen's `mobile_use`, in pixels of the screenshot.
+"""Phone actions in one form; AndroidControl (parquet), GUI-Odyssey.
+
+Actions on a phone's screen in one form: the arguments of Qwen's `mobile_use`, in pixels of the screenshot.
 
 An action is a dictionary with ``action`` (one of `ACTIONS`) and, by it, ``coordinate`` [x, y] and
 ``coordinate2`` [x, y], ``text``, ``button``, ``time`` (seconds), ``status``.
+
+AndroidControl: episodes in TFRecords (google-research/android_control), each step a row.
+
+GUI-Odyssey: one JSON file per episode, screenshots beside it, each step a row.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.data import fields
-from selfverify.data.fields import Images, Place, Record, Row, listed, number, shown, text
-from selfverify.data.vqa import common
+from selfverify.data.fields import (
+    Images,
+    Place,
+    Record,
+    Row,
+    first,
+    listed,
+    number,
+    optional,
+    shown,
+    text,
+    written,
+)
+from selfverify.data.questions import common
+from selfverify.data.tfrecord import forest_boxes
 
 Action = dict[str, Any]
 
@@ -262,3 +283,132 @@ def rows_of_episode(
             rows.append(DataError(f"{named}: {error}"))
         history.append(done)
     return rows
+
+
+def convert_android_control(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`.
+
+    The last screenshot has no action in the file; like the published evaluators we add ``terminate`` there.
+    ``ui_boxes`` holds the box of the element that is pressed: the smallest visible node of the step's
+    accessibility forest around the place.
+    """
+    episode = written(_only(record, "episode_id"), "episode_id", 500)
+    goal = text(_only(record, "goal"), "goal", LONGEST_TEXT)
+    lists = ("screenshots", "screenshot_widths", "screenshot_heights", "actions", "step_instructions")
+    screenshots, widths, heights, actions, instructions = (record.get(name, []) for name in lists)
+    if not len(screenshots) == len(widths) == len(heights) == len(actions) + 1 == len(instructions) + 1:
+        counts = ", ".join(
+            f"{len(record.get(name, []))} {name.removeprefix('screenshot_')}" for name in lists
+        )
+        raise DataError(f"episode {episode} has {counts}; the last two have to be one less")
+    trees = record.get("accessibility_trees", [])
+
+    def screen(step: int) -> tuple[int, int]:
+        return screen_of(widths[step], heights[step])
+
+    def action(step: int) -> Action:
+        if step == len(actions):
+            return {"action": "terminate", "status": "success"}
+        return from_android_control(_read(actions[step]), screen(step))
+
+    def own(step: int, action: Action) -> Row:
+        added = step == len(actions)
+        # Some steps have an empty instruction.
+        asked = (
+            None
+            if added or not instructions[step]
+            else text(instructions[step], "step_instruction", LONGEST_TEXT)
+        )
+        row: Row = {
+            "images": images.refs(screenshots[step], place),
+            "category": action["action"],
+            "step_instruction": asked,
+            "screen": screen(step),
+            "added": added,
+        }
+        if step < len(trees) and action["action"] in ("click", "long_press"):
+            if not isinstance(trees[step], bytes):
+                raise DataError(f"its accessibility tree is {shown(trees[step])}, not bytes")
+            row["ui_boxes"] = _pressed(forest_boxes(trees[step]), action["coordinate"])
+        return row
+
+    shared: Row = {"source": "AndroidControl", "categories": {}, "goal": goal}
+    return rows_of_episode(episode, len(screenshots), shared, action, own)
+
+
+def _only(record: Record, name: str) -> Any:
+    values = record.get(name, [])
+    if len(values) > 1:
+        raise DataError(f"its {name} is {shown(values)}, not one value")
+    return values[0] if values else None
+
+
+def _pressed(boxes: list[list[int]], place: list[int]) -> list[list[int]]:
+    x, y = place
+    around = [box for box in boxes if box[0] <= x <= box[2] and box[1] <= y <= box[3]]
+    return [min(around, key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))] if around else []
+
+
+def _read(action: Any) -> Any:
+    try:
+        return json.loads(action)
+    except (TypeError, ValueError, RecursionError):
+        raise DataError(f"its action {shown(action)} is not JSON") from None
+
+
+def is_gui_odyssey(record: Record) -> bool:
+    """Whether a JSON object is an episode."""
+    return {"steps", "task_info"} <= record.keys()
+
+
+def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`. Places are converted from thousandths to pixels of the device's screen."""
+    device, task = record.get("device_info"), record.get("task_info")
+    if not isinstance(device, dict) or not isinstance(task, dict):
+        raise DataError("it has no device_info or no task_info")
+    screen = screen_of(device.get("w"), device.get("h"))
+    goal = text(first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
+    episode = written(first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    category = optional(task, ["category"], LONGEST_TEXT)
+    steps = listed(record.get("steps"), "steps")
+
+    def action(step: int) -> Action:
+        if not isinstance(steps[step], dict):
+            raise DataError("it is no object")
+        return from_gui_odyssey(steps[step], screen)
+
+    def own(step: int, action: Action) -> Row:
+        about = steps[step]
+        screenshot = _screenshot(text(about.get("screenshot"), "screenshot", 4096), place.file, images.root)
+        row: Row = {
+            "images": images.refs(screenshot, place),
+            "step_instruction": optional(about, ["low_level_instruction"], LONGEST_TEXT),
+        }
+        if boxes := _boxes(about.get("sam2_bbox"), screen):
+            row["ui_boxes"] = boxes
+        return row
+
+    shared: Row = {
+        "source": "GUI-Odyssey",
+        "category": category,
+        "categories": {} if category is None else {"category": [category]},
+        "goal": goal,
+        "screen": screen,
+    }
+    return rows_of_episode(episode, len(steps), shared, action, own)
+
+
+def _screenshot(name: str, file: Path, root: Path) -> Path:
+    """Return a screenshot's path; the data set has them in ``screenshots``, next to ``annotations``."""
+    for folder in (root, root / "screenshots", file.parent.parent / "screenshots"):
+        if (folder / name).is_file():
+            return folder / name
+    return root / name
+
+
+def _boxes(box: Any, screen: tuple[int, int]) -> list[list[float]]:
+    values = listed(box, "sam2_bbox") if box else []
+    if len(values) != 4:
+        return []
+    sides = (*screen, *screen)
+    return [[number(v, "sam2_bbox") * side / 1000 for v, side in zip(values, sides, strict=True)]]

@@ -1,4 +1,6 @@
-"""Conversations with tools: verl's ``messages`` and ``tools``, as files for fine-tuning hold them.
+"""Conversations with tools, read and written.
+
+Conversations with tools: verl's ``messages`` and ``tools``, as files for fine-tuning hold them.
 
 ``messages`` is a list of ``role`` (system, user, assistant, tool) and ``content``; an assistant's message may
 have ``tool_calls``, as OpenAI writes them. ``tools`` is a list of OpenAI's schemas. Both may be JSON in a
@@ -11,17 +13,28 @@ format ``sharegpt``.
 
 Source: verl's ``MultiTurnSFTDataset``, and SmartSnap's release (``data.multiturn.messages_key=messages
 data.multiturn.tools_key=tools``).
+
+Writing conversations with tools as files: verl's parquet, or JSON lines with the same columns.
+
+Calls stand in the assistant's content, as Qwen's chat templates write them, so that no column has the union
+of all arguments. ``tools`` is the list of objects that verl reads; Parquet gives each of their fields to all
+of them, null where a tool has none.
+
+Tasks for agents in environments: what is asked, and what the environment is reset to.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
-from selfverify.core.errors import DataError
-from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import make_folder, written_whole
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown, text
 from selfverify.data.images import ImageRef
 
 LONGEST_NAME = 500
@@ -282,4 +295,152 @@ def without_nulls(value: Any) -> Any:
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [without_nulls(inner) for inner in value]
+    return value
+
+
+SUFFIXES = (".parquet", ".jsonl")
+_BATCH = 256
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that cannot be written, before anything is computed for it.
+
+    Raises:
+        ConfigError: Its suffix is unknown, or pyarrow is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: conversations are written as {' or '.join(SUFFIXES)}")
+    if path.suffix == ".parquet":
+        _pyarrow(path)
+
+
+def journal_of(path: Path) -> Path:
+    """The file beside an output that keeps what its conversations are made of, so that nothing is lost."""
+    return path.with_name(f"{path.name}.journal")
+
+
+def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write conversations, all of them or none; return their number.
+
+    Args:
+        path: The file; ``.parquet`` or ``.jsonl``.
+        rows: ``messages`` (``role`` and ``content`` each), ``tools``, and further columns, the same of all
+            rows.
+
+    Raises:
+        ConfigError: As `check_output`.
+        DataError: There are none, or rows of one Parquet file have different columns.
+    """
+    check_output(path)
+    make_folder(path.parent)
+    with written_whole(path) as partial:
+        count = (_parquet if path.suffix == ".parquet" else _lines)(partial, rows)
+        if not count:
+            raise DataError(f"{path}: there are no conversations to write")
+    return count
+
+
+def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8", errors="replace") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
+def _parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    pa, parquet = _pyarrow(path)
+    left = iter(rows)
+    begin = [_storable(row) for row in islice(left, _BATCH)]
+    if not begin:
+        return 0
+    schema = pa.Table.from_pylist(begin).schema
+    count = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for batch in _batches(chain(begin, map(_storable, left))):
+            try:
+                table = pa.Table.from_pylist(batch, schema=schema)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise DataError(
+                    f"{path.with_suffix('')}: conversations {count + 1} to {count + len(batch)} have other "
+                    f"columns than the first ones ({error}); write them as .jsonl, or as several files"
+                ) from None
+            writer.write_table(table)
+            count += len(batch)
+    return count
+
+
+def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as Parquet can hold it: no list of nothing, and no half characters."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    found: dict[str, Any] = json.loads(text)
+    return {name: value for name, value in found.items() if value != []}
+
+
+def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    left = iter(rows)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
+
+
+def _pyarrow(path: Path) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(f"{path}: Parquet needs pyarrow; pip install 'selfverify[data]'") from None
+    return pyarrow, pyarrow.parquet
+
+
+LONGEST_INSTRUCTION = 20_000
+
+
+def is_agent_task(record: Record) -> bool:
+    """Whether a record is such a task: ``instruction``, and ``task`` as an object or its JSON."""
+    task = record.get("task")
+    written = isinstance(task, str) and task.lstrip().startswith("{")
+    return filled(record.get("instruction")) and (isinstance(task, dict) or written)
+
+
+def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`. A task without ``seed`` gets another one in each pass over the file.
+
+    ``task`` is what the environment's reset takes, ``goal`` what has to be so in the end (`agents.goals`),
+    ``steps`` how many calls the task takes; the last two where they are known.
+    """
+    category = optional(record, ("category", "app"), LONGEST_NAME)
+    row: Row = {
+        "id": optional(record, ("id", "task_id"), LONGEST_NAME),
+        "images": [],
+        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
+        "category": category,
+        "categories": {} if category is None else {"app": [category]},
+        "instruction": text(record.get("instruction"), "instruction", LONGEST_INSTRUCTION),
+        "task": _object(record.get("task"), "task"),
+        "goal": _object(record["goal"], "goal") if filled(record.get("goal")) else None,
+        "seed": _whole(record, "seed"),
+        "steps": _whole(record, "steps"),
+    }
+    return [row]
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    """An object, which may be written as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"its {name} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise DataError(f"its {name} is {shown(value)}, not an object")
+    return value
+
+
+def _whole(record: Record, name: str) -> int | None:
+    value = record.get(name)
+    if not filled(value):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise DataError(f"its {name} is {shown(value)}, not a whole number from 0 on")
     return value

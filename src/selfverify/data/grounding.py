@@ -1,0 +1,265 @@
+"""Boxes and masks for phrases: RefCOCO, ReasonSeg, V*.
+
+Boxes for phrases: our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table.
+
+A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width and
+height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of ``conversations``;
+always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where ``width`` and ``height`` are
+missing.
+
+ReasonSeg: an image and, beside it, a JSON file of the same name with texts and polygons (LISA).
+
+A JSON file has ``text`` (one or more ways to ask for the same thing, each a row), ``is_sentence`` and
+``shapes`` with ``label`` and ``points``. A label that contains ``ignore`` marks pixels that no metric counts,
+``flag`` means nothing; everything else is the target.
+
+V* (Wu and Xie 2023): questions about small things in large images, with the boxes of what is asked about.
+
+Either a folder with an image and, beside it, a JSON file of the same name (``question``, ``options``,
+``target_object``, ``bbox``), or the list ``test_questions.jsonl`` (``image``, ``text`` with the options in
+it, ``label``, ``category``), beside whose images these files stand, too. In the JSON files the first option
+is always the right one; they are shuffled here, by the image's name. Boxes are x, y, width, height.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from selfverify.core.errors import DataError
+from selfverify.core.files import read_regular
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, number, shown
+from selfverify.data.questions import ANSWER_TAG, MODEL, asked, common, spoken
+
+SIDES = ("x1", "y1", "x2", "y2")
+ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*\Z", re.DOTALL)
+"""The prompt that VLM-R1's files have around the phrase."""
+
+
+def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`."""
+    row = common(record, images, place)
+    image = fields.one_image(row["images"])
+    if filled(record.get("width")) and filled(record.get("height")):
+        size = int(number(record["width"], "width")), int(number(record["height"], "height"))
+    else:
+        size = images.size(image)
+    found = asked(record, "normal_caption", "question", "problem")
+    question = fields.text(found, "question", fields.LONGEST_QUESTION)
+    row |= {
+        "question": ASKS_FOR_A_BOX.sub(r"\1", question),
+        "box": fields.box(_box(record, size), size),
+        "size": size,
+    }
+    for name in ("polygons", "ignored"):
+        if filled(record.get(name)):
+            row[name] = [fields.polygon(points) for points in listed(record[name], name)]
+    if filled(split := record.get("split")):
+        # VLMEvalKit counts the rows of each split anew; only split and number together are unique.
+        row["id"] = f"{split}_{row['id']}" if row["id"] is not None else None
+        if row["category"] is None:
+            row |= {"category": str(split), "categories": row["categories"] | {"category": [str(split)]}}
+    return [row]
+
+
+def _box(record: Record, size: tuple[int, int]) -> Any:
+    if all(filled(record.get(f"bbox_{side}")) for side in SIDES):
+        return [record[f"bbox_{side}"] for side in SIDES]
+    if all(filled(record.get(f"bbox_{side}_norm")) for side in SIDES):
+        values = [number(record[f"bbox_{side}_norm"], f"bbox_{side}_norm") for side in SIDES]
+        return [value * of for value, of in zip(values, (*size, *size), strict=True)]
+    found = first(record, "box", "bbox", "bbox_2d", "solution", "answer")
+    found = spoken(record, MODEL) if found is None else found
+    if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
+        found = tagged[-1]
+    if not filled(found):
+        raise DataError("its box is missing")
+    return found
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
+IGNORED = 255
+"""The value of a mask's pixels that no metric counts."""
+
+
+def is_reasonseg(record: Record) -> bool:
+    """Whether a JSON object is one of ReasonSeg's."""
+    return {"text", "shapes"} <= record.keys()
+
+
+def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported."""
+    path = image_beside(place.file, images.root)
+    refs = images.refs(path, place)
+    width, height = size = images.size(refs[0])
+    shapes = listed(record.get("shapes"), "shapes")
+    polygons: list[Any] = []
+    ignored: list[Any] = []
+    for shape in shapes:
+        label = shape.get("label") if isinstance(shape, dict) else None
+        if not isinstance(label, str):
+            raise DataError("one of its shapes has no label")
+        if label.lower() != "flag":
+            points = fields.polygon(shape.get("points"), f"shape {label!r}")
+            (ignored if "ignore" in label.lower() else polygons).append(points)
+    if not polygons:
+        raise DataError("none of its shapes is a target")
+    xs, ys = ([point[axis] for points in polygons for point in points] for axis in (0, 1))
+    # Outlines may run along the edge and a little over it; a target that is elsewhere is caught by `box`.
+    around = [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)]
+    category = "long" if record.get("is_sentence") else "short"
+    found: list[Row | DataError] = []
+    questions = record.get("text")
+    for index, question in enumerate(
+        [questions] if isinstance(questions, str) else listed(questions, "text")
+    ):
+        try:
+            found.append(
+                {
+                    "id": f"{place.file.stem}/{index}",
+                    "images": refs,
+                    "source": "ReasonSeg",
+                    "category": category,
+                    "categories": {"category": [category]},
+                    "question": fields.text(question, "text", fields.LONGEST_QUESTION),
+                    "box": fields.box(around, size),
+                    "polygons": polygons,
+                    "ignored": ignored,
+                    "size": size,
+                }
+            )
+        except DataError as error:
+            found.append(error)
+    return found
+
+
+def draw_mask(
+    polygons: Sequence[Any], ignored: Sequence[Any], size: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the mask ``[height, width]``: 1 in the target, `IGNORED` where no metric counts, else 0.
+
+    Larger shapes are drawn first, so that smaller ones lie upon them, as in LISA.
+    """
+    shapes = [(points, 1) for points in polygons] + [(points, IGNORED) for points in ignored]
+    canvas = Image.new("L", size)
+    draw = ImageDraw.Draw(canvas)
+    for points, value in sorted(shapes, key=lambda shape: -_area(shape[0])):
+        draw.polygon([(int(x), int(y)) for x, y in points], fill=value, outline=value)
+    return np.asarray(canvas)
+
+
+def _area(points: Sequence[Sequence[float]]) -> float:
+    following = [*points[1:], points[0]]
+    return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, following, strict=True))) / 2
+
+
+def image_beside(file: Path, root: Path) -> Path:
+    """The image with the name of a JSON file.
+
+    Raises:
+        DataError: There is none.
+    """
+    for folder in (file.parent, root):
+        for suffix in SUFFIXES:
+            if (folder / (file.stem + suffix)).is_file():
+                return folder / (file.stem + suffix)
+    raise DataError(f"there is no image {file.stem} beside it ({', '.join(SUFFIXES[:3])})")
+
+
+_OPTION = re.compile(r"^\(([A-Z])\)\s*(.+?)\s*$", re.MULTILINE)
+
+
+def is_vstar(record: Record) -> bool:
+    """Whether a JSON object is one of the files beside V*'s images."""
+    return {"question", "options", "bbox", "target_object"} <= record.keys()
+
+
+def is_vstar_line(record: Record) -> bool:
+    """Whether a record is a line of V*'s list."""
+    return {"image", "text", "label"} <= record.keys()
+
+
+def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`: a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image."""
+    if is_vstar_line(record):
+        return [_of_list(record, place, images)]
+    path = image_beside(place.file, images.root)
+    refs = images.refs(path, place)
+    texts = [
+        fields.written(text, "option", fields.LONGEST_ANSWER) for text in listed(record["options"], "options")
+    ]
+    if not 2 <= len(texts) <= len(string.ascii_uppercase) or len(set(texts)) < len(texts):
+        raise DataError(f"its options are {shown(texts)}: two or more different ones are needed")
+    seed = int.from_bytes(hashlib.blake2b(place.file.stem.encode(), digest_size=8).digest())
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    options = {string.ascii_uppercase[n]: texts[old] for n, old in enumerate(order)}
+    question = fields.text(record["question"], "question", fields.LONGEST_QUESTION)
+    answer = string.ascii_uppercase[order.index(0)]
+    boxes = _boxes(record["bbox"], images.size(refs[0]))
+    return [_row(place.file.stem, refs, place.file.parent.name, question, options, answer, boxes)]
+
+
+def _of_list(record: Record, place: Place, images: Images) -> Row:
+    """The row of a line of the list; its boxes stand in the file beside its image, where that is there."""
+    refs = images.refs(record["image"], place)
+    text = fields.text(record["text"], "text", fields.LONGEST_QUESTION)
+    options = dict(_OPTION.findall(text))
+    if not options:
+        raise DataError(f"its text has no options: lines such as (A) red are needed behind {shown(text)}")
+    label = fields.text(record["label"], "label", 10).strip("()")
+    if len(options) < 2 or label not in options:
+        raise DataError(f"its label {shown(record['label'])} is none of the options in its text")
+    name = str(record["image"])
+    beside = (images.root / name).with_suffix(".json") if refs and refs[0].path is not None else None
+    boxes: list[list[float]] = []
+    if beside is not None and beside.is_file():
+        try:
+            about = json.loads(read_regular(beside))
+            boxes = _boxes(about["bbox"], images.size(refs[0]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{beside}: its boxes cannot be read ({type(error).__name__}: {error})") from None
+    question = text[: _OPTION.search(text).start()].strip()  # type: ignore[union-attr]  # it was found above
+    category = fields.optional(record, ("category",), 100) or Path(name).parent.name
+    return _row(Path(name).stem, refs, category, question, options, label, boxes)
+
+
+def _row(
+    id: str,
+    refs: Sequence[Any],
+    category: str,
+    question: str,
+    options: dict[str, str],
+    answer: str,
+    boxes: Sequence[Sequence[float]],
+) -> Row:
+    return {
+        "id": id,
+        "images": list(refs),
+        "source": "V*",
+        "category": category,
+        "categories": {"category": [category]},
+        "question": question,
+        "answer": answer,
+        "options": options,
+        "answer_type": None,
+        "precision": None,
+        "target_boxes": [list(box) for box in boxes],
+    }
+
+
+def _boxes(value: Any, size: tuple[int, int]) -> list[list[float]]:
+    """Boxes ``[x, y, width, height]`` as corners."""
+    found = []
+    for box in listed(value, "bbox"):
+        x, y, wide, high = fields.sides(box, "bbox")
+        found.append(fields.box([x, y, x + wide, y + high], size))
+    return found
