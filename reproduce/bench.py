@@ -16,7 +16,7 @@ from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.tasks.look_questions import INSTRUCTION
-from selfverify.tasks.data_file import DataFile
+from selfverify.tasks.row_task import DataFile
 
 WITHOUT, MARKED, WITH = "without looking", "set of mark", "looking"
 """Ways of answering: at first sight, with numbers on the images, with tools."""

@@ -17,7 +17,7 @@ from sklearn.svm import SVC
 from selfverify.core.problem import Split
 from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
 from selfverify.looking.tasks.far_canvas import CELLS
-from selfverify.tasks.digits.canvas import digit_bank, paste
+from selfverify.tasks.digits import digit_bank, paste
 
 MARGIN = 2
 """Pixels by which the window is larger than the largest digit."""

@@ -30,7 +30,7 @@ from selfverify.evaluation.store import StoredSample, StoredVerdict, find_store,
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task
-from selfverify.tasks.digits.digits_pick import NEITHER, NOT_SHOWN, WRONG_SUM
+from selfverify.tasks.digits_pick import NEITHER, NOT_SHOWN, WRONG_SUM
 
 RIGHT, UNREADABLE = "right", "unreadable"
 KINDS = (RIGHT, WRONG_SUM, NOT_SHOWN, NEITHER, UNREADABLE)

@@ -21,7 +21,7 @@ from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_text
 from selfverify.looking.look_settings import VisualConfig
-from selfverify.tasks.data_file import DataFile
+from selfverify.tasks.row_task import DataFile
 
 NAMED = {WITH: " + VTS-V", MARKED: " + SoM"}
 """What the paper calls ways of answering, behind the model's name."""

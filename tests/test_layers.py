@@ -17,7 +17,6 @@ LAYERS = (
     "objectives",
     "selection",
     "data",
-    "workers",
     "tasks",
     "remote",
     "policy",

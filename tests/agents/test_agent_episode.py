@@ -36,7 +36,7 @@ from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.core.episode import Call, EnvironmentLost, EpisodeResult, PolicyTurn, StepResult
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 EQ3 = ("answer", "format_error", "validity", "complete", "concise")
 

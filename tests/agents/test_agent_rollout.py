@@ -24,8 +24,8 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
 from selfverify.rollouts.recorded import play, record
-from selfverify.tasks.digits.digits_sum import DigitsSum
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
+from selfverify.tasks.digits import DigitsSum
 from selfverify.tasks.tool_episode import ACTION
 
 

@@ -18,7 +18,7 @@ from selfverify.agents.screen_tools import (
 )
 from selfverify.agents.screens import Box, Element, Screen, describe, name_elements, quoted
 from selfverify.core.episode import Call
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 SIZE = (1080, 2400)
 

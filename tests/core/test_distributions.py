@@ -17,7 +17,7 @@ from selfverify.experiments.quickstart.quickstart import quickstart
 from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.policy.loading import resolve
 from selfverify.remote.environments.serve_environments import find_environment
-from selfverify.tasks.words.word_sums import WordSums
+from selfverify.tasks.word_sums import WordSums
 
 
 class Shop(WordSums):

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
-from selfverify.tasks.data_file import DataFile, File
+from selfverify.tasks.row_task import DataFile, File
 
 
 def test_settings_take_paths(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from selfverify.data.questions import discipline
-from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.math import Math
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from selfverify.evaluation.breakdown import breakdown, choices, paired_metrics
 from selfverify.evaluation.metrics import SampleTable, curves, summarise
 from selfverify.evaluation.store import StoredSample
 from selfverify.tasks.base import EVERY, Metric, Task
-from selfverify.tasks.digits.digits_sum import DigitsSum
-from selfverify.tasks.mathematics.math import Math
-from selfverify.tasks.phone.mobile import Mobile, MobileConfig
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.digits import DigitsSum
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.math import Math
+from selfverify.tasks.mobile import Mobile, MobileConfig
 
 
 def test_boxes_and_masks_by_hand() -> None:

@@ -26,7 +26,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import UNREADABLE
-from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.math import Math
 
 ROWS: list[dict[str, Any]] = [
     {"question": "How many?", "answer": "12"},

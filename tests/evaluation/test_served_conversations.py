@@ -22,8 +22,8 @@ from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.talk_figures import mean_time, timing_file
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task, Verdict, judge_integer, user_turn
+from selfverify.tasks.tool_calls import ToolError, tool
 from selfverify.tasks.tool_episode import ToolEpisode
-from selfverify.tasks.tools import ToolError, tool
 from selfverify_phone.task import PhoneAgents
 from serving_servers import Body, FakeUpstream, Loop
 

@@ -25,8 +25,8 @@ from selfverify.evaluation.talk_figures import PHASES, mean_time, timing_file
 from selfverify.experiments.registry import TASKS
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_report
+from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import Task, Verdict
-from selfverify.tasks.judged import answer_rewards
 
 LEFT, RIGHT = Image.new("RGB", (56, 56), "navy"), Image.new("RGB", (84, 56), "darkorange")
 

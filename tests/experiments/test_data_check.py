@@ -25,7 +25,7 @@ from selfverify.data import open_rows
 from selfverify.experiments.data_check import check_rows, summary
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.math import Math
 
 ROW = {"question": "How many?", "answer": "3"}
 

@@ -30,7 +30,7 @@ from selfverify.experiments.data_export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS
 from selfverify.rollouts.atif_rollouts import rollout_from_atif
 from selfverify.rollouts.recorded import RecordedGroup, record
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
 UNKNOWN = {"rooms/2": f"there is no task 'rooms'; tasks: {', '.join(TASKS)}"}

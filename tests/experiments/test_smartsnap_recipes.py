@@ -13,7 +13,7 @@ from reproduce.smartsnap import agent_tables
 from selfverify.core.episode import Call
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import train
-from selfverify.tasks.call_forms import written_call
+from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 
 TINY = [

@@ -24,7 +24,7 @@ from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Verdict
-from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from worker_functions import judge_sum
 
 FILES = 12

@@ -26,7 +26,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SingleTurn
-from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 
 CHANCE = random.SystemRandom()
 """What no seed decides."""

@@ -41,7 +41,7 @@ from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SingleTurn
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits_pick import DigitsPick
 
 
 def use_fsdp_on_cpu(learner: Trainer) -> None:

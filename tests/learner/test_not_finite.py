@@ -25,7 +25,7 @@ from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Verdict
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits_pick import DigitsPick
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
 KINDS: dict[str, dict[str, Any]] = {

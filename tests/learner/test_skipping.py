@@ -23,7 +23,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.policy.policy import Policy
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits_pick import DigitsPick
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
 

@@ -15,7 +15,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.looking.tasks.far_canvas import closer
-from selfverify.tasks.digits.canvas import digit_bank
+from selfverify.tasks.digits import digit_bank
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
+from selfverify.tasks.answering import Verdict
 from selfverify.tasks.base import Task, judge_integer, user_turn
-from selfverify.tasks.judged import Verdict
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 class Spot(Task):

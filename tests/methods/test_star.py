@@ -27,7 +27,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.threads import SampleIndex
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits_pick import DigitsPick
 
 WORDS = "Check the answer."
 

@@ -24,7 +24,7 @@ from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.recited import encode_demonstration
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.words.word_sums import WordSums
+from selfverify.tasks.word_sums import WordSums
 
 LoadPolicy = Callable[..., Policy]
 

@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 
 SHORT = SamplingConfig(group_size=3, max_new_tokens=6)
 

@@ -18,8 +18,8 @@ from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.reports.places import draw_places
 from selfverify.reports.report import write_report
 from selfverify.tasks.base import Task
-from selfverify.tasks.phone.mobile import Mobile
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.mobile import Mobile
 
 
 def picture(width: int, height: int) -> Image.Image:
@@ -147,7 +147,7 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LA"])
 def test_images_of_any_mode_come_into_the_gallery(mode: str, tmp_path: Path) -> None:
     """Photographs for print are CMYK, which PNG does not know."""
-    from selfverify.tasks.mathematics.math import Math
+    from selfverify.tasks.math import Math
 
     image = picture(16, 8).convert("L").convert(mode)
     task = Math(rows={"test": [{"question": "?", "answer": "1", "images": [image]}]})

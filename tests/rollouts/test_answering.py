@@ -16,7 +16,7 @@ from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.rollouts.reading import before_score
 from selfverify.tasks.answering import SelfCorrection
-from selfverify.tasks.digits.digits_sum import DigitsSum
+from selfverify.tasks.digits import DigitsSum
 from tiny_models import boosted
 
 TASK = DigitsSum()

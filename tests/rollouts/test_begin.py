@@ -28,7 +28,7 @@ from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite, rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.digits.digits_sum import DigitsSum
+from selfverify.tasks.digits import DigitsSum
 
 __all__ = ["ending_policy"]  # a fixture
 

@@ -26,7 +26,7 @@ from selfverify.rollouts import replying
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.hung import HungThreads
 from selfverify.tasks.answering import SingleTurn
-from selfverify.tasks.digits.digits_sum import DigitsSum
+from selfverify.tasks.digits import DigitsSum
 
 __all__ = ["ending_policy"]  # a fixture
 

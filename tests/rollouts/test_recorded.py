@@ -18,7 +18,7 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
 from selfverify.rollouts.recorded import RecordedGroup, play, record
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 
 def written_and_read(group: Group, policy: Policy, path: Path) -> Group:

@@ -13,7 +13,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import Verdict
-from selfverify.tasks.digits.digits_sum import DigitsSum
+from selfverify.tasks.digits import DigitsSum
 
 
 class Outage(DigitsSum):

@@ -44,7 +44,7 @@ from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.tasks.base import Task, user_turn
-from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.verifiers.make_verifier import make_verifier
 from simulated.device import load, waits
 

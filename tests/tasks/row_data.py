@@ -8,8 +8,8 @@ from typing import Any
 from PIL import Image
 
 from selfverify.core.tags import Tagged, parse_tagged
-from selfverify.tasks.phone.mobile import Mobile, MobileConfig
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.mobile import Mobile, MobileConfig
 from selfverify.tasks.row_task import RowTaskConfig
 
 SCREEN = (1080, 2400)

@@ -8,8 +8,7 @@ import pytest
 
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.call_forms import CallForm, written_call
-from selfverify.tasks.tool_calls import read_calls
+from selfverify.tasks.tool_calls import CallForm, read_calls, written_call
 
 CALL = Call("submit", {"message": "Done.", "evidences": [1, 3]})
 

@@ -14,8 +14,8 @@ from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row
 
 from selfverify.core.tags import parse_tagged
 from selfverify.tasks.base import Verdict
-from selfverify.tasks.phone.mobile import Mobile
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.mobile import Mobile
 
 PIECES = [
     "<answer>", "</answer>", "<think>", "</think>", "<score>", "</score>", "<tool_call>", "</tool_call>",

@@ -13,7 +13,7 @@ from data_files import write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.images import ImageRef
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.math import Math
 
 ROWS = [{"id": f"r{i}", "question": "?", "answer": "1"} for i in range(5)]
 

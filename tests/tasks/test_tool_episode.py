@@ -28,8 +28,8 @@ from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import Task, Verdict, user_turn
+from selfverify.tasks.tool_calls import Tool, ToolError, tool
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode
-from selfverify.tasks.tools import Tool, ToolError, tool
 
 
 class Room(ToolEpisode):

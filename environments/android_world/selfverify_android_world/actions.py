@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from selfverify.tasks.tools import Tool
+from selfverify.tasks.tool_calls import Tool
 
 Pixel = Annotated[int, Field(ge=0, le=10_000, description="Pixels from the left or the top.")]
 Direction = Literal["up", "down", "left", "right"]

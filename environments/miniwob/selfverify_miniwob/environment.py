@@ -13,7 +13,7 @@ from selfverify.agents.screens import Screen, describe, quoted
 from selfverify.core.config import CommandConfig
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 from selfverify_miniwob import pages as miniwob
 from selfverify_miniwob.chromium import Chromium
 from selfverify_miniwob.page_elements import page_screen

@@ -19,8 +19,7 @@ from selfverify.agents.screen_tools import (
 )
 from selfverify.agents.screens import Box
 from selfverify.core.episode import Call
-from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import Tool, ToolError, chosen_tool
+from selfverify.tasks.tool_calls import Tool, ToolError, chosen_tool, short_name
 
 KEYS = (
     r"^((Control|Shift|Alt)\+){0,2}(Enter|Tab|Backspace|Delete|Escape|Space|Home|End|PageUp|PageDown|"

@@ -11,7 +11,7 @@ from selfverify.agents.screen_tools import Look, WaitFor
 from selfverify.agents.screens import Box, describe
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 from selfverify_miniwob import chromium
 from selfverify_miniwob.chromium import Chromium, missing
 from selfverify_miniwob.page_elements import page_screen

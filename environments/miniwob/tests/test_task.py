@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.recipe import builtin_recipes
 from selfverify.experiments.registry import TASKS, make_task
-from selfverify.tasks.call_forms import written_call
+from selfverify.tasks.tool_calls import written_call
 from selfverify_miniwob.chromium import missing
 from selfverify_miniwob.task import BrowserAgents, BrowserAgentsConfig
 

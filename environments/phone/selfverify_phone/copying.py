@@ -18,7 +18,7 @@ import numpy as np
 
 from selfverify.core.episode import Call
 from selfverify.core.files import write_text
-from selfverify.tasks.call_forms import written_call
+from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.small_policy import corpus
 
 CONVERSATIONS = 30_000

@@ -16,7 +16,7 @@ from selfverify.core.config import Config
 from selfverify.core.episode import Call
 from selfverify.core.errors import DataError
 from selfverify.tasks.base import DemonstratedTurn
-from selfverify.tasks.call_forms import CallForm, written_call
+from selfverify.tasks.tool_calls import CallForm, written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask

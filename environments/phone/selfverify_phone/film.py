@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from PIL.Image import Image
 
 from selfverify.core.episode import Call
-from selfverify.tasks.frames import Frame, Mark
+from selfverify.tasks.base import Frame, Mark
 from selfverify_phone.playing import perform
 from selfverify_phone.rendering.picture import picture
 from selfverify_phone.system.device import Phone, Refused

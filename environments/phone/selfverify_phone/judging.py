@@ -19,8 +19,8 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER
+from selfverify.tasks.answering import UNREADABLE, answer_rewards
 from selfverify.tasks.base import DemonstratedTurn, Metric, Task, TaskConfig, Verdict, user_turn
-from selfverify.tasks.judged import UNREADABLE, answer_rewards
 from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import drawn_task, erring_session
 from selfverify_phone.phone_tasks import Start

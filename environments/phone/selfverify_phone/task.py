@@ -13,8 +13,7 @@ from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.core.episode import Call, Environment
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, Split, split_seeds
-from selfverify.tasks.base import DemonstratedTurn
-from selfverify.tasks.frames import Frame
+from selfverify.tasks.base import DemonstratedTurn, Frame
 from selfverify_phone.demonstrations import Teacher, demonstrated
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone
 from selfverify_phone.film import film

@@ -15,7 +15,7 @@ from selfverify.agents.reward import Components, RewardConfig, composite, format
 from selfverify.core.episode import EpisodeResult
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.tasks.judged import Verdict, answer_rewards
+from selfverify.tasks.answering import Verdict, answer_rewards
 from selfverify.tasks.tool_episode import TOOL_CALLS, TOOL_ERRORS
 
 

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from selfverify.agents.screens import Box
 from selfverify.core.episode import Call
-from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import Tool, ToolError, chosen_tool
+from selfverify.tasks.tool_calls import Tool, ToolError, chosen_tool, short_name
 
 Direction = Literal["up", "down", "left", "right"]
 Distance = Literal["short", "medium", "long"]

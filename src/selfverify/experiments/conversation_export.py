@@ -15,7 +15,7 @@ from selfverify.evaluation.store import StoredProblem, StoredSample
 from selfverify.experiments.questions import Remade
 from selfverify.policy.chat import text_only
 from selfverify.rollouts.atif_steps import without_end
-from selfverify.tasks.judged import ended_properly
+from selfverify.tasks.answering import ended_properly
 
 Keep = Literal["all", "correct", "judged"]
 """Which samples are worth learning from: all, those that are right, or those that judges found a success."""

@@ -21,11 +21,10 @@ from selfverify.data.images import decode_image
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.loading import load_structure
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.conversations import Conversations
-from selfverify.tasks.mathematics.math import Math
-from selfverify.tasks.pairs import Preferences
-from selfverify.tasks.phone.mobile import Mobile
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.conversations import Conversations, Preferences
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.math import Math
+from selfverify.tasks.mobile import Mobile
 from selfverify.tasks.row_task import RowTask
 
 NAMED = 5

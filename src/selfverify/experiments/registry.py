@@ -25,17 +25,13 @@ from selfverify.methods.smartsnap import SmartSnap
 from selfverify.methods.star import STaR
 from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.tasks.base import Task
-from selfverify.tasks.conversations import Conversations
-from selfverify.tasks.digits.digits_locate import DigitsLocate
-from selfverify.tasks.digits.digits_mix import DigitsMix
-from selfverify.tasks.digits.digits_pick import DigitsPick
-from selfverify.tasks.digits.digits_shown import DigitsShown
-from selfverify.tasks.digits.digits_sum import DigitsSum
-from selfverify.tasks.mathematics.math import Math
-from selfverify.tasks.pairs import Preferences
-from selfverify.tasks.phone.mobile import Mobile
-from selfverify.tasks.pointing.grounding import Grounding
-from selfverify.tasks.words.word_sums import WordSums
+from selfverify.tasks.conversations import Conversations, Preferences
+from selfverify.tasks.digits import DigitsLocate, DigitsShown, DigitsSum
+from selfverify.tasks.digits_pick import DigitsMix, DigitsPick
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.math import Math
+from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.word_sums import WordSums
 
 _OWN: dict[str, type[Task]] = {
     task.name: task

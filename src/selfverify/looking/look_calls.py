@@ -9,8 +9,7 @@ from typing import Any
 
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.strict_json import json_at
-from selfverify.tasks.tool_calls import ToolCall, read_calls
+from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
 _THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')

@@ -25,8 +25,8 @@ from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
 from selfverify.looking.visual_budget import TokensOf, VisualBudget, estimated_tokens_of
 from selfverify.tasks.answering import JudgeAnswer, SingleTurn
 from selfverify.tasks.base import Space
+from selfverify.tasks.tool_calls import ToolError
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
-from selfverify.tasks.tools import ToolError
 
 PLAN = "plan"
 """Channel of the paper's t_h: what the model writes before its call."""

@@ -18,7 +18,7 @@ from PIL import Image
 from selfverify.core.problem import content_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.looking.visual_budget import PIXELS_PER_TOKEN
-from selfverify.tasks.judged import worth_imitating
+from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.tool_episode import TOOL_CALLS
 
 BYTES_PER_TOKEN = 4

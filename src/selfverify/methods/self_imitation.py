@@ -16,7 +16,7 @@ from pydantic import Field
 from selfverify.core.trajectory import Credit, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
-from selfverify.tasks.judged import worth_imitating
+from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.tool_episode import ACTION
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.reports.agent_records import CallRecord, EndRecord, TurnRecord, calls_of, end_of, turns_of
 from selfverify.reports.film_strip import MOST_STEPS, Drawings, Pictures, Shown, strip
-from selfverify.tasks.base import Task
-from selfverify.tasks.frames import Frame, Mark
+from selfverify.tasks.base import Frame, Mark, Task
 from selfverify.tasks.tool_episode import shortened
 
 LONGEST = 6_000

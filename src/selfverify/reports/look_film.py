@@ -22,7 +22,7 @@ from selfverify.looking.look_steps import step_of
 from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.reports.film_strip import MOST_STEPS, Pictures, Shown, answer_text
 from selfverify.reports.seen_images import SeenImages, is_finite, numbers
-from selfverify.tasks.strict_json import json_at
+from selfverify.tasks.tool_calls import json_at
 from selfverify.tasks.tool_episode import shortened
 
 LONGEST = 6_000

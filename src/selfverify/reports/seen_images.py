@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from selfverify.looking.image_parts import ImagePart
 from selfverify.reports.film_strip import Shown
-from selfverify.tasks.strict_json import is_number
+from selfverify.tasks.tool_calls import is_number
 
 
 class SeenImages:

@@ -19,7 +19,7 @@ from selfverify.core.score_tokens import ScoreReading, ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 
 @dataclass(frozen=True, slots=True)

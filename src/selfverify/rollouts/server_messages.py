@@ -10,8 +10,7 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.remote.messages import image_url, openai_messages
-from selfverify.tasks.strict_json import read_json
-from selfverify.tasks.tool_calls import read_calls
+from selfverify.tasks.tool_calls import read_calls, read_json
 
 
 class ServerMessages:

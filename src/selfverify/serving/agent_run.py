@@ -26,7 +26,7 @@ from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import rollout
 from selfverify.serving.agent_run_settings import AgentSessionConfig
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]
 """Called after each turn with its number, what came of the session so far, what was said, and the reply."""

@@ -17,7 +17,7 @@ from selfverify.serving.agent_speakers import AwaitedSpeaker, ServerSpeaker, hol
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.told_looks import OnStep, ToldLooks
-from selfverify.tasks.judged import Verdict
+from selfverify.tasks.answering import Verdict
 
 AT_ONCE = 8
 """Conversations that are held with a server at the same time."""

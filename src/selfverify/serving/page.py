@@ -96,7 +96,7 @@ def add_page(
 def digits_example(index: int) -> dict[str, Any]:
     """Return a held-out problem of ``digits-pick``: its question, its image as a data URL, and how answers to
     it are compared."""
-    from selfverify.tasks.digits.digits_pick import DigitsPick
+    from selfverify.tasks.digits_pick import DigitsPick
 
     problem = DigitsPick().problem("test", 0, index)
     buffer = io.BytesIO()

@@ -22,11 +22,43 @@ from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import ANSWER_INSTRUCTION, SCORE_TAG, Tagged
 from selfverify.core.tags import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.trajectory import ANSWER, CONTEXT
+from selfverify.tasks.answering import RULES as RULES
+from selfverify.tasks.answering import UNREADABLE as UNREADABLE
 from selfverify.tasks.answering import SingleTurn
-from selfverify.tasks.frames import Frame
-from selfverify.tasks.judged import RULES as RULES
-from selfverify.tasks.judged import UNREADABLE as UNREADABLE
-from selfverify.tasks.judged import Verdict as Verdict
+from selfverify.tasks.answering import Verdict as Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a call touches, in pixels of the screen.
+
+    Args:
+        kind: How it touches.
+        x: Where the finger comes down.
+        y: The same, from above.
+        box: What is touched; None where that is not known, as of a swipe.
+        to: Where a swipe ends.
+    """
+
+    kind: Literal["tap", "long_press", "swipe"]
+    x: int
+    y: int
+    box: tuple[int, int, int, int] | None = None
+    to: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A screen, and what the next call touches on it.
+
+    Args:
+        image: The screen, RGB.
+        mark: None at the end, before calls that touch nothing, and where there was nothing to be touched.
+    """
+
+    image: Image
+    mark: Mark | None
+
 
 logger = logging.getLogger(__name__)
 

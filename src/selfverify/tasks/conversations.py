@@ -1,30 +1,150 @@
-"""`conversations`: what others have said, from files, for supervised fine-tuning (`conversations-sft`).
+"""Demonstrated conversations and preferences from files.
+
+`conversations`: what others have said, from files, for supervised fine-tuning (`conversations-sft`).
 
 SmartSnap §4.1: existing trajectories and those of teachers become pairs of a conversation so far and the next
 turn, of which some are drawn.
+
+`pairs`: preferences among conversations, from files, for `dpo` (VTS-V §3.3: the verifier's training).
+
+Conversations of files, held again: what was replied is replied, whatever is said.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from pydantic import Field, model_validator
 
 from selfverify.core.config import RolloutLimits
-from selfverify.core.episode import Call
+from selfverify.core.episode import Call, Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
-from selfverify.core.problem import Problem, Split
+from selfverify.core.problem import Problem, Split, content_parts
 from selfverify.core.tags import Tagged
 from selfverify.data.conversations import convert_conversation
 from selfverify.data.fields import Row
-from selfverify.tasks.base import DemonstratedTurn, Verdict
-from selfverify.tasks.call_forms import CallForm, written_call
-from selfverify.tasks.replayed import Replayed, asked_of, heard_between, turns_of
+from selfverify.data.images import ImageRef
+from selfverify.data.preferences import SIDES, convert_preference
+from selfverify.tasks.base import DemonstratedConversation, DemonstratedTurn, Verdict
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, training_place
+from selfverify.tasks.tool_calls import CallForm, written_call
+from selfverify.tasks.tool_episode import ACTION
+
+Cuts = Sequence[Sequence[tuple[str, int]]]
+"""For each turn its channels, as `Observation.channels` has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeardReply:
+    """What was replied to a turn.
+
+    Args:
+        role: Who replied, ``user`` or ``tool``.
+        parts: Texts and places for images.
+        images: The images, not read yet.
+    """
+
+    role: str
+    parts: list[dict[str, Any]]
+    images: list[ImageRef]
+
+    def reply(self) -> Observation:
+        """The reply, with its images read.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
+        images = [ref.open() for ref in self.images]
+        return Observation(
+            [dict(part) for part in self.parts], images, "tool" if self.role == "tool" else "user"
+        )
+
+
+class Replayed(Episode):
+    """Replies what was replied, whatever is said; behind the last reply the conversation is over.
+
+    Args:
+        heard: The replies.
+        cuts: The channels of each turn; empty where all of each is an action.
+    """
+
+    channel = ACTION
+
+    def __init__(self, heard: Sequence[HeardReply], cuts: Cuts = ()) -> None:
+        self.heard, self.cuts = heard, cuts
+
+    def expected_observations(self) -> Sequence[Observation]:
+        """See `Episode`."""
+        return [
+            HeardReply(role, [{"type": "text", "text": ""}], []).reply()
+            for role in dict.fromkeys(heard.role for heard in self.heard)
+        ]
+
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
+        reply = Observation(done=True) if said.turn >= len(self.heard) else self.heard[said.turn].reply()
+        if said.turn < len(self.cuts):
+            reply.channels = [(channel, start) for channel, start in self.cuts[said.turn]]
+        return reply
+
+    def result(self) -> EpisodeResult:
+        """See `Episode`."""
+        return EpisodeResult()
+
+
+def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Where the assistant's messages stand."""
+    return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def heard_between(messages: Sequence[Mapping[str, Any]]) -> list[HeardReply]:
+    """What stands between the assistant's messages."""
+    found = []
+    for before, after in itertools.pairwise(turns_of(messages)):
+        told = messages[before + 1 : after]
+        parts: list[dict[str, Any]] = []
+        for number, message in enumerate(told):
+            parts += [{"type": "text", "text": "\n"}] if number else []
+            parts += content_parts(message["content"])
+        found.append(HeardReply(told[0]["role"], *_divided(parts)))
+    return found
+
+
+def asked_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Image]]:
+    """Messages as a problem has them, and their images.
+
+    Raises:
+        DataError: An image cannot be read.
+    """
+    found, images = [], []
+    for message in messages:
+        parts, refs = _divided(content_parts(message["content"]))
+        found.append({"role": message["role"], "content": parts})
+        images += [ref.open() for ref in refs]
+    return found, images
+
+
+def _divided(parts: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageRef]]:
+    """Parts with places for images, texts side by side joined; and the images."""
+    places: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] == "image":
+            places.append({"type": "image"})
+        elif places and places[-1]["type"] == "text":
+            places[-1] = {"type": "text", "text": places[-1]["text"] + part["text"]}
+        else:
+            places.append({"type": "text", "text": part["text"]})
+    return places, [part["image"] for part in parts if part["type"] == "image"]
 
 
 class ConversationsConfig(RowTaskConfig):
@@ -162,3 +282,47 @@ class Conversations(RowTask):
         if message["content"] and (self.config.calls == "tagged" or not calls):
             written.insert(0, message["content"])  # only tags leave room for words beside calls
         return "\n".join(written)
+
+
+class PreferencesConfig(RowTaskConfig):
+    """Which pairs there are."""
+
+
+class Preferences(RowTask):
+    """A problem is what both sides of a pair begin with; each side is a conversation that goes on from it."""
+
+    name = "pairs"
+    summary = "preferences among conversations from files, for direct preference optimisation"
+    config_class = PreferencesConfig
+    config: PreferencesConfig
+    convert = staticmethod(convert_preference)
+    needs = ("prompt", "chosen", "rejected")
+    tags = ("answer",)
+    limits = RolloutLimits(turns=100)
+
+    def ask(self, row: Row, id: str) -> Problem:
+        """See `RowTask.ask`."""
+        messages, images = asked_of(row["prompt"])
+        target: dict[str, Any] = {
+            side: {
+                "said": [row[side][place]["content"] for place in turns_of(row[side])],
+                "heard": heard_between(row[side]),
+                "cuts": row.get(f"{side}_cuts", []),
+            }
+            for side in SIDES
+        }
+        if target["chosen"]["said"] == target["rejected"]["said"]:
+            raise DataError(f"{id}: both sides say the same")
+        return Problem(id, messages, images, target, {"category": row["category"]})
+
+    def demonstrate_pair(self, problem: Problem) -> tuple[DemonstratedConversation, DemonstratedConversation]:
+        """See `Task`."""
+        chosen, rejected = (
+            DemonstratedConversation(side["said"], Replayed(side["heard"], side["cuts"]))
+            for side in (problem.target[name] for name in SIDES)
+        )
+        return chosen, rejected
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        """Nothing is said of a policy's own words."""
+        return Verdict(0.0, False, unjudged="pairs are to be learnt from, not measured")

@@ -1,27 +1,95 @@
-"""Tasks whose problems are the rows of data files."""
+"""Tasks over the rows of data files.
+
+Tasks whose problems are the rows of data files.
+
+A data file as recipes name it: by its path, or by its path and its reader's settings.
+
+Images among a question's text, at the marks that stand for them.
+
+Places in images: from the space in which a model writes them to pixels, and back.
+
+The model's family decides which space that is (`Policy.coordinate_space`): Qwen2.5-VL writes pixels of the
+resized image that it sees, most others thousandths of the image's sides.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_serializer
 
+from selfverify.core.config import Config, PathText
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem, Split
-from selfverify.data import Rows, validated
+from selfverify.data import Rows, open_rows, validated
 from selfverify.data.fields import Convert, Images, Place, Row
 from selfverify.tasks.base import Space, Task, TaskConfig
-from selfverify.tasks.coordinates import Size
-from selfverify.tasks.data_file import DataFile, File
+
+
+class DataFile(Config):
+    """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
+
+    path: PathText = Field(min_length=1, description="The file, or a folder whose files belong together.")
+    format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")
+    split: str | None = Field(None, description="The split to read, where there are several.")
+    images: PathText | None = Field(
+        None, description="Folder that images' paths start from; by default the file's own folder."
+    )
+    limit: int | None = Field(None, ge=1, description="Read this many rows only.")
+    on_bad: Literal["skip", "refuse"] = Field(
+        "skip",
+        description="`skip` names, counts and leaves out rows that cannot be used; `refuse` stops at them.",
+    )
+    check_images: bool = Field(
+        False, description="Decode every image on opening, so that broken ones count as broken rows."
+    )
+
+    def open(self) -> Rows:
+        """Return the file's rows (`open_rows`)."""
+        return open_rows(**dict(self))
+
+    @model_serializer
+    def _short(self) -> Any:
+        """Return the settings that differ from their defaults; the path alone where no other does."""
+        fields = type(self).model_fields
+        told = {name: value for name, value in self if value != fields[name].default}
+        return self.path if told.keys() == {"path"} else told
+
+
+def _file(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str | PurePath) else value
+
+
+File = Annotated[DataFile | None, BeforeValidator(_file)]
+
+
+Size = tuple[int, int]
+"""Width and height."""
+
+
+def convert(values: Sequence[float], source: Size, target: Size) -> list[float]:
+    """Convert places ``x, y, x, y, ...`` in an image of size ``source`` to the same image of another size."""
+    return [value * target[i % 2] / source[i % 2] for i, value in enumerate(values)]
+
+
+def clip_box(box: Sequence[float], size: Size) -> list[float] | None:
+    """Return the part of a box (x1, y1, x2, y2) that lies within an image; None where that has no area.
+
+    A box with swapped corners has none: the corners are not put right.
+    """
+    x1, y1, x2, y2 = (min(max(float(v), 0.0), float(size[i % 2])) for i, v in enumerate(box))
+    return [x1, y1, x2, y2] if x2 > x1 and y2 > y1 else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -298,3 +366,42 @@ def _order_of_kind(seed: int, turn: int, kind: int, count: int) -> np.ndarray[An
 @lru_cache(maxsize=4)
 def _order(seed: int, turn: int, count: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng([seed, turn, count]).permutation(count)
+
+
+_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
+
+
+def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
+    """Return a user's turn with the images at the marks in ``text``, or before ``text`` if it has no marks.
+
+    ``<image>`` stands for the next image; there must be as many marks as images. ``<image 2>`` (MMMU) stands
+    for the second one, and again for "image 2". If the text does not name all images in their order, they
+    all come first and every mark is such a name.
+
+    Raises:
+        DataError: Marks and images do not fit each other.
+    """
+    marks = list(_MARK.finditer(text))
+    numbers = [int(mark[1]) if mark[1] else 0 for mark in marks]
+    if 0 in numbers:
+        if numbers != [0] * images:
+            raise DataError(f"{name}: {len(marks)} image marks in the text, {images} images in the row")
+        numbers = list(range(1, images + 1))
+    if numbers and not 1 <= min(numbers) <= max(numbers) <= images:
+        raise DataError(f"{name}: the text names image {max(numbers)}, the row has {images} images")
+    inline = list(dict.fromkeys(numbers)) == list(range(1, images + 1))
+    content: list[dict[str, Any]] = [] if inline else [{"type": "image"} for _ in range(images)]
+    written, at, shown = "", 0, 0
+    for mark, number in zip(marks, numbers, strict=True):
+        written += text[at : mark.start()]
+        at = mark.end()
+        if inline and number > shown:
+            content += [*_text(written), {"type": "image"}]
+            written, shown = "", number
+        else:
+            written += f"image {number}"
+    return [{"role": "user", "content": content + _text(written + text[at:])}]
+
+
+def _text(written: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": written}] if written.strip() else []

@@ -1,20 +1,99 @@
-"""Reading the tool calls in what the policy has said.
+"""Tools, and reading their calls.
+
+Tools: functions of an environment that the policy may call.
+
+Reading the tool calls in what the policy has said.
 
 Only the policy's own words are read, never those of an environment. Nothing raises on them, and a message
 with a broken call has no calls: nothing of it may be carried out. Each form is read once, from left to right.
+
+How calls of tools are written out, in the forms that `read_calls` reads.
+
+JSON from a model: read whole or not at all.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NoReturn, NotRequired, get_type_hints
 
-from selfverify.core.episode import PolicyTurn
+from PIL.Image import Image
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import TypedDict
+
+from selfverify.core.episode import Call, PolicyTurn
+from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.strict_json import json_at, read_json
+
+MAX_DIGITS = 15
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError("an integer of too many digits")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number out of range")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_real, parse_constant=_refuse
+)
+
+
+def read_json(text: str) -> Any:
+    """Read ``text`` as one JSON value, and nothing else.
+
+    Raises:
+        ValueError: It is not JSON, nests too deeply, or holds a key twice, NaN, an infinity, a number out of
+            a float's range or an integer of more than 15 digits.
+    """
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def begin_json(text: str, start: int) -> Any:
+    """Read the JSON value that begins at ``start``, whatever follows it; errors are those of `read_json`."""
+    return json_at(text, start)[0]
+
+
+def json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at ``start``, and where it ends; errors are those of `read_json`."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number; true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
 
 _MARK = re.compile(r"<think>|<tool_call>|</tool_call>")
 _SPACE = re.compile(r"\s*")
@@ -239,3 +318,144 @@ def _call(value: Any) -> ToolCall:
 def short_name(name: str) -> str:
     """A name from a model as it stands in a message: quoted, and not too long."""
     return repr(name if len(name) <= 60 else name[:57] + "...")
+
+
+Shown = str | Image | Sequence[str | Image]
+"""What a tool returns to be shown: a text, an image, or several in order."""
+
+
+class ToolError(Exception):
+    """A tool cannot do what it was asked. The message is for the policy, and the conversation goes on."""
+
+
+class _Untitled(GenerateJsonSchema):
+    """Schemas without titles, which say nothing that the names do not."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+class Tool:
+    """A method that the policy may call; see `tool`.
+
+    Args:
+        function: The method. Its parameters have annotations; ``Annotated[int, Field(description=...)]`` says
+            what one means. The first paragraph of its docstring says what the tool does.
+        ends: Whether a call that succeeds ends the conversation.
+
+    Raises:
+        ConfigError: A parameter has no annotation, or is ``*args`` or ``**kwargs``.
+    """
+
+    def __init__(self, function: Callable[..., Any], ends: bool = False) -> None:
+        self.function, self.ends, self.name = function, ends, function.__name__
+        hints = get_type_hints(function, include_extras=True)
+        arguments: dict[str, Any] = {}
+        for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+            if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise ConfigError(
+                    f"tool {self.name}: parameter {name} needs an annotation and must be a plain one"
+                )
+            arguments[name] = (
+                hints[name] if parameter.default is parameter.empty else NotRequired[hints[name]]
+            )
+        strict = with_config(ConfigDict(extra="forbid", strict=True))
+        self._arguments = TypeAdapter[dict[str, Any]](strict(TypedDict(self.name, arguments)))  # type: ignore
+
+    def __get__(self, episode: Any, kind: type) -> Any:
+        """The method bound to its episode, as of any method; of the class the tool itself."""
+        return self if episode is None else partial(self.function, episode)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as it stands in `Problem.tools`."""
+        return tool_schema(self.name, inspect.getdoc(self.function) or "", self._arguments)
+
+    def check(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """The arguments as the method takes them, or what is wrong with them; types are not converted."""
+        try:
+            return self._arguments.validate_json(json.dumps(arguments)), ""
+        except ValidationError as error:
+            return {}, misfit(self.name, error)
+
+
+def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[str, Any]:
+    """A tool as it stands in `Problem.tools`.
+
+    Args:
+        name: Its name.
+        described: What it does; the first paragraph is shown.
+        arguments: Its arguments.
+    """
+    parameters = arguments.json_schema(schema_generator=_Untitled)
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": " ".join(described.split("\n\n")[0].split()),
+            "parameters": {
+                "type": "object",
+                "properties": {},
+                **{k: v for k, v in parameters.items() if k in ("$defs", "properties", "required")},
+            },
+        },
+    }
+
+
+def misfit(name: str, error: ValidationError) -> str:
+    """What does not fit in the arguments of the tool ``name``, in words for the policy."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
+    return f"the arguments of {name} do not fit: {'; '.join(said)}"
+
+
+def chosen_tool(
+    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
+) -> tuple[Tool, dict[str, Any]]:
+    """The tool that is called, and the arguments as its method takes them.
+
+    Raises:
+        ToolError: There is no such tool, or its arguments do not fit.
+    """
+    if (tool := tools.get(name)) is None:
+        raise ToolError(f"there is no tool {short_name(name)}; there are {', '.join(tools)}")
+    fitted, fault = tool.check(dict(arguments))
+    if fault:
+        raise ToolError(fault)
+    return tool, fitted
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) if isinstance(part, int) else short_name(part) for part in parts)
+
+
+def tool(function: Callable[..., Any] | None = None, *, ends: bool = False) -> Any:
+    """Marks a method of a `ToolEpisode` as a tool that the policy may call.
+
+    Args:
+        function: The method.
+        ends: Whether a call that succeeds ends the conversation.
+    """
+    return partial(tool, ends=ends) if function is None else Tool(function, ends)
+
+
+CallForm = Literal["tagged", "json", "spaced"]
+"""How calls are written: between ``<tool_call>`` tags with words before them, as plain JSON alone, or as
+plain JSON whose texts begin with a space, so that a word is the same token in a call as in what was read."""
+
+
+def written_call(call: Call, form: CallForm, why: str = "") -> str:
+    """A message with one call.
+
+    Args:
+        call: The call.
+        form: How it is written.
+        why: Words before it; plain JSON leaves no room for them.
+    """
+    arguments = dict(call.arguments)
+    if form == "spaced":
+        arguments = {key: f" {text}" if isinstance(text, str) else text for key, text in arguments.items()}
+    body = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    if form != "tagged":
+        return body
+    return f"{why}\n<tool_call>\n{body}\n</tool_call>" if why else f"<tool_call>\n{body}\n</tool_call>"

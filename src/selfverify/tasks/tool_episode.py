@@ -13,8 +13,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.tasks.answering import JudgeAnswer, SingleTurn
-from selfverify.tasks.tool_calls import ToolCalls, read_calls
-from selfverify.tasks.tools import Shown, Tool, ToolError, chosen_tool
+from selfverify.tasks.tool_calls import Shown, Tool, ToolCalls, ToolError, chosen_tool, read_calls
 
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
 """Rewards that count, of one conversation, the calls that were carried out and those refused or failed.

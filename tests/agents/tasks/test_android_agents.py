@@ -24,7 +24,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.call_forms import written_call
+from selfverify.tasks.tool_calls import written_call
 
 YAML = f"""\
 APP: Settings

@@ -22,7 +22,7 @@ from selfverify.core.episode import Call, PolicyTurn, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.call_forms import written_call
+from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from tiny_environment import Counter
 

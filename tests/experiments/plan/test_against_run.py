@@ -27,9 +27,9 @@ from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.voice import TokenSampler
+from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.digits.digits_pick import DigitsPick
-from selfverify.tasks.judged import answer_rewards
+from selfverify.tasks.digits_pick import DigitsPick
 
 STEPS = 2
 """The second step is the first with the optimiser's state; that is what is planned."""

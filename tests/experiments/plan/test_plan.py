@@ -23,7 +23,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits_pick import DigitsPick
 
 SETTINGS = [
     "method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2",

@@ -24,7 +24,7 @@ from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.visual_tool import Found, VisualTool
 from selfverify.looking.tools.zero_shot import ZeroShotDetector
 from selfverify.policy.loading import BUILTIN
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from selfverify.looking.tools.ocr import Ocr, OcrArguments
 from selfverify.looking.tools.pictures import Gallery, space_named
 from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
 from selfverify.looking.tools.zero_shot import ZeroShotDetector
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 def gallery(image: Image.Image) -> Gallery:

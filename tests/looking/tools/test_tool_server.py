@@ -33,7 +33,7 @@ from selfverify.remote.environments.environment_server import EnvironmentServer,
 from selfverify.remote.environments.sessions import SessionLimits
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 from serving_servers import Loop
 
 SEGMENT = {"image_index": 2, "bounding_box": [100, 100, 300, 300]}

@@ -18,7 +18,7 @@ from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import Batched
 from selfverify.looking.tools.toolbox import MOST_HUNG, Toolbox, ToolFault
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 BOX = {"x_min": 20, "y_min": 10, "x_max": 60, "y_max": 30}
 

@@ -18,7 +18,7 @@ from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Task, read_integers
-from selfverify.tasks.digits.canvas import digit_bank
+from selfverify.tasks.digits import digit_bank
 
 OWN = sorted(
     name

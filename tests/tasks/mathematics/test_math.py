@@ -30,13 +30,11 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import TASKS, make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import recite
-from selfverify.tasks.image_marks import with_images
-from selfverify.tasks.mathematics.math import Math, MathConfig
-from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare
-from selfverify.tasks.mathematics.math_choice import read_choice
-from selfverify.tasks.mathematics.math_forms import committed, request
-from selfverify.tasks.mathematics.math_text import final_expression
-from selfverify.workers import math_worker as math_answer
+from selfverify.tasks import math_worker as math_answer
+from selfverify.tasks.math import Math, MathConfig, committed, request
+from selfverify.tasks.math_answer import Target, answer_key, compare, read_choice
+from selfverify.tasks.math_text import final_expression
+from selfverify.tasks.row_task import with_images
 
 REQUEST = request("think-answer", score=True)
 IMAGE = Image.new("RGB", (32, 32))
@@ -143,7 +141,7 @@ def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) 
         opened.append((path, options["split"]))
         return [{"question": "?", "answer": "1"}]
 
-    monkeypatch.setattr("selfverify.tasks.data_file.open_rows", open_rows)
+    monkeypatch.setattr("selfverify.tasks.row_task.open_rows", open_rows)
     made = make_task("math", train="a.jsonl", test={"path": "b", "split": "val"})
     assert TASKS["math"] is Math and opened == []
     made.problem("test", 0, 0)
@@ -250,8 +248,8 @@ def test_the_worker_is_killed_and_math_verify_is_asked_again() -> None:
 
 
 def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "selfverify.workers.math_worker", None)
-    monkeypatch.delattr("selfverify.workers.math_worker", raising=False)
+    monkeypatch.setitem(sys.modules, "selfverify.tasks.math_worker", None)
+    monkeypatch.delattr("selfverify.tasks.math_worker", raising=False)
     made = task({"question": "?", "answer": "4"})
     asked = made.problem("test", 0, 0)
     assert made.judge(asked, Tagged({"answer": "4.0"})).correct
@@ -261,7 +259,7 @@ def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatc
 
 def test_the_worker_is_light() -> None:
     """A worker that took seconds to start would make every restart felt."""
-    code = "import sys, selfverify.workers.math_worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, selfverify.tasks.math_worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
     paths = os.pathsep.join(p for p in sys.path if p)
     environment = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)

@@ -16,7 +16,7 @@ import pytest
 
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import Verdict
-from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.math import Math
 
 ANGLES = {"options": ["30°", "45°", "60°", "90°"]}
 TWO = {"answer_type": "float", "precision": 2}

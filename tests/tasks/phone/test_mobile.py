@@ -25,8 +25,8 @@ from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, recite
 from selfverify.rollouts.reading import read_rollout_scores
-from selfverify.tasks.phone.mobile import Mobile
-from selfverify.tasks.phone.mobile_action import parse_tool_call
+from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.mobile_scoring import parse_tool_call
 
 
 def texts(task: Mobile) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.tasks.phone.mobile_action import (
+from selfverify.tasks.mobile_scoring import (
     MAX_CHARS,
     moved,
     parse_tool_call,

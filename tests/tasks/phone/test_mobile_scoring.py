@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.row_data import SCREEN
 
-from selfverify.tasks.phone import text_rules
-from selfverify.tasks.phone.mobile import Profile
-from selfverify.tasks.phone.mobile_scoring import PROFILES, score_step
+from selfverify.tasks import mobile_scoring
+from selfverify.tasks.mobile import Profile
+from selfverify.tasks.mobile_scoring import PROFILES, score_step
 
 
 def click(x: float, y: float, action: str = "click") -> dict[str, Any]:
@@ -159,12 +159,12 @@ def test_boxes_of_the_target(profile: str, x: float, counted: bool) -> None:
     ],
 )
 def test_text_rules(rule: str, text: str, target: str, counted: bool) -> None:
-    assert getattr(text_rules, rule)(text, target) == counted
+    assert getattr(mobile_scoring, rule)(text, target) == counted
 
 
 def test_edit_distance() -> None:
-    assert text_rules.edit_distance("kitten", "sitting") == 3
-    assert text_rules.edit_distance("", "abc") == text_rules.edit_distance("abc", "") == 3
+    assert mobile_scoring.edit_distance("kitten", "sitting") == 3
+    assert mobile_scoring.edit_distance("", "abc") == mobile_scoring.edit_distance("abc", "") == 3
 
 
 @given(st.text("ab", max_size=8), st.text("ab", max_size=8))
@@ -176,7 +176,7 @@ def test_edit_distance_is_the_recursion(a: str, b: str) -> None:
             return slow(a[1:], b[1:])
         return 1 + min(slow(a[1:], b), slow(a, b[1:]), slow(a[1:], b[1:]))
 
-    assert text_rules.edit_distance(a[:5], b[:5]) == slow(a[:5], b[:5])
+    assert mobile_scoring.edit_distance(a[:5], b[:5]) == slow(a[:5], b[:5])
 
 
 @pytest.mark.parametrize(

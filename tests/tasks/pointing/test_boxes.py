@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.tasks.coordinates import clip_box, convert
-from selfverify.tasks.pointing.boxes import MAX_CHARS, parse_box
-from selfverify.tasks.strict_json import read_json
+from selfverify.tasks.grounding import MAX_CHARS, parse_box
+from selfverify.tasks.row_task import clip_box, convert
+from selfverify.tasks.tool_calls import read_json
 
 BOX = [10.0, 20.0, 30.5, 40.0]
 

@@ -19,7 +19,7 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.grounding import Grounding
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from selfverify.data.grounding import IGNORED
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Floats
-from selfverify.tasks.pointing.regions import MaskOverlap, box_overlap
+from selfverify.tasks.grounding import MaskOverlap, box_overlap
 
 
 def mask_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:

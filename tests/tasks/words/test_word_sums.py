@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from selfverify.core.problem import SPLITS, Problem, Split
 from selfverify.core.tags import parse_tagged
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.words.word_stories import SENTENCES
-from selfverify.tasks.words.word_sums import WordSums, WordSumsConfig
+from selfverify.tasks.word_sums import SENTENCES, WordSums, WordSumsConfig
 
 HARD = {"largest": 50, "operations": (1, 3), "asides": 0.5}
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {

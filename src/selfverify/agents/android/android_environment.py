@@ -18,7 +18,7 @@ from selfverify.agents.android.views import Capture, Viewer
 from selfverify.agents.screen_tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 Confirm = Callable[[str], Awaitable[bool]]
 """Asks a person, or a policy of theirs, whether something may be done on a real device; in words."""

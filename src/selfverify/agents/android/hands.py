@@ -21,8 +21,7 @@ from selfverify.agents.screen_tools import (
     WaitFor,
 )
 from selfverify.core.episode import EnvironmentLost
-from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError, short_name
 
 KEYBOARD = "com.android.adbkeyboard/.AdbIME"
 """The input method of the app ADBKeyboard, which types what broadcasts say."""

@@ -23,7 +23,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import Task, TaskConfig, Verdict
-from selfverify.tasks.call_forms import CallForm
+from selfverify.tasks.tool_calls import CallForm
 
 
 class AgentTaskConfig(TaskConfig):

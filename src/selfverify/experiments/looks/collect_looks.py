@@ -38,7 +38,7 @@ from selfverify.looking.look_task import VisualTask
 from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.rollouts.noted import Message, RecordingEpisode, noted_messages
 from selfverify.rollouts.resumed import ResumedEpisode
-from selfverify.tasks.judged import worth_imitating
+from selfverify.tasks.answering import worth_imitating
 
 INDUCE = (
     "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "

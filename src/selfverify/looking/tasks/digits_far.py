@@ -48,15 +48,9 @@ from selfverify.looking.tasks.far_canvas import (
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.tasks.answering import SingleTurn
-from selfverify.tasks.base import (
-    DemonstratedTurn,
-    Verdict,
-    judge_integer,
-    problem_rng,
-    user_turn,
-)
-from selfverify.tasks.coordinates import Size
-from selfverify.tasks.digits.canvas import digit_bank, finish
+from selfverify.tasks.base import DemonstratedTurn, Verdict, judge_integer, problem_rng, user_turn
+from selfverify.tasks.digits import digit_bank, finish
+from selfverify.tasks.row_task import Size
 
 LONGEST_WANDER = 3
 """Looks at most behind the 0 in a demonstration that is not told when to answer."""

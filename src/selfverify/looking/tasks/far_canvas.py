@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selfverify.tasks.digits.canvas import Scans, paste
+from selfverify.tasks.digits import Scans, paste
 
 CELLS = 3
 """Rows and columns; cells are numbered from 1 in reading order."""

@@ -12,7 +12,7 @@ from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.tasks.base import Metric
-from selfverify.tasks.mathematics.math import Math, MathConfig, MathRowsConfig
+from selfverify.tasks.math import Math, MathConfig, MathRowsConfig
 from selfverify.tasks.row_task import RowSequence
 
 INSTRUCTION = """\

@@ -9,7 +9,7 @@ from pydantic import Field
 from selfverify.core.problem import Problem, Split
 from selfverify.looking.set_of_mark import marked
 from selfverify.looking.tasks.look_questions import INSTRUCTION
-from selfverify.tasks.mathematics.math import Math, MathConfig
+from selfverify.tasks.math import Math, MathConfig
 
 MARKED = "The numbers on an image name its parts; you may refer to them. "
 

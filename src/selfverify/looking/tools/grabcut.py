@@ -10,7 +10,7 @@ from PIL import Image
 
 from selfverify.looking.tools.pictures import Region, smaller
 from selfverify.looking.tools.segment import Mask, Segmenter
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 class GrabCut(Segmenter):

@@ -14,7 +14,7 @@ from PIL.Image import Image
 from selfverify.looking.tools.pictures import SLIMMEST, Gallery
 from selfverify.looking.tools.shared import shared
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from PIL import Image
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb
 from selfverify.tasks.base import Space
-from selfverify.tasks.coordinates import Size, clip_box, convert
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.row_task import Size, clip_box, convert
+from selfverify.tasks.tool_calls import ToolError
 
 MOST_PIXELS = 50_000_000
 """Pixels of the largest image that is looked at; they take 150 MB."""

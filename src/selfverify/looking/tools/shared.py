@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from selfverify.looking.tools.model_tool import ModelTool
 from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import shared
 from selfverify.looking.tools.visual_tool import Arguments, Found, ImageIndex, Phrase
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 Vector = NDArray[np.float64]
 

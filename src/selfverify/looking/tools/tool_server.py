@@ -13,7 +13,7 @@ from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACE
 from selfverify.looking.tools.toolbox import ToolFault
 from selfverify.looking.tools.visual_tool import A, Arguments, Found, VisualTool
 from selfverify.remote.environments.content import to_blocks
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 
 class ToolServer:

@@ -14,7 +14,7 @@ from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import MOST_PIXELS, Gallery, SeenImage
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.remote.environments.content import ContentLimits, from_blocks
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError
 
 IMAGES, NUMBERS, SPACES = "images", "numbers", "spaces"
 """Arguments of every call beside the tool's own: images as content blocks of the Model Context Protocol;

@@ -13,8 +13,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
 from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.visual_tool import Arguments, Found, VisualTool
-from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import ToolError
+from selfverify.tasks.tool_calls import ToolError, short_name
 
 logger = logging.getLogger(__name__)
 

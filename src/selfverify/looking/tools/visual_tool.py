@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfverify.looking.tools.pictures import Gallery, Made
-from selfverify.tasks.tools import ToolError, misfit, tool_schema
+from selfverify.tasks.tool_calls import ToolError, misfit, tool_schema
 
 CORNERS = ("x_min", "y_min", "x_max", "y_max")
 

@@ -1,28 +1,79 @@
-"""Comparing a free-form answer with its target: what plain rules can decide, and what math-verify is asked.
+"""Comparing answers: plain rules, then math-verify.
+
+Comparing a free-form answer with its target: what plain rules can decide, and what math-verify is asked.
 
 The rules decide numbers, lists of numbers and words. Everything else that one expression can be goes to
 math-verify in a worker process, as LaTeX in one box: never as a text in which it would look for an answer,
 which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which evaluates Python.
+
+Multiple choice: which option an answer commits to.
+
+math-verify cannot do this (it finds no ``B`` in ``\boxed{B}``), and searching a text for letters pays for
+"A or B". Here the whole answer has to be a letter, an option's text, or a letter with its own option's text.
+
+Which expressions would keep math-verify busy for seconds or take gigabytes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
-from selfverify.tasks.mathematics.math_costs import is_costly
-from selfverify.tasks.mathematics.math_numbers import (
+from selfverify.tasks.math_text import (
     Number,
+    balanced,
+    elements,
+    final_expression,
     number_key,
+    plain,
     read_number,
+    read_time,
     same_number,
     split_unit,
     unit_name,
+    unwrap,
+    words,
 )
-from selfverify.tasks.mathematics.math_text import balanced, elements, plain, words
-from selfverify.tasks.mathematics.math_times import read_time
+
+_ENDLESS = re.compile(
+    r"\d{21}|\^\s*[{(]?\s*[-+]?\d{4}|\^\s*\{[^{}]*\^|\^\s*\{?\s*\([^()]*\^|\^\s*[\w.]+\s*\^|\d{4}\s*!|[)}\]!]\s*!"
+)
+"""Huge powers, towers of powers, and factorials of large numbers or of expressions."""
+_BRACED = re.compile(r"\{\s*(\d{1,3}|[A-Za-z])\s*\}(?=\s*!)")
+_POWER = re.compile(r"[)}\]]\s*\^\s*[{(]?\s*[-+]?(\d+)")
+_NUMBERS = re.compile(r"(?:[\d.\s{}+\-*/]|\\frac|\\cdot|\\times)*")
+_ONE_TERM = re.compile(r"[^+\-!^]*")
+
+MOST_POWER = 20
+"""The largest power of a sum with letters or roots: expanded, it has a term for every way to choose."""
+
+
+def is_costly(text: str) -> bool:
+    """Whether an expression in LaTeX would take math-verify seconds."""
+    text = _BRACED.sub(r"\1", text)
+    if _ENDLESS.search(text):
+        return True
+    for match in _POWER.finditer(text):
+        base = _inside(text, match.start())
+        cheap = _NUMBERS.fullmatch(base) or _ONE_TERM.fullmatch(base)
+        if len(match[1]) > 3 or (int(match[1]) > MOST_POWER and not cheap):
+            return True
+    return False
+
+
+def _inside(text: str, end: int) -> str:
+    """What stands inside the bracket that closes at ``end``."""
+    depth = 0
+    for place in range(end, -1, -1):
+        depth += (text[place] in ")]}") - (text[place] in "([{")
+        if depth == 0:
+            return text[place + 1 : end]
+    return text[:end]
+
 
 Kind = Literal["integer", "float", "list", "text"]
 Decision = Literal["right", "wrong", "ask"]
@@ -305,3 +356,101 @@ def _latex(text: str) -> str:
     for pattern, replacement in _TO_LATEX:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+_LETTER = re.compile(
+    r"(?:(?:option|choice) +)?(?:\((?P<a>[A-Za-z])\)|\[(?P<b>[A-Za-z])\]|(?P<c>[A-Za-z])(?![A-Za-z]))\s*"
+    r"(?P<mark>[.):]?)\s*(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def read_choice(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
+
+    Accepted are ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text, and
+    ``B. its text``. What follows the letter must not be or name another option.
+    """
+    content = final_expression(text)
+    if not content:
+        return None
+    match = _LETTER.fullmatch(content)
+    letter = (match["a"] or match["b"] or match["c"]).upper() if match is not None else ""
+    if match is not None and letter in options and not match["rest"]:
+        return letter  # even if it is another option's text: letters were asked for
+    by_text = _by_text(content, options)
+    if by_text is not None or match is None or letter not in options:
+        return by_text
+    rest = unwrap(match["rest"])
+    said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
+    if said is not None:
+        return letter if _spelt_alike(options[said], options[letter]) else None
+    marked = bool(match["mark"]) or match["c"] is None
+    return letter if marked and _names_no_other(rest, letter, options) else None
+
+
+def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
+    """Return the target's letter, and the letters of options with the same text."""
+    return {key for key, text in options.items() if key == target or _spelt_alike(text, options[target])}
+
+
+def _by_text(content: str, options: Mapping[str, str]) -> str | None:
+    """Return the option with this text, else the one that is this number; None if different ones are."""
+    for same in (_spelt_alike, _same_number):
+        found = [letter for letter, text in options.items() if same(text, content)]
+        if found:
+            return found[0] if all(_spelt_alike(options[f], options[found[0]]) for f in found) else None
+    return None
+
+
+def _spelt_alike(a: str, b: str) -> bool:
+    (words_a, compact_a, _), (words_b, compact_b, _) = _read(a), _read(b)
+    return bool(words_a) and (words_a == words_b or compact_a == compact_b)
+
+
+def _same_number(a: str, b: str) -> bool:
+    x, y = _read(a)[2], _read(b)[2]
+    # Two options may differ in the percent sign only: here nothing is forgiven but spelling and a unit.
+    return x is not None and y is not None and x.percent == y.percent and same_number(x, y)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[str, str, Number | None]:
+    """Return a text as words, as LaTeX and as a number."""
+    text = unwrap(plain(text))
+    return words(text), _without_spaces(text), read_number(text)
+
+
+def _without_spaces(text: str) -> str:
+    """Return LaTeX without spaces, dollars and braces around single characters."""
+    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"[\s$]", "", text))
+
+
+_JOIN = r"(?:\b(?:or|and|nor|vs)\b\.?|[/&,;|+-])"
+_LONE = r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?![A-Za-z])[)\].:]*"
+_JOINED = re.compile(rf"\s*{_JOIN}\s*{_LONE}\s*(?:$|{_JOIN})", re.IGNORECASE)
+"""Another letter right behind the first one: ``b. or c``, ``(B) / (c)``."""
+_LETTERS = re.compile(rf"(?:\s*(?:{_JOIN}|{_LONE}))*\s*", re.IGNORECASE)
+"""Nothing but letters: ``b) c) d)``."""
+
+
+def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
+    """Whether an explanation after "B." names neither another letter nor another option's text.
+
+    Small letters are words and variables, but for those that are joined to the first letter or stand alone.
+    """
+    joined = _JOINED.match(rest)
+    small = set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", rest)) if _LETTERS.fullmatch(rest) else set()
+    if ({found.upper() for found in small} | ({joined[1].upper()} if joined else set())) & (
+        set(options) - {letter}
+    ):
+        return False
+    capitals = set(re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", rest))
+    if capitals & (set(options) - {letter}):
+        return False
+    said, own = f" {words(rest)} ", words(options[letter])
+    for other, text in options.items():
+        spelt = words(text)
+        if other != letter and spelt and spelt not in own and spelt in said:
+            return False
+    return True

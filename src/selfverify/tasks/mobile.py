@@ -1,4 +1,7 @@
-"""`mobile`: the next action on a phone, as a call of `mobile_use`, then a score (ADPO, appendix A)."""
+"""Next action on a phone (ADPO A).
+
+`mobile`: the next action on a phone, as a call of `mobile_use`, then a score (ADPO, appendix A).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,18 @@ from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.data.fields import Row
 from selfverify.data.gui_actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.tasks.base import Demonstration, Metric, NotCounted, ScoredTaskConfig, Verdict
-from selfverify.tasks.coordinates import Size
-from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call
-from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, score_step
-from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
+from selfverify.tasks.mobile_scoring import (
+    PLACED,
+    PROFILES,
+    TOOL,
+    StepScore,
+    moved,
+    parse_tool_call,
+    score_step,
+    vote_key,
+    write_call,
+)
+from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, Size
 
 Profile = Literal[
     "adpo",
