@@ -38,9 +38,9 @@ from common import finish, show
 from trl_agents import trl_agents
 
 from selfverify.core.config import SamplingConfig
-from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.threads import KVSession
+from selfverify.policy.kv_sessions import KVSession
+from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.rollouts.converse import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8

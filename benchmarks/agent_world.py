@@ -18,9 +18,9 @@ from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.problem import Problem
+from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
-from selfverify.policy.voice import TokenSampler
+from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.small_policy import corpus, phrases
 from selfverify_phone.task import LOOKING, PhoneAgents, PhoneAgentsConfig

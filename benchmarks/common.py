@@ -25,7 +25,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import write_tiny
+from selfverify.policy.tiny_models import write_tiny
 from selfverify.tasks.base import Task
 
 RESPONSE_TOKENS = 24

@@ -20,7 +20,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from selfverify.core.problem import Problem
-from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
 
 SIGLIP = {
     "model_type": "siglip_vision_model",

@@ -16,7 +16,7 @@ from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.loading import Loaded, prepare
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 
 PATCH, MERGE = 14, 2

@@ -53,14 +53,14 @@ from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import Batched, shared
 from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.policy.apart_threads import RecomputingSession
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.threads import KVSession, SampleIndex
-from selfverify.policy.tiny import write_tiny
+from selfverify.policy.recomputing_sessions import RecomputingSession
+from selfverify.policy.tiny_models import write_tiny
 
 STEPS, GROUP, ALIKE = 6, 8, 2
 STEP = "<think>5</think>crop 1 3 3 6 6"

@@ -31,12 +31,12 @@ from ragged_update import measure as measure_ragged
 from ragged_update import table
 
 from selfverify.core.config import SamplingConfig
-from selfverify.policy.apart_threads import RecomputingSession
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.threads import KVSession, SampleIndex
-from selfverify.policy.voice import TokenSampler
+from selfverify.policy.recomputing_sessions import RecomputingSession
 
 TURNS, SAID, HEARD = 30, 40, 16
 IMAGE_EVERY, IMAGE_SIDE, PIXELS_PER_TOKEN = 3, 256, 16 * 16

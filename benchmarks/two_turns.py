@@ -53,9 +53,9 @@ from selfverify.learner.loop import Trainer
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
+from selfverify.policy.decoding import TokenSampler
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.voice import TokenSampler
 from selfverify.rollouts.converse import Rollout
 
 

@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from selfverify.policy.families import ImageInput
-from selfverify.policy.families.qwen_vl import Qwen25VL
+from selfverify.policy.families import ImageInput, Qwen25VL
 
 SIZES = {
     "32 x 32 tokens": [(64, 64)],

@@ -24,7 +24,7 @@ from selfverify.learner.streams import TokenStreams, batch_weights, select, stac
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
-from selfverify.policy.sampling import derived_seed
+from selfverify.policy.decoding import derived_seed
 from selfverify.rollouts.converse import Rollout, rollout
 from selfverify.rollouts.reading import read_rollout_scores
 from selfverify.tasks.base import Task

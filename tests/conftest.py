@@ -20,7 +20,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from rounding import float64
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_tokenizer, write_tiny
+from selfverify.policy.tiny_models import tiny_tokenizer, write_tiny
 from tiny_models import write_checkpoint
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -7,10 +7,10 @@ from typing import Any
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.policy.apart_threads import RecomputingSession
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
+from selfverify.policy.recomputing_sessions import RecomputingSession
 
 
 def drawn(policy: Policy, text: str, ends: bool = True, logprob: float = -0.5) -> Sample:

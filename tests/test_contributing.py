@@ -21,8 +21,8 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

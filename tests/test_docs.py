@@ -29,8 +29,8 @@ from selfverify.methods.score import SCoReConfig
 from selfverify.methods.star import STaRConfig
 from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -20,8 +20,8 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
 from selfverify.rollouts.recorded import play, record
 from selfverify.tasks.answering import Verdict

@@ -31,8 +31,8 @@ from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -22,8 +22,8 @@ from selfverify.evaluation.extraction import (
     stands_in,
 )
 from selfverify.evaluation.store import read_samples
+from selfverify.policy.decoding import Sample as Drawn
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample as Drawn
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.math import Math

@@ -17,7 +17,7 @@ from transformers.utils import get_json_schema
 
 from rounding import assert_close
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
 from selfverify.remote.environments.sources import LocalSource
 from tiny_environment import TOOLS, Counter, described
 

@@ -29,7 +29,7 @@ from selfverify.learner.streams import TokenStreams, select
 from selfverify.learner.totals import UpdateMetrics
 from selfverify.learner.update import LossComputer, micro_batches
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import write_tiny
+from selfverify.policy.tiny_models import write_tiny
 
 SCRIPT = Path(__file__).with_name("resume_run.py")
 

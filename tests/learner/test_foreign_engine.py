@@ -29,8 +29,8 @@ from selfverify.learner.loop import Trainer
 from selfverify.learner.streams import TokenStreams, make_streams
 from selfverify.learner.totals import UpdateMetrics
 from selfverify.methods.base import Training
+from selfverify.policy.decoding import derived_seed, uniforms
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import derived_seed, uniforms
 from selfverify.tasks.answering import SelfCorrection, SingleTurn
 from updating import update
 from vllm_standin import LLM

@@ -18,7 +18,7 @@ from selfverify.core.trajectory import Credit, Finish, Group, Segment, Trajector
 from selfverify.experiments.registry import make_task
 from selfverify.learner.streams import TokenStreams, make_streams, pair_weights
 from selfverify.learner.update import LossComputer
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from updating import update
 

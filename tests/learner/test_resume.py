@@ -24,7 +24,7 @@ def start(model: Path, output: Path, resume: bool) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from selfverify.policy.tiny import write_tiny
+    from selfverify.policy.tiny_models import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("model"), seed=1, hidden=96, layers=2)
 

@@ -25,8 +25,8 @@ from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.stop_rules import After, Never, make_stop_rule
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite, rollout
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.base import Task, judge_integer, user_turn

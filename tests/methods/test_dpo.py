@@ -19,8 +19,8 @@ from selfverify.learner.streams import TokenStreams, make_streams
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.methods.base import Training
 from selfverify.objectives import likelihood, pairwise
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
 
 SAMPLING = SamplingConfig(group_size=1)

@@ -22,11 +22,11 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.kv_sessions import SampleIndex
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import SampleIndex
 from selfverify.tasks.digits_pick import DigitsPick
 
 WORDS = "Check the answer."

@@ -16,7 +16,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_image_processor
+from selfverify.policy.tiny_models import tiny_image_processor
 from selfverify.tasks.base import user_turn
 
 PAD = "<|image_pad|>"

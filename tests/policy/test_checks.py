@@ -11,8 +11,8 @@ from tests.policy.conftest import noise_image
 from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.checks import gradients_agree
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.flash import CpuFlash, Grads
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 
 TOKENS = [[70, 71, 72, 73, 74], [75, 76, 77]]

@@ -13,13 +13,12 @@ from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.experiments.plan.meter import Meter
-from selfverify.policy.chunked import batches, chunks, prefill
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import few_at_once
-from selfverify.policy.layout import SharedLayout
+from selfverify.policy.forward import batches, chunks, prefill
+from selfverify.policy.kv_sessions import SharedKVSession
+from selfverify.policy.packing import Continuation, SharedLayout
 from selfverify.policy.policy import Policy
-from selfverify.policy.shared_threads import SharedKVSession
 from selfverify.tasks.base import user_turn
 
 KINDS = ["tiny", "llama", "mistral", "gemma3_text"]

@@ -16,11 +16,10 @@ from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.kv_sessions import SampleIndex, SharedKVSession
+from selfverify.policy.observation_encoding import ReplyEncoder
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.shared_threads import SharedKVSession
-from selfverify.policy.threads import SampleIndex
 from selfverify.tasks.base import user_turn
 
 TURNS = 4

@@ -18,7 +18,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 from tiny_models import write_checkpoint
 

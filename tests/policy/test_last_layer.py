@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from selfverify.core.problem import Problem
-from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.policy import Policy
+from selfverify.policy.shared_attention import ReadOnly
 
 
 def watch(policy: Policy, layer: int) -> list[int]:
@@ -58,7 +58,7 @@ class Experts(nn.Module):
 
 
 def test_a_block_that_returns_a_tuple() -> None:
-    from selfverify.policy.layout import SharedLayout
+    from selfverify.policy.packing import SharedLayout
 
     hooks, block = ReadOnly(), Experts()
     block.register_forward_pre_hook(hooks.narrow)

@@ -18,7 +18,7 @@ from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.problem import Problem
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import write_tiny
+from selfverify.policy.tiny_models import write_tiny
 
 Tensors = dict[str, torch.Tensor]
 

@@ -17,9 +17,9 @@ from rounding import assert_close, assert_gradients_close
 from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
-from selfverify.policy.layout import SharedLayout
-from selfverify.policy.merged_attention import MergedAttention, merged
+from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
+from selfverify.policy.shared_attention import MergedAttention, merged
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5

@@ -19,9 +19,9 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 from tiny_models import write_checkpoint
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from selfverify.policy.noise import draw_nothing
+from selfverify.policy.loading import draw_nothing
 
 
 class Asking(nn.Module):

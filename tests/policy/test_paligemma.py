@@ -20,10 +20,10 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.policy.continuations import Continuation
-from selfverify.policy.families.unknown import lengthened
+from selfverify.policy.families import lengthened
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 from tiny_models import write_checkpoint
 

@@ -14,10 +14,10 @@ from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.policy import shared_threads
-from selfverify.policy.layout import SharedLayout
+from selfverify.policy import kv_sessions
+from selfverify.policy.decoding import Sample, pick_tokens, uniforms
+from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample, pick_tokens, uniforms
 from tiny_models import boosted
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
@@ -250,7 +250,7 @@ def test_dropping_ended_rows_changes_nothing(
         b, g = alive.shape
         return torch.arange(b), torch.arange(g).expand(b, g)
 
-    monkeypatch.setattr(shared_threads, "packed_rows", all_rows)
+    monkeypatch.setattr(kv_sessions, "packed_rows", all_rows)
     expected = policy.sample(prompts, sampling, seeds=seeds)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration
 
-from selfverify.policy.families.segmented_attention import Segments
+from selfverify.policy.families import Segments
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_config, tiny_image_processor, tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_config, tiny_image_processor, tiny_tokenizer
 
 WINDOWS, FULL = 3, 1
 """Layers of the first family's tower whose patches see their window (4 x 4 tokens), and their image."""

@@ -15,8 +15,8 @@ import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.forward import Forward
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 

@@ -12,10 +12,10 @@ from tokenizers import AddedToken, normalizers
 from selfverify.core.episode import Observation
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
+from selfverify.policy.chat import TooLongError
 from selfverify.policy.encoding import longest_row
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.reply_parts import TooLongError
 from selfverify.tasks.base import user_turn
 
 TOOLED = (

@@ -17,9 +17,9 @@ from selfverify import TrainerConfig, learn, make_method, make_task
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
+from selfverify.policy.chat import TooLongError
 from selfverify.policy.policy import Policy
-from selfverify.policy.reply_parts import TooLongError
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 from tiny_models import write_checkpoint
 

@@ -12,7 +12,7 @@ from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify.tasks.base import user_turn
 
 CORPUS = ["Set an alarm for 7:30.", "Call Bob Lee", "alarm on", "alarm off"]

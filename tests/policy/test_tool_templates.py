@@ -12,9 +12,9 @@ from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
+from selfverify.policy.chat import LONGEST, read_message
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.response_template import LONGEST, read_message
 from selfverify.tasks.base import user_turn
 
 TOOLS = [

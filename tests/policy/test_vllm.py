@@ -25,11 +25,10 @@ from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.policy import loading, vllm_start
+from selfverify.policy import loading, vllm
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.policy.vllm import VLLMEngine
-from selfverify.policy.vllm_start import require_vllm
+from selfverify.policy.vllm import VLLMEngine, require_vllm
 from served import free_port
 from vllm_standin import LLM, Server
 
@@ -211,7 +210,7 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
     monkeypatch.setattr("vllm.__version__", version)
     with nullcontext() if fits else pytest.raises(ConfigError, match=f"that is installed is {version}"):
         require_vllm()
-    monkeypatch.setattr(vllm_start, "version", lambda name: "1.17.0")
+    monkeypatch.setattr(vllm, "version", lambda name: "1.17.0")
     require_vllm()
 
 

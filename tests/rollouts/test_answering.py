@@ -9,9 +9,9 @@ from tests.rollouts.test_unjudged import Outage
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.rollouts.reading import before_score

@@ -15,9 +15,9 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
-from selfverify.policy.apart_threads import RecomputingSession
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.rollouts.converse import rollout
 from selfverify.tasks.base import user_turn
 

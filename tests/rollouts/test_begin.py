@@ -22,9 +22,9 @@ from selfverify.core.trajectory import Finish, Group, Trajectory, valid_trajecto
 from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import TokenStreams, make_streams, select
 from selfverify.methods.base import Method
+from selfverify.policy.decoding import Sample
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite, rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn

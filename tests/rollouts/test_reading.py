@@ -8,8 +8,8 @@ from rounding import assert_close
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
 from selfverify.rollouts.reading import read_rollout_scores, written_score
 

@@ -9,8 +9,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Group, valid_trajectories
 from selfverify.methods.monitor import group_metrics
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum

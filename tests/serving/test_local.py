@@ -17,8 +17,8 @@ from PIL import Image
 
 from sampled_threads import sampled_threads
 from selfverify.core.problem import Problem
+from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
-from selfverify.policy.voice import TokenSampler
 from selfverify.remote.connection import ServerConfig
 from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway

@@ -17,8 +17,8 @@ from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.experiments.registry import make_task
+from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.converse import recite
 from selfverify.selection.calibration import Calibration

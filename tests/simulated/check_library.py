@@ -37,7 +37,7 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.learner import update as update_module
 from selfverify.learner.parallel import make_accelerator
-from selfverify.policy.families import qwen_vl
+from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
 from selfverify.serving.best_of import Choosing
@@ -419,7 +419,7 @@ FORGOTTEN: dict[str, tuple[Any, str]] = {
     "prompts": (Forward, "stack_prompts"),
     "where continuations begin": (Forward, "starts"),
     "positions": (Forward, "text_positions"),
-    "pixels": (qwen_vl, "stacked"),
+    "pixels": (families, "stacked"),
     "streams": (update_module, "stack"),
     "fixed log-probabilities": (update_module, "stack_known"),
 }

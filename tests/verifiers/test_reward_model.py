@@ -13,7 +13,7 @@ from rounding import assert_close
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
-from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import Verdict, user_turn
 from selfverify.verifiers.reward_model import RewardModel, reward_identity
 

@@ -15,9 +15,9 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_task
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.answering import SingleTurn
 from selfverify.verifiers.base import verify

@@ -16,7 +16,7 @@ from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
-from selfverify.policy.tiny import tiny_image_processor
+from selfverify.policy.tiny_models import tiny_image_processor
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.value_head import VALUE_HEAD, ValueHead, has_value_head
 

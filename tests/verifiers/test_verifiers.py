@@ -129,7 +129,7 @@ def test_repeated_averages_what_can_be_read(
     policy: Policy, groups: list[Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written scores 0.2, 0.4, nonsense, unclosed: the mean of the first two."""
-    from selfverify.policy.sampling import Sample
+    from selfverify.policy.decoding import Sample
 
     texts = ["0.2</score>", "0.4</score>", "much</score>", "0.9"]
     tokens = [policy.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone.contents import words
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import make_task

@@ -19,7 +19,7 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify_phone.judging import PhoneJudging, PhoneJudgingConfig
 
 

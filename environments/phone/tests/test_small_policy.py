@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.policy.tiny_text import text_tokenizer
+from selfverify.policy.tiny_models import text_tokenizer
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.rendering.writing import terse
 from selfverify_phone.small_policy import WORDS, corpus, phrases

@@ -21,8 +21,8 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Method
+from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import NotCounted, Task
 

@@ -11,8 +11,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.evaluation.answerers import Answerer
 from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy
-from selfverify.policy.vllm import VLLMEngine
-from selfverify.policy.vllm_start import require_vllm
+from selfverify.policy.vllm import VLLMEngine, require_vllm
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from selfverify.data.conversations import check_output, journal_of, write_conver
 from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.policy.sampling import derived_seed
+from selfverify.policy.decoding import derived_seed
 from selfverify.remote.connection import ServerConfig
 from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify.tasks.conversations import Conversations, ConversationsConfig

@@ -37,7 +37,7 @@ from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
-from selfverify.policy.vllm_start import require_vllm
+from selfverify.policy.vllm import require_vllm
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task
 

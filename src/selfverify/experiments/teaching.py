@@ -24,8 +24,8 @@ from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import derived_seed
 from selfverify.remote.connection import ServerConfig
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.noted import Message, RecordingEpisode

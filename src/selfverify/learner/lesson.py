@@ -19,8 +19,7 @@ from selfverify.learner.source import RolloutSource
 from selfverify.learner.streams import TokenStreams
 from selfverify.learner.totals import UpdateMetrics
 from selfverify.learner.update import LossComputer
-from selfverify.policy.generators import kept_generators
-from selfverify.policy.sampling import derived_seed
+from selfverify.policy.decoding import derived_seed, kept_generators
 
 logger = logging.getLogger(__name__)
 

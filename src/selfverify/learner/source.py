@@ -16,8 +16,8 @@ from selfverify.learner.kept import FilteredProblems
 from selfverify.learner.rollout_log import RolloutLog
 from selfverify.learner.state import rng_state, set_rng_state
 from selfverify.methods.base import Training
+from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.converse import Rollout
 from selfverify.rollouts.recorded import RecordedGroup, play, record, without_images
 

@@ -20,9 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Alternatives, Credit, Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
+from selfverify.policy.packing import Continuation
 from selfverify.rollouts.converse import Rollout
 
 

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
-from selfverify.policy.misfits import misfits
+from selfverify.policy.loading import misfits
 
 
 def load_matching(model: Any, folder: Path) -> None:

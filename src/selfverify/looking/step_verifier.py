@@ -19,11 +19,11 @@ from selfverify.core.trajectory import Finish
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.objectives.advantage import step_log_ratios
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import longest_row
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.threads import KVSession, SampleIndex
 
 logger = logging.getLogger(__name__)
 

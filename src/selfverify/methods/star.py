@@ -124,7 +124,7 @@ class STaR(TwoTurnMethod):
                 set.
             DataError: A file is corrupt, or nothing was corrected that could be learnt from.
         """
-        from selfverify.policy.sampling import derived_seed
+        from selfverify.policy.decoding import derived_seed
 
         learner, events = run.learner, run.folder / EVENTS_FILE
         if learner.keep is not None:
@@ -147,7 +147,7 @@ class STaR(TwoTurnMethod):
 
     def _collect_all(self, run: Training, folder: Path, own: int) -> list[Kept]:
         """Return conversations about all problems, in the problems' order; ``own`` seeds the samples."""
-        from selfverify.policy.sampling import derived_seed
+        from selfverify.policy.decoding import derived_seed
 
         config, policy, task, sampling = self.config, run.policy, run.task, run.sampling
         settings = {

@@ -24,8 +24,8 @@ from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
+    from selfverify.policy.decoding import Sample
     from selfverify.policy.policy import Policy
-    from selfverify.policy.sampling import Sample
     from selfverify.rollouts.converse import Rollout
 
 
@@ -103,7 +103,7 @@ class TurnsSFT(TwoTurnMethod):
     ) -> Sample:
         """The second turn that is shown behind ``first``."""
         from selfverify.policy.chat import turn_end
-        from selfverify.policy.sampling import Sample
+        from selfverify.policy.decoding import Sample
         from selfverify.rollouts.talk import said_of
 
         if first.finish != Finish.STOP:

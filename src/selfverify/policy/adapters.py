@@ -24,8 +24,8 @@ from transformers.pytorch_utils import Conv1D
 
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_config import AdapterConfig
+from selfverify.policy.decoding import kept_generators
 from selfverify.policy.families import Family
-from selfverify.policy.generators import kept_generators
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNT, START = "default", "start"

@@ -1,21 +1,128 @@
-"""A problem's messages as the model's chat template writes them, and the token that ends an answer there."""
+"""Problems and what they are shown as the text of a chat template.
+
+What a reply holds, and how long texts may be: checked before any work is done on them.
+
+A problem's messages as the model's chat template writes them, and the token that ends an answer there.
+
+Prompts behind which the environment speaks first.
+
+What it shows may differ between the samples of a group, so that it is no part of the prompt that they share.
+Such a prompt ends before the chat template begins the policy's message. What is shown follows as a message of
+its own or, where a template takes no two messages of users in a row, as the end of the user's message.
+
+The policy's words as a chat message, by the response template that its tokenizer may have.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import Problem, content_parts
+from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.policy.loading import Loaded
-from selfverify.policy.reply_parts import without_surrogates
+
+CHARACTERS_PER_TOKEN = 64
+"""Words of more characters than this for each token of the model's context are not tokenised at all."""
+_NO_LIMIT = 2**18
+"""Tokens of the context of a model whose settings name none."""
+_FEWEST = 4
+"""Characters per token of the shortest beginning that is looked at."""
+
+
+class TooLongError(DataError):
+    """A text that alone takes more tokens than the model reads."""
+
+
+def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
+    """A reply's content as parts.
+
+    Raises:
+        DataError: The reply is not of the form that `Observation` describes; ``where`` is named.
+    """
+    if reply.role not in ("user", "tool"):
+        raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")
+    if not isinstance(reply.images, list | tuple):
+        raise DataError(f"{where}: the reply's images are no list")
+    if isinstance(reply.content, str):
+        return [{"type": "text", "text": reply.content}]
+    if not isinstance(reply.content, list | tuple):
+        raise DataError(f"{where}: the reply's content is neither a text nor a list of parts")
+    for part in reply.content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "image" and not (kind == "text" and isinstance(part.get("text"), str)):
+            raise DataError(
+                f"{where}: the reply has a part that is neither an image nor a text: {str(part)[:100]}"
+            )
+    return list(reply.content)
+
+
+def reply_texts(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """The parts' texts, without surrogates."""
+    return [without_surrogates(part["text"]) for part in parts if part["type"] == "text"]
+
+
+def without_surrogates(text: str) -> str:
+    """A text with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def has_too_many_characters(characters: int, limit: int | None) -> bool:
+    """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
+    return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
+
+
+def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | None, where: str) -> None:
+    """Refuse a reply that the model cannot read, without tokenising all of it.
+
+    Args:
+        tokenizer: The model's.
+        texts: The words of a reply.
+        parts: How many parts the reply has; each takes work, also an empty one.
+        limit: The tokens that the model reads; None where its settings do not say.
+        where: What errors name.
+
+    Raises:
+        DataError: There are so many characters that the reply is none a person meant.
+        TooLongError: The beginning alone fills the context.
+    """
+    characters = sum(len(text) for text in texts) + parts
+    if has_too_many_characters(characters, limit):
+        raise DataError(f"{where}: the reply has {characters} characters and the model reads {limit} tokens")
+    check_beginnings(tokenizer, texts, limit, f"{where}: the reply's")
+
+
+def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:
+    """Refuse a text whose beginning fills a model's context; each is twice as long as the one before.
+
+    Args:
+        tokenizer: The model's.
+        texts: The text in pieces.
+        limit: The tokens that the model reads; None where its settings do not say.
+        whose: What errors name.
+
+    Raises:
+        TooLongError: One does.
+    """
+    limit = _NO_LIMIT if limit is None else limit
+    size = _FEWEST * limit
+    whole = "".join(texts) if sum(map(len, texts)) > size else ""
+    while size < len(whole):
+        tokens = len(tokenizer(whole[:size], add_special_tokens=False)["input_ids"])
+        if tokens > limit:
+            raise TooLongError(
+                f"{whose} first {size} characters take {tokens} tokens and the model reads {limit}"
+            )
+        size *= 2
+
 
 _ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
 _ANSWER = "ANSWER"
@@ -380,3 +487,119 @@ def turn_end(loaded: Loaded, stops: AbstractSet[int]) -> int:
             "no stop token (generation_config.json: eos_token_id) behind an answer"
         )
     return int(loaded.tokenizer.eos_token_id)
+
+
+_MARK = "SHOWNFIRST"
+_MARKED = [{"type": "text", "text": _MARK}]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How the conversations about a problem are opened.
+
+    Args:
+        prompt: The text of the prompt.
+        continues: Whether what is shown first continues the user's message.
+    """
+
+    prompt: str
+    continues: bool
+
+    def rest(
+        self, loaded: Loaded, problem: Problem, role: str, parts: Sequence[dict[str, Any]]
+    ) -> str | None:
+        """What the template writes behind the prompt, up to where the policy begins.
+
+        Args:
+            loaded: The model with its template.
+            problem: The problem that is opened.
+            role: Who shows something.
+            parts: What is shown; nothing where a conversation is opened without.
+
+        Returns:
+            The text; None where the template changes what stands before it.
+        """
+        if not self.continues:
+            shown = [{"role": role, "content": list(parts)}] if parts else []
+            whole = chat_text(loaded, replace(problem, messages=[*problem.messages, *shown]))
+            return whole.removeprefix(self.prompt) if whole.startswith(self.prompt) else None
+        if role != "user":
+            return None
+        whole = chat_text(loaded, _continued(problem, parts or _MARKED))
+        if not whole.startswith(self.prompt):
+            return None
+        rest = whole.removeprefix(self.prompt)
+        return BETWEEN + rest if parts else rest.removeprefix(_MARK)
+
+
+def find_opening(loaded: Loaded, problem: Problem) -> Opening:
+    """How the chat template lets the environment speak first.
+
+    Raises:
+        ConfigError: It does not.
+        DataError: A message has a part that is no text, and the model reads nothing else; or the template
+            refuses the problem's own messages.
+    """
+    reasons = []
+    for continues in (False, True):
+        try:
+            opening = _opening(loaded, problem, continues)
+        except TemplateRefusal as error:
+            reasons.append(error.reason)
+        else:
+            if opening is not None:
+                return opening
+            reasons.append("it writes other text before what is shown")
+    chat_text(loaded, problem)  # what it refuses of every conversation is this problem's fault
+    raise ConfigError(
+        f"problem {problem.id}: with the model's chat template the environment cannot speak first. As a "
+        f"message of its own: {reasons[0]}. At the end of the user's message: {reasons[1]}"
+    )
+
+
+def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | None:
+    """An opening of one kind; None where the template does not append what is shown."""
+    if not continues:
+        prompt = chat_text(loaded, problem, begun=False)
+        opening = Opening(prompt, continues)
+        return opening if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or "") else None
+    if not problem.messages or problem.messages[-1]["role"] != "user":
+        raise TemplateRefusal(problem.id, "the last message is not a user's")
+    prompt, marked, _ = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)
+    return Opening(prompt, continues) if marked else None
+
+
+def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
+    """The problem with ``parts`` at the end of its last message."""
+    *before, last = problem.messages
+    content = [*content_parts(last["content"]), *parts]
+    return replace(problem, messages=[*before, {**last, "content": content}])
+
+
+LONGEST = 100_000
+"""Characters of a message that is read. The time that a template takes may grow faster than the text."""
+
+
+def read_message(loaded: Loaded, text: str, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the tokenizer's response template makes of the policy's words; see `PolicyTurn.message`.
+
+    transformers reads a response behind its prompt, since a chat template may begin the message itself. The
+    prompt given here is that of a harmless question: in the real one, an environment could have written
+    what reads like the beginning of the policy's message, with a call in it.
+
+    Args:
+        loaded: The model with its tokenizer.
+        text: The policy's words with the token that ended them, and nothing that another has written.
+        tools: As in `Problem.tools`; arguments are cast to the types that they name.
+    """
+    template = getattr(loaded.tokenizer, "response_template", None)
+    if template is None:
+        return None
+    if len(text) > LONGEST:
+        return {"error": f"the message is longer than {LONGEST} characters"}
+    prefix = chat_text(loaded, Problem("", [{"role": "user", "content": [{"type": "text", "text": "?"}]}]))
+    try:
+        return dict(loaded.tokenizer.parse_response(text, prefix=prefix, tools=tools or None))
+    except Exception as error:
+        # Templates name their own parsers, each of which raises as it likes on what a model writes.
+        return {"error": f"the message cannot be read: {error}"[:500]}

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.policy.continuations import Continuation, Continuations
+from selfverify.policy.decoding import Head, TokenSampler, not_finite
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.forward import Forward
-from selfverify.policy.head import Head
+from selfverify.policy.kv_sessions import SharedKVSession
 from selfverify.policy.loading import Loaded
+from selfverify.policy.packing import Continuation, Continuations
 from selfverify.policy.shared_attention import SharingError, check_kinds
-from selfverify.policy.shared_threads import SharedKVSession
-from selfverify.policy.voice import TokenSampler, not_finite
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,20 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.images import is_rgb, to_rgb
 from selfverify.core.problem import Problem
-from selfverify.policy.chat import chat_text, check_template, content_texts, with_objects
-from selfverify.policy.continuations import Continuation
-from selfverify.policy.families import ImageInput
-from selfverify.policy.families.unknown import lengthened
+from selfverify.policy.chat import (
+    TooLongError,
+    chat_text,
+    check_beginnings,
+    check_template,
+    content_texts,
+    find_opening,
+    has_too_many_characters,
+    with_objects,
+)
+from selfverify.policy.families import ImageInput, lengthened
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
-from selfverify.policy.opening import find_opening
-from selfverify.policy.reply_parts import TooLongError, check_beginnings, has_too_many_characters
+from selfverify.policy.packing import Continuation
 from selfverify.policy.special_tokens import SpecialTokens
 
 _BAND = 2**20

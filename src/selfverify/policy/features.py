@@ -1,13 +1,18 @@
-"""Image features: each distinct image passes through a frozen vision tower once."""
+"""Cached image features; offload of activations.
+
+Image features: each distinct image passes through a frozen vision tower once.
+
+Keeps activations in the host's memory between the forward and the backward pass.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfverify.core.errors import DataError
 from selfverify.policy.families import ImageInput
@@ -120,3 +125,24 @@ def few_at_once(images: Iterable[ImageInput], tokens: int) -> list[list[ImageInp
             used = image.placeholders
         found[-1].append(image)
     return found
+
+
+def offloaded(model: nn.Module) -> Any:
+    """A context for a forward pass, in which the tensors that autograd saves go to the host's memory.
+
+    Weights stay where they are. `torch.autograd.graph.save_on_cpu` would copy them, too.
+    """
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(saved: Tensor) -> tuple[torch.device, Tensor]:
+        if saved.untyped_storage().data_ptr() in weights:
+            return saved.device, saved
+        pinned = saved.device.type == "cuda"
+        copy = torch.empty(saved.shape, dtype=saved.dtype, layout=saved.layout, pin_memory=pinned)
+        return saved.device, copy.copy_(saved)
+
+    def unpack(kept: tuple[torch.device, Tensor]) -> Tensor:
+        device, saved = kept
+        return saved.to(device, non_blocking=True)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

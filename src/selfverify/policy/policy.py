@@ -19,8 +19,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
-from selfverify.policy import adapters, saving
-from selfverify.policy.apart_threads import RecomputingSession
+from selfverify.policy import adapters, loading
 from selfverify.policy.checks import (
     check_causal,
     check_head,
@@ -29,23 +28,16 @@ from selfverify.policy.checks import (
     made_up,
     sharing_agrees,
 )
-from selfverify.policy.continuations import Continuations, RaggedTokens
+from selfverify.policy.decoding import Head, Sample, TokenSampler
 from selfverify.policy.encoding import Encoder, Prompt
-from selfverify.policy.engine import Engine
 from selfverify.policy.families import ImageInput
-from selfverify.policy.features import ByteCache, few_at_once, image_features, tensor_bytes
+from selfverify.policy.features import ByteCache, few_at_once, image_features, offloaded, tensor_bytes
 from selfverify.policy.forward import Forward
-from selfverify.policy.head import Head
+from selfverify.policy.kv_sessions import GivenUp, KVSession, SharedKVSession, TokenCallback
 from selfverify.policy.loading import Loaded, load
-from selfverify.policy.offload import offloaded
-from selfverify.policy.root import ModuleRoot
-from selfverify.policy.running import ModuleRunner
-from selfverify.policy.sampling import Sample
-from selfverify.policy.shared_threads import GivenUp, SharedKVSession
-from selfverify.policy.threads import KVSession
-from selfverify.policy.unshared import Unshared
-from selfverify.policy.voice import TokenSampler
-from selfverify.policy.watching import TokenCallback
+from selfverify.policy.module_root import ModuleRoot, ModuleRunner
+from selfverify.policy.packing import Continuations, RaggedTokens
+from selfverify.policy.recomputing_sessions import Engine, RecomputingSession, Unshared
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -204,7 +196,7 @@ class Policy:
             weights: The whole state of a model that holds only a shard of it; None takes the model's own.
         """
         self._refuse_start("save")
-        saving.save(self.loaded, self.config.path, Path(folder), weights)
+        loading.save(self.loaded, self.config.path, Path(folder), weights)
 
     def _refuse_start(self, what: str) -> None:
         if self.running.adapter != "learnt":
@@ -231,7 +223,7 @@ class Policy:
 
     def fingerprint(self) -> str:
         """16 hex digits that change when the weights do."""
-        return saving.fingerprint(self.model)
+        return loading.fingerprint(self.model)
 
     def encode(self, problems: Sequence[Problem]) -> list[Prompt]:
         """Prompts of ``problems``; with a frozen tower their images pass through it here, once.

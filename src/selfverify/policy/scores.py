@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from selfverify.core.score_tokens import ScoreReading, ScoreTree, score_texts
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 
 READ_BATCH = 8

@@ -1,4 +1,6 @@
-"""Attention in which the G continuations of a prompt share one copy of it.
+"""Attention of G continuations to one prompt.
+
+Attention in which the G continuations of a prompt share one copy of it.
 
 A row holds a prompt once and its continuations one after another::
 
@@ -9,6 +11,27 @@ a continuation's query attends to the prompt's keys and to its own, and one soft
 parts; the result equals the plain forward of each prompt + continuation. Registered with transformers
 under the name in `ATTENTION`, it serves every model that uses the attention interface and hands it nothing
 that is not known here. Outside of such passes (`sharing`) it is PyTorch's attention, by transformers' masks.
+
+Attention of new tokens to their prompt's keys and to their own continuation's, with scores written out.
+
+This is for what no flash kernel takes: tokens behind kept ones, sliding windows, images whose tokens see each
+other both ways. Where tokens grow, few scores and masks exist at a time.
+
+One softmax over two sets of keys, by PyTorch's flash attention, without holding its weights.
+
+Attention over the union of two key sets is the average of the attention over each, weighted by their
+shares of the softmax's denominator; a flash kernel returns the logarithm of its denominator beside its
+output, so two calls and a merge give the whole (ring attention, Liu et al. 2023, merges the same way). In the
+backward pass the same kernel is handed the *merged* output and denominator: a softmax weight is exp(score -
+log of the whole denominator), whichever part the key is in, so each call returns its part's exact gradients.
+
+Skips the last decoder layer's feed-forward block for tokens whose output nothing reads.
+
+Behind the last layer, only the last token of a prompt is read: it predicts the first token of the
+continuations. Other tokens act through the keys and values that the layer's attention makes of them. So the
+feed-forward block, which is most of the layer's cost, gets only the tokens that predict something. Forward
+and backward passes become cheaper, most of all in shallow models and with long prompts. Hidden states that
+are read stay the same. The others lack what the block would add.
 """
 
 from __future__ import annotations
@@ -26,10 +49,262 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfverify.policy.flash import Flash, flash_for
-from selfverify.policy.layout import SharedLayout
-from selfverify.policy.merged_attention import MergedAttention, merged
-from selfverify.policy.two_part_attention import same_image, two_part_attention
+from selfverify.policy.flash import Flash, Part, Sizes, flash_for
+from selfverify.policy.packing import Masks, SharedLayout
+
+
+def two_part_attention(
+    layout: SharedLayout,
+    query: Tensor,
+    prompt: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    window: int | None,
+    scale: float,
+) -> Tensor:
+    """One softmax over the prompt's keys and a continuation's own.
+
+    Args:
+        layout: Says who sees what, and how many scores may exist at a time.
+        query: ``[B, K, N, G, R, D]``: K key heads, N query heads per key head, R new tokens.
+        prompt: Keys and values ``[B, K, P, D]``.
+        own: Keys and values ``[B, G, K, T, D]``.
+        window: The sliding window, or None.
+        scale: Factor of the scores.
+
+    Returns:
+        ``[B, K, N, G, R, D]``.
+    """
+    count, keys = query.shape[4], prompt[0].shape[2] + own[0].shape[3]
+    size = count
+    if layout.scores_at_once is not None:
+        per_token = query[..., 0, 0].numel() * keys
+        size = min(count, max(layout.scores_at_once // per_token, 1))
+    if size == count:
+        # The same in every layer with the same window.
+        if window not in layout.masks:
+            layout.masks[window] = _masks(layout, query, window, 0, count)
+        return _attention(query, prompt, own, layout.masks[window], scale)
+    out = torch.empty_like(query)
+    for start in range(0, count, size):
+        end = min(start + size, count)
+        part = query[..., start:end, :]
+        # What stands behind these tokens is hidden from them, unless an image sees itself both ways.
+        seen = own[0].shape[3] - (count - end if layout.own_images is None else 0)
+        near = own[0][:, :, :, :seen], own[1][:, :, :, :seen]
+        masks = _masks(layout, part, window, start, seen - layout.longest)
+        out[..., start:end, :] = _attention(part, prompt, near, masks, scale)
+    return out
+
+
+def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The lowest number where ``hidden``, else 0: rows that see nothing stay finite."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
+        hidden, torch.finfo(dtype).min
+    )
+
+
+def same_image(images: Tensor, others: Tensor) -> Tensor:
+    """``[..., L]`` and ``[..., M]`` to ``[..., L, M]``: whether two tokens belong to one image."""
+    return (images[..., :, None] == others[..., None, :]) & (images[..., :, None] >= 0)
+
+
+def _masks(layout: SharedLayout, query: Tensor, window: int | None, start: int, new: int) -> Masks:
+    """What is added to the scores of new tokens; None where they see everything.
+
+    Args:
+        layout: The layout of all R new tokens.
+        query: The queries of Q new tokens, as in `two_part_attention`.
+        window: The sliding window, or None.
+        start: The first of the Q among the R.
+        new: How many of the R have a key here.
+
+    Returns:
+        ``[B, 1, 1, G or 1, Q or 1, P]`` for the prompt's keys, ``[1 or B, 1, 1, 1 or G, Q, T]`` for a
+        continuation's own.
+    """
+    count, dtype = query.shape[4], query.dtype
+    ends = layout.prompt_lengths[:, None, None, None, None, None]
+    before = torch.arange(layout.prompt_width, device=query.device)
+    prompt = before >= ends if layout.sizes() else None
+    first = start + (layout.longest if layout.even else 0)
+    if count == new == 1 and window is None and layout.even:
+        return None if prompt is None else _hide(prompt, dtype), None
+    columns = torch.arange(layout.longest + new, device=query.device)
+    queries = torch.arange(first, first + count, device=query.device)[:, None]  # [..., Q, 1]
+    if not layout.even:
+        assert layout.starts is not None
+        queries = layout.starts[:, None, None, :, None, None] + queries
+    hidden = columns > queries
+    if layout.own_images is not None:
+        both_ways = _seen_both_ways(layout, layout.own_images, slice(start, start + count), len(columns))
+        hidden = hidden & ~both_ways[:, None, None]
+    if window is not None:
+        hidden = hidden | (queries - columns >= window)
+        far = ends + queries - before >= window
+        prompt = far if prompt is None else prompt | far
+    return None if prompt is None else _hide(prompt, dtype), _hide(hidden, dtype)
+
+
+def _seen_both_ways(layout: SharedLayout, images: Tensor, which: slice, columns: int) -> Tensor:
+    """``[B, G, Q, columns]`` whether a new token of ``which`` and an own key belong to one image."""
+    same = same_image(images[..., which], images)
+    if layout.starts is None:
+        return same
+    b, g, q, r = same.shape
+    places = layout.starts[..., None] + torch.arange(r, device=same.device)
+    return same.new_zeros(b, g, q, columns).scatter(3, places[:, :, None].expand(b, g, q, r), same)
+
+
+def _attention(
+    query: Tensor,
+    prompt: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    masks: Masks,
+    scale: float,
+) -> Tensor:
+    """See `two_part_attention`."""
+    b, k, n, g, q, d = query.shape
+    width = prompt[0].shape[2]
+    scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d) * scale, prompt[0].transpose(2, 3))
+    scores_prompt = scores_prompt.view(b, k, n, g, q, width)
+    # Own keys differ by continuation: bring G beside B, and the N query heads into the rows.
+    own_query = query.permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, d) * scale
+    scores_own = torch.matmul(own_query, own[0].transpose(3, 4)).view(b, g, k, n, q, -1)
+    scores_own = scores_own.permute(0, 2, 3, 1, 4, 5)
+    for part, mask in zip((scores_prompt, scores_own), masks, strict=True):
+        if mask is not None:
+            part.add_(mask)
+    scores = torch.cat([scores_prompt, scores_own], dim=-1)
+    del scores_prompt, scores_own, part  # each is as large as all that follows
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    del scores
+    weights = weights.to(query.dtype)
+    out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
+    own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)
+    own_out = torch.matmul(own_weights, own[1]).view(b, g, k, n, q, d)
+    return out + own_out.permute(0, 2, 3, 1, 4, 5)
+
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+def merged(
+    flash: Flash,
+    query: Tensor,
+    prompt: Pair,
+    kept: Pair,
+    new: Pair,
+    sizes: tuple[Sizes, Sizes],
+    scaling: float,
+) -> Tensor:
+    """Attention of new tokens to their prompt, to their continuation's kept tokens and to each other.
+
+    It has no gradients.
+
+    Args:
+        flash: The device's kernels.
+        query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R new tokens.
+        prompt: Keys and values ``[B, K, P, D]``.
+        kept: Keys and values ``[B, G, K, T, D]``.
+        new: Keys and values ``[B, G, K, R, D]``; token r sees new keys 0..r.
+        sizes: The true lengths of B prompts, and the numbers of B*G continuations' kept tokens; None where
+            all are P or T.
+        scaling: Factor of the scores.
+
+    Returns:
+        ``[B, G, K, N, R, D]``.
+    """
+    shape = query.shape
+    found = []
+    for pair, own, size in ((prompt, False, sizes[0]), (kept, True, sizes[1]), (new, True, None)):
+        keys, values = (x.flatten(0, 1) for x in pair) if own else pair
+        if not keys.shape[2]:
+            continue
+        causal = shape[4] if pair is new else 0
+        out, log, _ = flash.forward(Part(flash.rows(query, own), keys, values, causal, size, scaling))
+        found.append((flash.unrows(out, shape, own), flash.unrows(log.unsqueeze(-1), shape, own)))
+    whole = found[0][1]
+    for _, log in found[1:]:
+        whole = torch.logaddexp(whole, log)
+    total = found[0][0] * (found[0][1] - whole).exp()
+    for out, log in found[1:]:
+        total = total.addcmul_(out, (log - whole).exp())
+    return total.to(query.dtype)
+
+
+class MergedAttention(torch.autograd.Function):
+    """Attention of continuations to their prompt's keys and to their own earlier tokens.
+
+    Call ``MergedAttention.apply(flash, query, prompt_keys, prompt_values, keys, values, sizes, scaling)``.
+
+    Args:
+        flash: The device's kernels.
+        query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R tokens.
+        prompt_keys, prompt_values: ``[B, K, P, D]``.
+        keys, values: ``[B, G, K, R, D]``; token r sees own keys 0..r.
+        sizes: True prompt lengths where prompts are padded, or None.
+        scaling: Factor of the scores.
+
+    Returns:
+        ``[B, G, K, N, R, D]``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        flash: Flash,
+        query: Tensor,
+        prompt_keys: Tensor,
+        prompt_values: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sizes: Sizes,
+        scaling: float,
+    ) -> Tensor:
+        """See the class."""
+        shape = query.shape
+        to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        prompt = Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
+        first, first_log, first_rest = flash.forward(prompt)
+        own = Part(to_own, keys, values, shape[4], None, scaling)
+        second, second_log, second_rest = flash.forward(own)
+        first = flash.unrows(first, shape, False)
+        second = flash.unrows(second, shape, True)
+        first_log = flash.unrows(first_log.unsqueeze(-1), shape, False)
+        second_log = flash.unrows(second_log.unsqueeze(-1), shape, True)
+        log = torch.logaddexp(first_log, second_log)
+        out = (first * (first_log - log).exp()).addcmul_(second, (second_log - log).exp()).to(query.dtype)
+        ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log)
+        ctx.flash, ctx.rests, ctx.sizes, ctx.scaling = flash, (first_rest, second_rest), sizes, scaling
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of query, keys and values."""
+        to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log = ctx.saved_tensors
+        flash: Flash = ctx.flash
+        shape = out.shape
+        parts = (
+            Part(to_prompt, prompt_keys, prompt_values, 0, ctx.sizes, ctx.scaling),
+            Part(to_own, keys, values, shape[4], None, ctx.scaling),
+        )
+        found = [
+            flash.backward(
+                part,
+                flash.rows(grad, own),
+                flash.rows(out, own),
+                flash.rows(log, own).squeeze(-1),
+                rest,
+            )
+            for own, part, rest in zip((False, True), parts, ctx.rests, strict=True)
+        ]
+        (q1, *prompt_grads), (q2, *own_grads) = found
+        own_grads = [g.unflatten(0, shape[:2]) for g in own_grads]
+        query_grad = flash.unrows(q1, shape, False) + flash.unrows(q2, shape, True)
+        return None, query_grad, *prompt_grads, *own_grads, None, None
+
 
 ATTENTION = "selfverify_shared"
 
@@ -253,3 +528,62 @@ def shared_attention(
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+
+
+class ReadOnly:
+    """Hooks on a layer's attention and feed-forward block, for rows with a `SharedLayout`.
+
+    Gradient checkpointing calls both modules again, and with them the hooks. Nothing is kept between calls. A
+    deep copy of the model has its own hooks.
+    """
+
+    def __init__(self) -> None:
+        self._layout: SharedLayout | None = None
+
+    @classmethod
+    def install(cls, decoder: Any) -> None:
+        """Put the hooks on the last of the decoder's ``layers``, if it has ``self_attn`` and ``mlp``."""
+        last = decoder.layers[-1] if getattr(decoder, "layers", None) else None
+        attention, block = getattr(last, "self_attn", None), getattr(last, "mlp", None)
+        if not isinstance(attention, nn.Module) or not isinstance(block, nn.Module):
+            return
+        hooks = cls()
+        decoder.register_forward_pre_hook(hooks.begin)
+        attention.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+        block.register_forward_pre_hook(hooks.narrow)
+        block.register_forward_hook(hooks.widen)
+
+    def begin(self, decoder: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a pass: forget the layout of one whose block ran before its attention, or that failed."""
+        self._layout = None
+
+    def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the layer's attention: note the layout of rows with prompts. Other rows are read whole."""
+        layout = kwargs.get("shared")
+        prompts = layout is not None and layout.mode in ("packed", "prefill")
+        self._layout = layout if prompts else None
+
+    def narrow(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Before the block: ``[B, P + G*R, H]`` to ``[B, 1 + G*R, H]``."""
+        if self._layout is None:
+            return None
+        hidden: Tensor = args[0]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        last = hidden[rows, self._layout.prompt_lengths - 1].unsqueeze(1)
+        return torch.cat([last, hidden[:, self._layout.prompt_width :]], dim=1), *args[1:]
+
+    def widen(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """After the block: back to ``[B, P + G*R, H]``, with zeros for the tokens that were left out."""
+        if self._layout is None:
+            return None
+        layout, self._layout = self._layout, None
+        if isinstance(output, tuple):  # experts hand out their routing beside the hidden states
+            return self._padded(output[0], layout), *output[1:]
+        return self._padded(output, layout)
+
+    @staticmethod
+    def _padded(hidden: Tensor, layout: SharedLayout) -> Tensor:
+        rows = torch.arange(len(hidden), device=hidden.device)
+        prompt = hidden.new_zeros(len(hidden), layout.prompt_width, hidden.shape[2])
+        prompt = prompt.index_put((rows, layout.prompt_lengths - 1), hidden[:, 0])
+        return torch.cat([prompt, hidden[:, 1:]], dim=1)

@@ -16,12 +16,12 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHoo
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.observation_encoding import ReplyEncoder
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.sampling import Sample, derived_seed
-from selfverify.policy.threads import KVSession, SampleIndex
 from selfverify.rollouts.endings import close, find_endings
 from selfverify.rollouts.replying import EpisodeRunner, ending_of
 from selfverify.rollouts.talk import Conversation

@@ -11,7 +11,7 @@ from selfverify.core.episode import Episode, EpisodeResult
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.policy.threads import SampleIndex
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.replying import EpisodeRunner, ending_of, outcome
 from selfverify.tasks.base import Task
 

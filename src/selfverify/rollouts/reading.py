@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout

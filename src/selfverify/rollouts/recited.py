@@ -11,9 +11,9 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.policy.chat import turn_end
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.rollouts.replying import outcome
 from selfverify.tasks.base import Task

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.policy.threads import SampleIndex
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.hung import HUNG
 
 T = TypeVar("T")

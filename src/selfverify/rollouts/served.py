@@ -21,8 +21,8 @@ from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.policy.sampling import derived_seed
-from selfverify.policy.threads import SampleIndex
+from selfverify.policy.decoding import derived_seed
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.remote.candidates_of_server import CandidateSampler
 from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.model_on_server import BoundedClient, ModelOnServer

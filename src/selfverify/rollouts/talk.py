@@ -15,13 +15,12 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.chat import TooLongError, read_message
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.reply_parts import TooLongError
-from selfverify.policy.response_template import read_message
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.replying import ask, begin, outcome
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,10 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import SampleIndex
-from selfverify.policy.watching import TokenCallback
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError

@@ -14,8 +14,8 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.looking.looking_task import VisualToolTask
+from selfverify.policy.chat import TooLongError, has_too_many_characters
 from selfverify.policy.policy import Policy
-from selfverify.policy.reply_parts import TooLongError, has_too_many_characters
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import AnswerRequest, Backend, Draws
 from selfverify.serving.batching import Batcher, Job

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from selfverify.core.problem import Problem
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.chat import TooLongError
 from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.reply_parts import TooLongError
 from selfverify.serving.api_errors import invalid_value
 
 

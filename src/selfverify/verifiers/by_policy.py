@@ -13,11 +13,11 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import CHECK, RATE, SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Group
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.chat import TooLongError
+from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.reply_parts import TooLongError
-from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout
 from selfverify.rollouts.reading import read_rollout_scores

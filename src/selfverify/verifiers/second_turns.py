@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from selfverify.core.episode import Observation
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish, Group
+from selfverify.policy.decoding import Sample
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.sampling import Sample
 from selfverify.rollouts.reading import with_images
 from selfverify.rollouts.talk import said_of
 from selfverify.selection.rules import box_iou

@@ -20,8 +20,8 @@ from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group
 from selfverify.policy.chat import chat_text
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import longest_row
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.verifiers.base import Scores, answers, no_scores
 

@@ -14,9 +14,9 @@ from selfverify.agents.prompting import judge_prompt
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
+from selfverify.policy.decoding import Sample
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import SampleIndex
 from selfverify_phone.short_form import SHORT
 
 

@@ -22,11 +22,11 @@ from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
+from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.voice import TokenSampler
 from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits_pick import DigitsPick

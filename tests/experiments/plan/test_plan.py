@@ -20,9 +20,9 @@ from selfverify.experiments.plan.plan import Plan, make_plan
 from selfverify.experiments.plan.planned_step import room
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
 from selfverify.tasks.digits_pick import DigitsPick
 
 SETTINGS = [

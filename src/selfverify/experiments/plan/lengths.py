@@ -11,8 +11,8 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.methods.base import Method
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
 from selfverify.tasks.base import user_turn
 
 MOST = 8

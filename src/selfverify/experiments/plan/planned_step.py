@@ -25,12 +25,12 @@ from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import TokenStreams
 from selfverify.learner.totals import UpdateMetrics
 from selfverify.learner.update import LossComputer
-from selfverify.policy.chunked import prefill, scores_at_once
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import image_features
-from selfverify.policy.layout import SharedLayout
+from selfverify.policy.forward import prefill, scores_at_once
 from selfverify.policy.loading import load_structure
+from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
 

@@ -1,24 +1,186 @@
-"""Threads of a model whose prompts can be shared: all keys and values are kept."""
+"""KVSessions: rows of G conversations behind kept prompts.
+
+Threads of a model whose prompts can be shared: all keys and values are kept.
+
+Conversations that grow: what the policy says, what it hears.
+
+A thread is one of the G conversations that follow a prompt. `shared_threads.SharedKVSession` keeps each
+prompt's keys and values once for its group, and each thread's own behind them.
+`apart_threads.RecomputingSession` serves vLLM and families whose prompts cannot be shared.
+
+Which threads pass through the model together.
+
+Shows a watcher what a policy says while it says it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from selfverify.core.trajectory import Finish
-from selfverify.policy.chunked import Heard, append, batches, prefill, scores_at_once
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniforms
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.forward import Forward
-from selfverify.policy.layout import SharedLayout
-from selfverify.policy.sampling import Sample, uniforms
-from selfverify.policy.thread_rows import SessionRows, neighbours, packed_rows
-from selfverify.policy.threads import SampleIndex
-from selfverify.policy.voice import TokenSampler, require_finite
-from selfverify.policy.watching import TokenCallback, show
+from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
+from selfverify.policy.packing import Continuation, SharedLayout
+
+SampleIndex = tuple[int, int]
+"""A thread: its prompt's place in the batch, and its own in the group."""
+
+
+class KVSession(Protocol):
+    """The conversations of B prompts, G of each."""
+
+    def generate(
+        self, places: Collection[SampleIndex], turn: int, more: bool = True
+    ) -> dict[SampleIndex, Sample]:
+        """Let the policy go on in some threads.
+
+        Args:
+            places: Which threads.
+            turn: How often the policy has spoken before; with seed and place in the group it decides what is
+                drawn.
+            more: False where no thread will be continued after this.
+
+        Returns:
+            What was said, by thread.
+        """
+        ...
+
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, Tensor]:
+        """Put tokens and images behind threads that were not drawn from the policy.
+
+        Args:
+            pieces: By thread; a family that splits lone images has to have split none here.
+            score: Whether the log-probabilities of the pieces' tokens are wanted.
+
+        Returns:
+            With ``score`` a tensor ``[tokens]`` for each piece, else nothing.
+        """
+        ...
+
+    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
+        """What brings threads back to where they stand now: it forgets what they say and hear from now on."""
+        ...
+
+
+@dataclass(slots=True)
+class SessionRows:
+    """The threads that pass through the model together.
+
+    Args:
+        problems: ``[B']`` their prompts' places in the batch.
+        slots: ``[B', G']`` their places in the group.
+        kept: ``[B', G']`` own tokens whose keys are kept.
+        next: ``[B', G']`` the position of the next token.
+        least: The smallest of ``kept``.
+        most: The largest of ``kept``.
+        neighbours: The first of ``problems`` and the end, where these are all threads of problems that stand
+            next to each other, in order; else None.
+    """
+
+    problems: Tensor
+    slots: Tensor
+    kept: Tensor
+    next: Tensor
+    least: int
+    most: int
+    neighbours: tuple[int, int] | None
+
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        """The index of the threads in a tensor ``[B, G, ...]``."""
+        return self.problems[:, None], self.slots
+
+    def where(self) -> dict[SampleIndex, SampleIndex]:
+        """For each thread where it stands among these."""
+        slots = self.slots.tolist()
+        return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
+
+
+def neighbours(problems: Tensor, slots: Tensor, group: int) -> tuple[int, int] | None:
+    """The first of ``problems`` [B'] and the end, where they and all of ``slots`` [B', G'] are in order.
+
+    Args:
+        problems: See `SessionRows`.
+        slots: See `SessionRows`.
+        group: G, the threads of each problem.
+    """
+    first, end = int(problems[0]), int(problems[-1]) + 1
+    whole = slots.shape[1] == group and bool((slots[:, 1:] > slots[:, :-1]).all())
+    return (first, end) if whole and len(problems) == end - first else None
+
+
+def packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``[B']`` and of each the places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
+
+    Rows with fewer True entries are filled up with others, whose results mean nothing.
+    """
+    counts = alive.sum(1)
+    which = counts.nonzero().squeeze(1)
+    order = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    return which, order[:, : int(counts.max())]
+
+
+class TokenCallback(Protocol):
+    """Told of every token and of every finished sample, in the thread that samples, which waits meanwhile."""
+
+    def token(self, place: SampleIndex, token: int) -> None:
+        """A thread has said a token, which may be the one that ends what it says."""
+        ...
+
+    def ended(self, place: SampleIndex, sample: Sample) -> None:
+        """A thread has said all that it says."""
+        ...
+
+
+def show(
+    watcher: TokenCallback,
+    writing: dict[SampleIndex, Sample],
+    rows: SessionRows,
+    chosen: Tensor,
+    logprobs: Tensor,
+    stopped: Tensor,
+    full: Tensor,
+    alive: Tensor,
+) -> None:
+    """Show a watcher the next token of each thread.
+
+    Args:
+        watcher: Is told.
+        writing: What each thread has said so far; grows, and loses those that have ended.
+        rows: The threads of the tensors below, all of which are ``[B', G']``.
+        chosen: The tokens.
+        logprobs: Their log-probabilities.
+        stopped: Whether a thread has ended with this token by itself.
+        full: Whether it has no room for another.
+        alive: Whether it goes on. One that was given up does not, and is not told of any more.
+    """
+    problems, slots, tokens = rows.problems.tolist(), rows.slots.tolist(), chosen.tolist()
+    values, ends, last, goes_on = logprobs.tolist(), stopped.tolist(), full.tolist(), alive.tolist()
+    for i, problem in enumerate(problems):
+        for j, slot in enumerate(slots[i]):
+            place = (problem, slot)
+            sample = writing.get(place)
+            if sample is None:
+                continue
+            sample.tokens.append(tokens[i][j])
+            sample.logprobs.append(values[i][j])
+            given_up = not (goes_on[i][j] or ends[i][j] or last[i][j])
+            if not given_up:
+                watcher.token(place, tokens[i][j])
+            if not goes_on[i][j]:
+                del writing[place]
+                if not given_up:
+                    sample.finish = Finish.STOP if ends[i][j] else Finish.LENGTH
+                    watcher.ended(place, sample)
+
 
 T = TypeVar("T")
 

@@ -17,12 +17,18 @@ from PIL.Image import Image
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.policy.chat import TemplateRefusal, chat_text
-from selfverify.policy.continuations import Continuation
+from selfverify.policy.chat import (
+    TemplateRefusal,
+    TooLongError,
+    chat_text,
+    check_length,
+    find_opening,
+    reply_parts,
+    reply_texts,
+)
 from selfverify.policy.encoding import Encoder, longest_row, no_image_here
 from selfverify.policy.families import ImageInput
-from selfverify.policy.opening import find_opening
-from selfverify.policy.reply_parts import TooLongError, check_length, reply_parts, reply_texts
+from selfverify.policy.packing import Continuation
 
 _ANSWERS = ("ANSWER", "THOUGHT\n</think>\n\nANSWER")
 """Answers that stand for the policy's: one without thoughts, one behind thoughts that the prompt begins."""

@@ -1,0 +1,683 @@
+"""One class per model family.
+
+The questions that a model family answers, with the answers that most families share.
+
+The model families, one file each: their placeholders, positions, image features and masks.
+
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one placeholder per merged patch, three-axis rotary positions.
+
+LLaVA-OneVision: the whole image, then its tiles without their padding and with a mark per line.
+
+Idefics3 and SmolVLM: an image is split into tiles, each with marks around its placeholders.
+
+Gemma 3: image tokens see each other in both directions; most layers have a sliding window.
+
+InternVL (the checkpoints in transformers' format): tiles of equal size between a start and an end mark.
+
+Vision-language families without their own file: the model's own forward runs on every sample by itself.
+
+Attention of vision towers in which patches attend to their own image only, or to a window of it.
+
+A tower gets the patches of all images in one row. transformers computes one segment (window or image) after
+another: 1,796 calls for one image of 1,024 tokens in Qwen2.5-VL. Segments of one length are as independent as
+the rows of a batch, so here a layer makes one call for each length (32 calls for the same image).
+
+`SEGMENTED` is registered with transformers. A tower that computes with it is given, by the name ``segments``,
+the `Segments` of each of its attention modules, and ``cu_seqlens`` that make the row one segment, so that the
+modules pass it on as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+
+from selfverify.core.errors import ConfigError
+
+
+@dataclass(slots=True)
+class ImageInput:
+    """One preprocessed image.
+
+    Args:
+        key: Digest of its content.
+        tensors: What the image processor made of it, as a batch of one image.
+        text: What stands for it in a prompt's text: placeholders, and marks around them.
+        placeholders: How many of the text's tokens are placeholders, one per image feature.
+    """
+
+    key: str
+    tensors: dict[str, Tensor]
+    text: str
+    placeholders: int
+
+
+class Family:
+    """A model family. The defaults fit text-only causal language models.
+
+    The rest of `policy` asks these methods. A family overrides those whose answers differ.
+    """
+
+    position_axes = 1
+    """The rows of the position ids: 3 for multimodal rotary embeddings, 1 for plain ones."""
+    shares_prompts = True
+    """Whether a prompt can be forwarded once for all its continuations."""
+    bidirectional_images = False
+    """Whether the tokens of one image attend to each other in both directions."""
+    splits_single_images = False
+    """Whether an image is split into tiles only where it is its prompt's only one."""
+
+    def backbone(self, model: Any) -> Any:
+        """The decoder that maps embeddings to hidden states.
+
+        Raises:
+            ConfigError: The model does not say which of its parts that is.
+        """
+        # A few models name their head, or themselves, as their decoder.
+        inner = (part for name, part in model.named_children() if name == "model")
+        for found in (model.get_decoder(), model.base_model, *inner):
+            if isinstance(found, PreTrainedModel) and found is not model:
+                return found
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} name no decoder, so they cannot be used here; take "
+            "another type of model, and please report this one"
+        )
+
+    def placeholder(self, model: Any) -> int | None:
+        """Return the token id that stands for one image feature; None for text-only models."""
+        return None
+
+    def slot(self, model: Any, tokenizer: Any) -> str:
+        """Return the text that the chat template writes for an image. `ImageInput.text` takes its place."""
+        token: str = tokenizer.convert_ids_to_tokens(self.placeholder(model))
+        return token
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """Return the tokens that only prompts may contain: placeholders, and the marks around images."""
+        return []
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
+        """Make tensors of one image. ``several`` says that its prompt has others (`splits_single_images`)."""
+        return dict(processor(images=[image], return_tensors="pt"))
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """Return the text that stands for an image in a prompt: placeholders, and marks around them."""
+        raise TypeError("a text-only model has no images")
+
+    def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the width and height of the space in which the model writes places in an image.
+
+        By default 1000 x 1000, whatever the image's size.
+
+        Args:
+            model: The model.
+            processor: Its image processor.
+            size: Width and height of the image in pixels.
+
+        Raises:
+            ValueError: The processor refuses images of this size.
+        """
+        return 1000, 1000
+
+    def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
+        """Return position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
+        return torch.arange(len(ids), device=ids.device)[None]
+
+    def prepare_tower(self, model: Any) -> None:
+        """Set up how the vision tower of a model that was just loaded computes."""
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """Return features ``[placeholders, F]`` of each image.
+
+        The first H columns replace the placeholders' embeddings. Others, if any, are for `decoder_inputs`.
+        """
+        raise TypeError("a text-only model has no image features")
+
+    def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
+        """Make further arguments of the decoder, from ``features`` [places, F] at ``places`` [B, L]."""
+        return {}
+
+    def run_decoder(
+        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, **more: Any
+    ) -> Tensor:
+        """Return hidden states ``[B, L, H]`` of the decoder alone.
+
+        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes. What is seen
+        is kept in ``past_key_values`` where ``more`` has them.
+        """
+        hidden: Tensor = self.backbone(model)(
+            inputs_embeds=embeddings,
+            position_ids=positions if self.position_axes > 1 else positions[0],
+            attention_mask=mask,
+            use_cache="past_key_values" in more,
+            **more,
+        ).last_hidden_state
+        return hidden
+
+    def plain_forward(
+        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
+    ) -> Tensor:
+        """Return hidden states ``[B, L, H]`` of padded rows, by transformers' own masks.
+
+        Args:
+            embeddings: ``[B, L, H]``, image features in their places.
+            positions: ``[axes, B, L]``.
+            mask: ``[B, L]`` 1 at tokens.
+            places: ``[B, L]`` True at placeholders.
+            more: From `decoder_inputs`; ``past_key_values`` as in `run_decoder`.
+        """
+        return self.run_decoder(model, embeddings, positions, mask, **more)
+
+    def whole_forward(
+        self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
+    ) -> Tensor:
+        """Return hidden states of one prompt's rows by the whole model. Only `Unknown` can."""
+        raise TypeError("prompts of this family can be shared; use plain_forward")
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """Return the parameters of the vision tower, which are frozen unless ``train_vision`` is set."""
+        return []
+
+
+class VisionFamily(Family):
+    """Vision-language models of transformers, whose ``model.model`` holds a vision tower and a decoder."""
+
+    tower: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
+    """The modules of ``model.model`` that make image features."""
+
+    def placeholder(self, model: Any) -> int | None:
+        """See `Family`."""
+        token: int = model.config.image_token_id
+        return token
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        return [tokenizer.convert_ids_to_tokens(self.placeholder(model))]
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """See `Family`."""
+        return [p for name in self.tower for p in getattr(model.model, name).parameters()]
+
+
+def stacked(images: Sequence[ImageInput], name: str, model: Any) -> Tensor:
+    """Join the images' tensors of one name, on the model's device."""
+    return torch.cat([image.tensors[name] for image in images]).to(model.device)
+
+
+SEGMENTED = "selfverify_segmented"
+
+
+class Segments:
+    """Which patches of a row of S attend to each other; worked out once for all layers.
+
+    Args:
+        boundaries: ``[segments + 1]`` on the CPU, from 0 to S: where each segment begins and the last ends.
+        device: Where the tower is.
+    """
+
+    def __init__(self, boundaries: Tensor, device: torch.device) -> None:
+        starts, lengths = boundaries[:-1].long(), boundaries.diff().long()
+        self.row = boundaries[[0, -1]]
+        """``[2]`` on the CPU: the boundaries of the row as a whole."""
+        alike = [(int(length), starts[lengths == length]) for length in lengths.unique()]
+        places = [(first[:, None] + torch.arange(length)).flatten() for length, first in alike]
+        order = torch.cat(places)
+        self._groups: list[tuple[int, slice | Tensor]] = []
+        for (length, _), own in zip(alike, places, strict=True):
+            begin, end = int(own[0]), int(own[-1]) + 1
+            # Neighbours need no copy.
+            self._groups.append((length, slice(begin, end) if end - begin == len(own) else own.to(device)))
+        in_order = bool((order.diff() == 1).all())
+        self._back = None if in_order else order.argsort().to(device)
+
+    def attend(self, module: nn.Module, row: tuple[Tensor, Tensor, Tensor], **options: Any) -> Tensor:
+        """Attention ``[1, S, heads, D]`` within each segment.
+
+        Args:
+            module: The attention of a layer.
+            row: Queries, keys and values, each ``[1, heads, S, D]``, positions applied.
+            options: Passed on to transformers' own attention.
+        """
+        parts = []
+        for length, places in self._groups:
+            batch = [
+                _at(x[0].transpose(0, 1), places).unflatten(0, (-1, length)).transpose(1, 2) for x in row
+            ]  # each [segments, heads, length, D]
+            parts.append(sdpa_attention_forward(module, *batch, None, **options)[0].flatten(0, 1))
+        joined = torch.cat(parts)
+        return (joined if self._back is None else joined.index_select(0, self._back))[None]
+
+
+def _at(patches: Tensor, places: slice | Tensor) -> Tensor:
+    return patches[places] if isinstance(places, slice) else patches.index_select(0, places)
+
+
+def segmented_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    segments: Mapping[int, Segments] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls in every layer of a tower.
+
+    Args:
+        module: The layer's attention.
+        query: ``[1, heads, S, D]``, like ``key`` and ``value``; positions are applied.
+        key: See ``query``.
+        value: See ``query``.
+        attention_mask: For calls without segments.
+        segments: By the `id` of attention modules; None computes what transformers would.
+        kwargs: Passed on to transformers' own attention.
+
+    Returns:
+        ``[1, S, heads, D]`` and None (attention weights are not kept).
+    """
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return segments[id(module)].attend(module, (query, key, value), **kwargs), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(SEGMENTED, segmented_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(SEGMENTED, sdpa_mask)
+
+
+class QwenVL(VisionFamily):
+    """Qwen2-VL, and what its successors have in common with it."""
+
+    position_axes = 3
+    tower = ("visual",)
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        c = model.config
+        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        ids = (getattr(c, name, None) for name in names)
+        return [tokenizer.convert_ids_to_tokens(i) for i in ids if i is not None and i < len(tokenizer)]
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """See `Family`."""
+        merged = int(tensors["image_grid_thw"].prod()) // processor.merge_size**2
+        return self.slot(model, tokenizer) * merged
+
+    def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
+        """See `Family`."""
+        kinds = (ids == model.config.image_token_id).int()
+        grids = torch.cat([image.tensors["image_grid_thw"] for image in images]) if images else None
+        places, _ = model.model.get_rope_index(ids[None], kinds[None], image_grid_thw=grids)
+        result: Tensor = places[:, 0]
+        return result
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`."""
+        made = self._run_tower(model, images)
+        return list(made.pooler_output)
+
+    def prepare_tower(self, model: Any) -> None:
+        """See `Family`: windows of one size, and images, go through attention together."""
+        model.model.visual.config._attn_implementation = SEGMENTED
+
+    def _run_tower(self, model: Any, images: Sequence[ImageInput]) -> Any:
+        pixels, grids = stacked(images, "pixel_values", model), stacked(images, "image_grid_thw", model)
+        on_cpu = torch.cat([image.tensors["image_grid_thw"] for image in images])
+        split = self._split(model.model.visual, on_cpu, model.device)
+        return model.model.get_image_features(pixels, grids, return_dict=True, **split)
+
+    def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
+        """Arguments of the tower that say which patches attend to each other: those of one image.
+
+        Args:
+            tower: The tower.
+            grids: ``[images, 3]`` frames, rows and columns of patches, on the CPU.
+            device: Where the tower is.
+        """
+        images = Segments(get_vision_cu_seqlens(grids), device)
+        return {"cu_seqlens": images.row, "segments": {id(block.attn): images for block in tower.blocks}}
+
+
+class Qwen25VL(QwenVL):
+    """Qwen2.5-VL, which writes places in pixels of the image as it was resized for it."""
+
+    def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
+        """See `Family`."""
+        limits = processor.size
+        height, width = smart_resize(
+            size[1],
+            size[0],
+            factor=processor.patch_size * processor.merge_size,
+            min_pixels=limits["shortest_edge"],
+            max_pixels=limits["longest_edge"],
+        )
+        return width, height
+
+    def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
+        """See `QwenVL`: in most layers only those of one window."""
+        split = super()._split(tower, grids, device)
+        order, boundaries = get_vision_window_index(
+            grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
+        )
+        windows = Segments(boundaries, device)
+        split["segments"] |= {
+            id(block.attn): windows
+            for number, block in enumerate(tower.blocks)
+            if number not in tower.fullatt_block_indexes
+        }
+        return split | {"window_index": order.to(device), "cu_window_seqlens": windows.row}
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL: features of several tower layers are added behind the first decoder layers ("deep stack")."""
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`: the deep features stand behind the ordinary ones, layer by layer."""
+        made = self._run_tower(model, images)
+        return [
+            torch.cat(layers, dim=-1)
+            for layers in zip(made.pooler_output, *made.deepstack_features, strict=True)
+        ]
+
+    def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
+        """See `Family`."""
+        width = model.get_input_embeddings().embedding_dim
+        deep = list(features[:, width:].split(width, dim=-1))
+        return {"visual_pos_masks": places, "deepstack_visual_embeds": deep}
+
+
+class LlavaOnevision(VisionFamily):
+    """LLaVA-OneVision in transformers' format."""
+
+    splits_single_images = True
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Any]:
+        """See `Family`."""
+        made = processor(images=[[image] * (1 + several)], return_tensors="pt")
+        return {
+            "pixel_values": made["pixel_values"][:1],
+            "image_sizes": made["image_sizes"][:1],
+            "batch_num_images": torch.tensor([1 + several]),
+        }
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """See `Family`. Counted by letting the model pack features of width 1."""
+        vision = model.config.vision_config
+        tile = (vision.image_size // vision.patch_size) ** 2
+        tiles = torch.zeros(tensors["pixel_values"].shape[1], tile, 1)
+        packed, _ = model.model.pack_image_features(
+            [tiles], tensors["image_sizes"], torch.zeros(1), model.config.vision_aspect_ratio
+        )
+        return self.slot(model, tokenizer) * len(packed[0])
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`. One by one: images differ in their number of tiles."""
+        features = []
+        for image in images:
+            made = model.model.get_image_features(
+                image.tensors["pixel_values"].to(model.device),
+                image.tensors["image_sizes"].to(model.device),
+                batch_num_images=image.tensors["batch_num_images"],  # one image, but did it stand alone?
+                return_dict=True,
+            )
+            features.append(made.pooler_output[0])
+        return features
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """See `Family`."""
+        return [*super().vision_parameters(model), model.model.image_newline]
+
+
+AROUND, GLOBAL = "<fake_token_around_image>", "<global-img>"
+
+
+class Idefics3(VisionFamily):
+    """Both share their classes' structure; SmolVLM only has smaller tiles."""
+
+    tower = ("vision_model", "connector")
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        return [*super().marks(model, tokenizer), AROUND, GLOBAL]
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Any]:
+        """See `Family`."""
+        made = processor(images=[[image]], return_tensors="pt", return_row_col_info=True)
+        return dict(made)
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Any]) -> str:
+        """See `Family`: tiles row by row, then the whole image."""
+        vision = model.config.vision_config
+        tile = self.slot(model, tokenizer) * (
+            (vision.image_size // vision.patch_size) ** 2 // model.config.scale_factor**2
+        )
+        rows, columns = int(tensors["rows"][0][0]), int(tensors["cols"][0][0])
+        lines = [
+            "".join(f"{AROUND}<row_{r + 1}_col_{c + 1}>{tile}" for c in range(columns)) + "\n"
+            for r in range(rows)
+        ]
+        return "".join(lines) + ("\n" if lines else "") + f"{AROUND}{GLOBAL}{tile}{AROUND}"
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`. One by one: images differ in their number of tiles."""
+        features = []
+        for image in images:
+            pixels = image.tensors["pixel_values"].to(model.device)
+            mask = image.tensors["pixel_attention_mask"].to(model.device)
+            made = model.model.get_image_features(pixels, mask, return_dict=True)
+            features.append(torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in made.pooler_output]))
+        return features
+
+
+class Gemma3(VisionFamily):
+    """Gemma 3 with its vision tower; its text-only models are a plain `Family`."""
+
+    bidirectional_images = True
+
+    def slot(self, model: Any, tokenizer: Any) -> str:
+        """See `Family`."""
+        token: str = tokenizer.boi_token
+        return token
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        return [*super().marks(model, tokenizer), tokenizer.boi_token, tokenizer.eoi_token]
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
+        """See `Family`. Pan-and-scan, off by default, would add crops; it is left off."""
+        made = processor(images=[[image]], return_tensors="pt", do_pan_and_scan=False)
+        return {"pixel_values": made["pixel_values"]}
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """See `Family`."""
+        inside = tokenizer.convert_ids_to_tokens(self.placeholder(model)) * model.config.mm_tokens_per_image
+        return f"\n\n{tokenizer.boi_token}{inside}{tokenizer.eoi_token}\n\n"
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`."""
+        made = model.model.get_image_features(stacked(images, "pixel_values", model), return_dict=True)
+        return list(made.pooler_output)
+
+    def plain_forward(
+        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
+    ) -> Tensor:
+        """See `Family`: the model's own forward makes the masks from the kinds of tokens."""
+        hidden: Tensor = model.model(
+            inputs_embeds=embeddings,
+            position_ids=positions[0],
+            attention_mask=mask,
+            token_type_ids=places.long(),
+            use_cache="past_key_values" in more,
+            **more,
+        ).last_hidden_state
+        return hidden
+
+
+class InternVL(VisionFamily):
+    """InternVL 2.5, 3 and 3.5."""
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        return [*super().marks(model, tokenizer), tokenizer.start_image_token, tokenizer.end_image_token]
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
+        """See `Family`. Tiles are what the family's processor class asks for, whatever the folder says."""
+        return dict(processor(images=[image], return_tensors="pt", crop_to_patches=True))
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """See `Family`."""
+        vision = model.config.vision_config
+        height, width = (
+            size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True)
+        )
+        tile = int(height * width * model.config.downsample_ratio**2)
+        inside = self.slot(model, tokenizer) * (tile * len(tensors["pixel_values"]))
+        return f"{tokenizer.start_image_token}{inside}{tokenizer.end_image_token}"
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`."""
+        made = model.model.get_image_features(stacked(images, "pixel_values", model), return_dict=True)
+        tiles = [len(image.tensors["pixel_values"]) for image in images]
+        return [tile.flatten(0, 1) for tile in made.pooler_output.split(tiles)]
+
+
+class Unknown(Family):
+    """Families that transformers' `AutoProcessor` and ``model.generate`` know, several times slower.
+
+    Nothing is shared between a prompt's samples, no image feature is kept, and image tokens are suppressed
+    only as far as the configuration names them. One `ImageInput` holds everything that the processor made of
+    a prompt.
+    """
+
+    shares_prompts = False
+
+    def backbone(self, model: Any) -> Any:
+        """See `Family`: the model below its head, with its vision tower."""
+        return model.base_model if model.base_model is not model else model.model
+
+    def placeholder(self, model: Any) -> int | None:
+        """See `Family`: the configuration's image token, if it names one."""
+        names = ("image_token_id", "image_token_index")
+        return next((i for name in names if (i := getattr(model.config, name, None)) is not None), None)
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        token = self.placeholder(model)
+        return [] if token is None else [tokenizer.convert_ids_to_tokens(token)]
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """See `Family`: everything that is not the decoder."""
+        decoder = {id(p) for p in model.get_decoder().parameters()}
+        head = {id(p) for p in model.get_output_embeddings().parameters()}
+        return [p for p in model.parameters() if id(p) not in decoder | head]
+
+    def whole_forward(
+        self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
+    ) -> Tensor:
+        """Hidden states ``[G, L, H]`` of one prompt's G rows.
+
+        Args:
+            model: The model.
+            ids: ``[G, L]`` prompt and continuation, padded on the right.
+            mask: ``[G, L]`` 1 at tokens.
+            prompt: The prompt's length.
+            images: What the processor made of the prompt, or nothing.
+        """
+        rows, length = ids.shape
+        tensors = {
+            name: tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
+            for name, tensor in lengthened(model, images[0].tensors if images else {}, prompt, length).items()
+        }
+        hidden: Tensor = self.backbone(model)(
+            input_ids=ids, attention_mask=mask, use_cache=False, **tensors
+        ).last_hidden_state
+        return hidden
+
+
+class _NoOutputs(dict[str, Any]):
+    """The outputs of a model that has computed nothing: every one of them is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def lengthened(model: Any, tensors: dict[str, Tensor], prompt: int, length: int) -> dict[str, Tensor]:
+    """What a processor made of ``prompt`` tokens, as it would be of ``length``, all others generated.
+
+    Args:
+        model: The model. What its `generate` appends for a token is appended for each of them.
+        tensors: What the processor made.
+        prompt: See above.
+        length: See above.
+
+    Raises:
+        ConfigError: `generate` makes something else of a tensor.
+    """
+    if length == prompt:
+        return tensors
+    longer = model._update_model_kwargs_for_generation(_NoOutputs(), {**tensors, "use_cache": False}, False)
+    made = {}
+    for name, tensor in tensors.items():
+        after = longer.get(name)
+        # Of kinds of tokens to which `generate` appends nothing, it goes on with that of the last one.
+        kinds = tensor.shape[:2] == (1, prompt) and not tensor.is_floating_point()
+        last = tensor[:, -1:] if kinds else None
+        axis = 1
+        if isinstance(after, Tensor) and after.shape != tensor.shape:
+            grown = [n for n, size in enumerate(tensor.shape) if after.shape[n : n + 1] == (size + 1,)]
+            if after.dim() != tensor.dim() or len(grown) != 1:
+                raise ConfigError(
+                    f"models of type {model.config.model_type!r} turn {name} of shape {tuple(tensor.shape)} "
+                    f"to {tuple(after.shape)} for a token that follows, which is not known here; take a "
+                    "family of docs/models.md"
+                )
+            axis = grown[0]
+            last = after.narrow(axis, tensor.shape[axis], 1)
+        if last is not None:
+            tensor = torch.cat([tensor, *[last] * (length - prompt)], axis)
+        made[name] = tensor
+    return made
+
+
+log = logging.getLogger(__name__)
+
+__all__ = ["FAMILIES", "Family", "ImageInput", "Unknown", "VisionFamily", "family_of"]
+
+FAMILIES: dict[str, type[Family]] = {
+    "gemma3": Gemma3,
+    "idefics3": Idefics3,
+    "internvl": InternVL,
+    "llava_onevision": LlavaOnevision,
+    "qwen2_5_vl": Qwen25VL,
+    "qwen2_vl": QwenVL,
+    "qwen3_vl": Qwen3VL,
+    "smolvlm": Idefics3,
+}
+"""Vision-language families by transformers' ``model_type``."""
+
+
+def family_of(model: Any) -> Family:
+    """The family of a loaded model, by its ``model_type``; all text-only models share one family."""
+    kind = model.config.model_type
+    if kind in FAMILIES:
+        return FAMILIES[kind]()
+    if getattr(model.config, "vision_config", None) is not None:
+        log.warning(
+            "the vision-language family %r is not known here: every sample is forwarded by itself, several "
+            "times slower. Known: %s, and all text-only causal language models.",
+            kind,
+            ", ".join(FAMILIES),
+        )
+        return Unknown()
+    return Family()
