@@ -20,6 +20,7 @@ LAYERS = (
     "tasks",
     "remote",
     "policy",
+    "clients",
     "rollouts",
     "agents",
     "looking",

@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
+from selfverify.clients.candidates import CandidateSampler, Mode, rate
+from selfverify.clients.openai_client import (
+    API_KEY_VARIABLE,
+    OpenAIClient,
+    ServerConfig,
+    Usage,
+    seconds_of,
+    server_url,
+)
+from selfverify.clients.replies import Completion
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.remote.candidates_of_server import CandidateSampler, Mode
-from selfverify.remote.chat_wire import seconds_of
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import API_KEY_VARIABLE, ServerConfig, server_url
-from selfverify.remote.judge import rate
-from selfverify.remote.server_replies import Completion
-from selfverify.remote.usage import Usage
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 
 T = TypeVar("T")

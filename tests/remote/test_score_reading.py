@@ -13,12 +13,9 @@ import pytest
 from aiohttp import web
 from tests.remote.test_server_replies import entries
 
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.score_reading import ScoreReader
-from selfverify.remote.score_shares import soft_score
-from selfverify.remote.server_replies import Completion
-from selfverify.remote.usage import Usage
+from selfverify.clients.candidates import ScoreReader
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage
+from selfverify.clients.replies import Completion, soft_score
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.serve_settings import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfverify.core.score_tokens import SCORE_TEXTS
-from selfverify.remote.score_shares import soft_score
-from selfverify.remote.server_replies import (
+from selfverify.clients.replies import (
     Completion,
     finish_reading,
     mean_logprob,
     read_text,
     read_tool_calls,
     shown_answer,
+    soft_score,
     without_score,
 )
+from selfverify.core.score_tokens import SCORE_TEXTS
 from serving_servers import tagged
 
 

@@ -7,9 +7,8 @@ import gc
 
 import pytest
 
+from selfverify.clients.openai_client import ServerConfig, tried_again
 from selfverify.core.errors import ServerError
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.trying_again import tried_again
 
 SETTINGS = ServerConfig("http://127.0.0.1:1", tries=3, wait_s=0.001, longest_wait_s=0.01)
 

@@ -87,7 +87,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core install says what is missing."""
     for name in ("aiohttp", "yarl"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("selfverify.remote.client", "selfverify.remote.connection"):
+    for name in ("selfverify.clients.openai_client", "selfverify.clients.openai_client"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     for words in (["serve", *UPSTREAM], ["solve", "--server", UPSTREAM[1], "x"]):

@@ -16,11 +16,10 @@ import torch
 from PIL import Image
 
 from sampled_threads import sampled_threads
+from selfverify.clients.openai_client import ModelOnServer, ServerConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.free_question import FreeQuestion, free_problem

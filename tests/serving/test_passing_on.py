@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from selfverify.remote.growing import Growing
+from selfverify.clients.candidates import Growing
 from selfverify.serving.app import Gateway
 from serving_servers import Body, FakeUpstream, question, served, tagged
 

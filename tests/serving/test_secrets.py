@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from selfverify.cli.settings_file import file_text, with_file
+from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.core.errors import ConfigError
-from selfverify.remote.connection import ServerConfig, server_url
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.serving.serve_settings import BackendConfig, ServeConfig
 

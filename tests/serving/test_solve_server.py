@@ -12,14 +12,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.clients.openai_client import ModelOnServer, ServerConfig, openai_messages
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.messages import openai_messages
-from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.free_question import free_problem
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import verify

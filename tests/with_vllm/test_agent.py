@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.data.conversations import journal_of
 from selfverify.experiments.collect import collect
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.loading import resolve
-from selfverify.remote.connection import ServerConfig
 from selfverify.serving.agent_run import run_agent
 from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
 from selfverify.serving.agent_speakers import ServerSpeaker

@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from selfverify.clients.openai_client import openai_messages
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
-from selfverify.remote.messages import openai_messages
 from selfverify.tasks.base import user_turn
 from serving_servers import Loop
 from with_vllm.conftest import Serving, openai_client

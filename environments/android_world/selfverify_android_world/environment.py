@@ -24,9 +24,9 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
+from selfverify.clients.openai_client import read_at_most
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
-from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.remote.environments.wire import decode_object
 from selfverify_android_world.actions import ACTIONS

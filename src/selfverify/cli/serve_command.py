@@ -38,7 +38,7 @@ def serve(
     if show_config:
         typer.echo(file_text(settings), nl=False)
         return
-    import selfverify.remote.client  # noqa: F401  (says which extra is missing)
+    import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
     from selfverify.remote.listening import address_of
     from selfverify.serving.server import open_gateway, run, run_gateway
 

@@ -64,7 +64,7 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
     if settings.answerer.server is None:
         from selfverify.serving.solve import solve_here as answer
     else:
-        import selfverify.remote.client  # noqa: F401  (says which extra is missing)
+        import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
 
         if settings.looking.look:
             from selfverify.serving.look_on_server import look_on_server as answer

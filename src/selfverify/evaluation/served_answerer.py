@@ -42,7 +42,7 @@ class ServerAnswerer(Answerer):
     """
 
     def __init__(self, config: PolicyConfig) -> None:
-        from selfverify.remote.model_on_server import ModelOnServer
+        from selfverify.clients.openai_client import ModelOnServer
 
         if not is_served(config.path):
             raise ConfigError(f"policy.path={config.path}: a model behind a server is given as URL#MODEL")

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
@@ -23,7 +24,6 @@ from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.decoding import derived_seed
-from selfverify.remote.connection import ServerConfig
 from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
@@ -26,7 +27,6 @@ from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerConfig
 from selfverify.rollouts.converse import rollout
 from selfverify.rollouts.noted import Message, RecordingEpisode
 from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, Speaker, hold

@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from selfverify.clients.openai_client import (
+    REFUSALS,
+    OpenAIClient,
+    ServerConfig,
+    image_url,
+    openai_messages,
+    server_url,
+)
 from selfverify.core import event_loop
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError, ServerError
@@ -14,9 +22,6 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
-from selfverify.remote.client import REFUSALS, OpenAIClient
-from selfverify.remote.connection import ServerConfig, server_url
-from selfverify.remote.messages import image_url, openai_messages
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,9 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
+from selfverify.clients.candidates import CandidateSampler, ScoreReader
+from selfverify.clients.openai_client import REFUSALS, BoundedClient, ModelOnServer, OpenAIClient, Usage
+from selfverify.clients.replies import Completion, soft_score
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
@@ -23,13 +26,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.kv_sessions import SampleIndex
-from selfverify.remote.candidates_of_server import CandidateSampler
-from selfverify.remote.client import REFUSALS, OpenAIClient
-from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
-from selfverify.remote.score_reading import ScoreReader
-from selfverify.remote.score_shares import soft_score
-from selfverify.remote.server_replies import Completion
-from selfverify.remote.usage import Usage
 from selfverify.rollouts.converse import OpenEpisode
 from selfverify.rollouts.endings import close, find_endings
 from selfverify.rollouts.replying import EpisodeRunner

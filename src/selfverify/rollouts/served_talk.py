@@ -10,12 +10,12 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
+from selfverify.clients.replies import Completion
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Segment, Trajectory
-from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.replying import ask, begin, outcome
 from selfverify.rollouts.server_messages import ServerMessages
 from selfverify.rollouts.talk import said_by

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfverify.clients.openai_client import image_url, openai_messages
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.core.trajectory import Finish
-from selfverify.remote.messages import image_url, openai_messages
 from selfverify.tasks.tool_calls import read_calls, read_json
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from selfverify.agents.agent_endings import AgentRecord
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
@@ -21,7 +22,6 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.steps import written_images
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.policy.policy import Policy
-from selfverify.remote.connection import ServerConfig
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import rollout
 from selfverify.serving.agent_run_settings import AgentSessionConfig

@@ -6,15 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage, estimated_tokens, server_url
+from selfverify.clients.replies import text_of
 from selfverify.core import event_loop
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig, server_url
-from selfverify.remote.server_replies import text_of
-from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.rollouts.server_messages import ServerMessages
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, openai_messages
+from selfverify.clients.replies import Reader, Reading, read_text
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.messages import openai_messages
-from selfverify.remote.server_replies import Reader, Reading, read_text
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest
 from selfverify.serving.best_of import BestOf

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from selfverify.clients.openai_client import Usage
+from selfverify.clients.replies import Completion, Reader, finish_reading
 from selfverify.core.errors import ServerError
-from selfverify.remote.server_replies import Completion, Reader, finish_reading
-from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Fusion
 from selfverify.serving.best_of import BestOf
 

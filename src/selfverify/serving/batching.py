@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from selfverify.clients.replies import Completion
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -17,7 +18,6 @@ from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
 from selfverify.policy.policy import Policy
-from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion

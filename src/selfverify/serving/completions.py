@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from selfverify.remote.server_replies import Completion
+from selfverify.clients.replies import Completion
 from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import AnswerRequest
 from selfverify.serving.best_of import BestOf

@@ -6,10 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.looking.looking_task import VisualToolTask
-from selfverify.remote.connection import ServerConfig
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import choose
 from selfverify.serving.asking import only_model

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from selfverify.clients.openai_client import ServerConfig, Usage, estimated_tokens
+from selfverify.clients.replies import Completion, read_text
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.looking_task import VisualToolTask
-from selfverify.remote.connection import ServerConfig
-from selfverify.remote.server_replies import Completion, read_text
-from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.serving.agent_speakers import AwaitedSpeaker, ServerSpeaker, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from selfverify.clients.replies import Completion
 from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
-from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.reading import answer_logprob
 from selfverify.serving.likeliest import Likeliest
 from selfverify.tasks.base import Verdict

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from selfverify.remote.usage import MOST_TOKENS
+from selfverify.clients.openai_client import MOST_TOKENS
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.best_of import BestOf
 

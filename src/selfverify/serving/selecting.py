@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from selfverify.clients.replies import Completion, Reader, read_text, shown_answer, without_score
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.remote.server_replies import Completion, Reader, read_text, shown_answer, without_score
 from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import is_sure, next_draw

@@ -12,10 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import Keys, read_keys
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig
 from selfverify.remote.listening import open_port, stop_asked
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from selfverify.clients.replies import Completion
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
-from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.answers import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
 from selfverify.selection.rules import Candidate

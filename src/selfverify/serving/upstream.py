@@ -10,15 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, rate, rate_all
+from selfverify.clients.openai_client import OpenAIClient, Usage
+from selfverify.clients.replies import Completion, soft_score, without_score
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.remote.candidates_of_server import CandidateSampler, Mode
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.judge import rate, rate_all
-from selfverify.remote.score_reading import ScoreReader
-from selfverify.remote.score_shares import soft_score
-from selfverify.remote.server_replies import Completion, without_score
-from selfverify.remote.usage import Usage
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
 from selfverify.serving.incoming import with_places

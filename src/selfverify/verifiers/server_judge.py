@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfverify.clients.candidates import AT_ONCE, rate_all
+from selfverify.clients.openai_client import ModelOnServer, OpenAIClient, Usage, openai_messages
 from selfverify.core.policy_config import ServedModelConfig
 from selfverify.core.trajectory import Group
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.judge import AT_ONCE, rate_all
-from selfverify.remote.messages import openai_messages
-from selfverify.remote.model_on_server import ModelOnServer
-from selfverify.remote.usage import Usage
 from selfverify.verifiers.base import Scores, answers, no_scores
 
 

@@ -15,14 +15,11 @@ from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.vote_cache import VoteCache
+from selfverify.clients.candidates import read_choices
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage, image_url, server_url
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig, server_url
-from selfverify.remote.growing import read_choices
-from selfverify.remote.messages import image_url
-from selfverify.remote.usage import Usage
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
@@ -16,8 +17,6 @@ from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.looking.traces import VisualTrace
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerConfig
 
 AT_ONCE = 32
 """Requests that wait for the server at the same time."""

@@ -8,10 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+from selfverify.clients.openai_client import checked_address, read_at_most
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.server_address import checked_address
-from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.wire_observations import read_observation

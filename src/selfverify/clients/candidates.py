@@ -1,0 +1,553 @@
+"""N candidates of a server with or without n; soft scores; a judge's turn.
+
+Draw N candidates from a server: by its ``n``, in one stream, or in N requests if it knows no ``n``.
+
+Completions out of what servers send: whole replies, and chunks from which they grow.
+
+Unknown fields are kept as they came: those of a reply, of its choices and of their messages.
+
+Reads the score that a model behind a server gives an answer, from the probabilities of its tokens.
+
+Alternatives for every token of a candidate are most of what a server would send. So candidates are drawn
+without them, and a short call continues each distinct one behind its ``<score>``. vLLM and SGLang continue
+the last message with ``continue_final_message``; whether a server does so is found out by trying.
+
+A model behind a server as judge: a turn of its own asks it whether an answer is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from selfverify.clients.openai_client import REFUSALS, TOP_LOGPROBS, OpenAIClient, Usage, estimated_tokens
+from selfverify.clients.replies import (
+    OPENING,
+    Completion,
+    ScoreShares,
+    at_score,
+    begins_number,
+    last_score,
+    soft_score,
+    text_of,
+)
+from selfverify.core.errors import ServerError
+from selfverify.core.score_tokens import decimals_of
+from selfverify.core.tags import RATE, parse_score
+
+_OWN_OF_REPLY = {"id", "object", "created", "model", "choices", "usage", "error", "dropped"}
+_OWN_OF_CHOICE = {"index", "message", "delta", "finish_reason", "logprobs"}
+_OWN_OF_MESSAGE = {"role", "content", "tool_calls"}
+
+_IN_PIECES = {"name", "arguments", "input"}
+"""Fields of a call that come in pieces; all others come whole."""
+
+
+def read_choices(
+    reply: Mapping[str, Any], usage: Usage, judge: bool = False, most: int | None = None
+) -> list[Completion]:
+    """Return the candidates of a whole reply, none longer than ``most`` tokens, and count what it cost."""
+    found, head = [], _others(reply, _OWN_OF_REPLY)
+    for choice in reply["choices"]:
+        message = choice["message"]
+        calls = message.get("tool_calls")
+        candidate = Completion(
+            text=text_of(message.get("content")),
+            finish=str(choice.get("finish_reason") or "stop"),
+            logprobs=_token_logprobs(choice),
+            tool_calls=[call for call in calls or () if isinstance(call, dict)],
+            rest=_others(message, _OWN_OF_MESSAGE),
+            about=_others(choice, _OWN_OF_CHOICE),
+            head=head,
+        )
+        candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
+        found.append(candidate)
+    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge), most)
+    return found
+
+
+def share(candidates: Sequence[Completion], written: int, most: int | None = None) -> None:
+    """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths.
+
+    A candidate whose share is more than ``most`` gets ``most``, and the others share the rest. Where all
+    would have more, the server counts otherwise than it cuts, and ``most`` says nothing.
+    """
+    rest, capped = list(candidates), most is not None and written <= most * len(candidates)
+    while capped and most is not None:
+        total = sum(candidate.tokens for candidate in rest)
+        full = [candidate.tokens * written > most * total for candidate in rest]
+        for candidate, is_full in zip(rest, full, strict=True):
+            candidate.tokens = most if is_full else candidate.tokens
+        rest = [candidate for candidate, is_full in zip(rest, full, strict=True) if not is_full]
+        written, capped = written - most * sum(full), any(full)
+    estimates = [candidate.tokens for candidate in rest]
+    before, total = 0, max(sum(estimates), 1)
+    for i, candidate in enumerate(rest):
+        until = (2 * written * sum(estimates[: i + 1]) + total) // (2 * total)
+        candidate.tokens, before = until - before, until
+
+
+class Growing:
+    """A candidate that comes in chunks."""
+
+    def __init__(self) -> None:
+        self.reply = Completion(finish="error")
+        self._calls: dict[int, int] = {}
+
+    def grow(self, chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
+        """Append what a chunk says of this candidate in its ``choice``."""
+        reply = self.reply
+        reply.head |= _others(chunk, _OWN_OF_REPLY)
+        reply.about |= _others(choice, _OWN_OF_CHOICE)
+        delta = choice.get("delta")
+        if isinstance(delta, Mapping):
+            self._grow_message(delta)
+        reply.logprobs += _token_logprobs(choice)
+        reply.tokens = max(reply.tokens, len(reply.logprobs))
+
+    def _grow_message(self, delta: Mapping[str, Any]) -> None:
+        reply = self.reply
+        if text := text_of(delta.get("content")):
+            reply.text += text
+            reply.tokens += 1
+        for name, value in _others(delta, _OWN_OF_MESSAGE).items():
+            known = reply.rest.get(name)
+            both = (isinstance(known, str) and isinstance(value, str)) or (
+                isinstance(known, list) and isinstance(value, list)
+            )
+            reply.rest[name] = known + value if both else value
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, Mapping):
+                self._grow_call(call)
+
+    def _grow_call(self, part: Mapping[str, Any]) -> None:
+        """Append a piece of a call to the call of its index; one with another id begins a new call."""
+        calls, index = self.reply.tool_calls, part.get("index")
+        number = index if isinstance(index, int) and index >= 0 else None
+        place = self._calls.get(number, len(calls)) if number is not None else len(calls)
+        if place < len(calls) and part.get("id") not in (None, "", calls[place].get("id")):
+            place = len(calls)
+        if place == len(calls):
+            calls.append({})
+        if number is not None:
+            self._calls[number] = place
+        _merge(calls[place], {name: value for name, value in part.items() if name != "index"})
+
+
+def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for name, value in part.items():
+        old = known.get(name)
+        if isinstance(value, Mapping):
+            inner = dict(old) if isinstance(old, Mapping) else {}
+            _merge(inner, value)
+            known[name] = inner
+        elif name in _IN_PIECES and isinstance(old, str) and isinstance(value, str):
+            known[name] = old if name == "name" and value == old else old + value
+        elif value is not None or name not in known:
+            known[name] = value
+
+
+def _others(found: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    if found.keys() <= known:
+        return {}
+    return {name: value for name, value in found.items() if name not in known and value is not None}
+
+
+def _token_logprobs(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+
+
+Mode = Literal["n", "separate", "stream"]
+"""How candidates are asked for: all in one reply (``n``), each in a reply of its own (``separate``), or all
+in one stream (``stream``), in which each arrives as soon as it is finished."""
+
+_ODD_REPLIES = 2
+"""The replies in a row with one candidate that are no accident. A refusal counts as so many."""
+
+Deliver = Callable[[Completion], None]
+"""Gets each candidate when it is there."""
+
+
+class CandidateSampler:
+    """Draws candidates, and remembers the models that give only one candidate per request."""
+
+    def __init__(self, client: OpenAIClient) -> None:
+        self.client = client
+        self._odd = Counter[str]()
+        """By model, the replies in a row that ignored ``n``."""
+
+    def asks_one_by_one(self, model: str) -> bool:
+        """Whether a model was seen to give only one candidate per request."""
+        return self._odd[model] >= _ODD_REPLIES
+
+    async def draw(
+        self,
+        body: Mapping[str, Any],
+        n: int,
+        deliver: Deliver,
+        usage: Usage,
+        mode: Mode = "n",
+        first: int = 0,
+        until: float | None = None,
+    ) -> ServerError | None:
+        """Draw up to ``n`` candidates and deliver each of them once.
+
+        Args:
+            body: The request, without ``n`` and ``stream``.
+            n: The number of candidates.
+            deliver: Called with each candidate as soon as it is there.
+            usage: Counts what the calls cost.
+            mode: See `Mode`.
+            until: See `OpenAIClient.chat`.
+            first: The number of candidates drawn before. A ``seed`` in the body is raised by it, since the
+                same seed would give the same candidates again.
+
+        Returns:
+            Why candidates are missing; None where none are.
+
+        Raises:
+            ServerError: There is no candidate at all.
+        """
+        got: list[Completion] = []
+
+        def keep(reply: Completion) -> None:
+            got.append(reply)
+            deliver(reply)
+
+        model, fault, go_on = str(body.get("model")), None, True
+        if n > 1 and mode != "separate" and not self.asks_one_by_one(model):
+            ways = (self._streamed, self._at_once) if mode == "stream" else (self._at_once,)
+            for draw in ways:
+                fault = await draw(_seeded(body, first), n, keep, usage, until)
+                if got or fault is None or fault.code not in ("cut_off", "bad_reply"):
+                    break
+            refused = fault is not None and fault.status in REFUSALS
+            go_on = fault is None or refused or (bool(got) and fault.retry)
+            if fault is not None and refused and not got:
+                # If it was ``n`` that the server refused, one request without it shows.
+                other = await self._separately(body, 1, keep, usage, first, until)
+                if other:
+                    raise fault if other.status in REFUSALS else other
+                # Some servers refuse only greedy candidates, which would all be the same.
+                if body.get("temperature") != 0:
+                    self._odd[model] = _ODD_REPLIES
+        if go_on and len(got) < n:
+            fault = await self._separately(body, n - len(got), keep, usage, first + len(got), until)
+        if fault and not got:
+            raise fault
+        return fault if len(got) < n else None
+
+    async def _at_once(
+        self, body: dict[str, Any], n: int, deliver: Deliver, usage: Usage, until: float | None
+    ) -> ServerError | None:
+        """Ask for all candidates in one reply. Return the fault, if any."""
+        try:
+            reply = await self.client.chat(body | {"n": n}, usage.lost, until)
+        except ServerError as error:
+            return error
+        for found in read_choices(reply, usage, most=_most(body))[:n]:
+            deliver(found)
+        self._saw(str(body.get("model")), len(reply["choices"]), whole=not reply["dropped"])
+        return None
+
+    async def _separately(
+        self,
+        body: Mapping[str, Any],
+        n: int,
+        deliver: Deliver,
+        usage: Usage,
+        first: int,
+        until: float | None,
+    ) -> ServerError | None:
+        """Ask for each candidate in a request of its own, all at once. Return the first fault, if any."""
+
+        async def one(place: int) -> ServerError | None:
+            try:
+                reply = await self.client.chat(_seeded(body, place), usage.lost, until)
+            except ServerError as error:
+                return error
+            for found in read_choices(reply, usage)[:1]:
+                deliver(found)
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(first + i)) for i in range(n)]
+        return next(filter(None, (task.result() for task in tasks)), None)
+
+    async def _streamed(
+        self, body: dict[str, Any], n: int, deliver: Deliver, usage: Usage, until: float | None
+    ) -> ServerError | None:
+        """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""
+        growing: dict[int, Growing] = {}
+        finished: set[int] = set()
+        counted: Any = None
+        begun = False
+        fault: ServerError | None = None
+        options = {"n": n, "stream": True, "stream_options": {"include_usage": True}}
+        stream = self.client.stream(body | options, usage.lost, until)
+        try:
+            async for chunk in stream:
+                begun = True
+                counted = chunk.get("usage") or counted
+                for choice in chunk.get("choices") or []:
+                    index = choice.get("index", 0) if isinstance(choice, dict) else None
+                    if not isinstance(index, int) or not 0 <= index < n or index in finished:
+                        continue
+                    grown = growing.setdefault(index, Growing())
+                    grown.grow(chunk, choice)
+                    if choice.get("finish_reason"):
+                        reply = grown.reply
+                        reply.finish = str(choice["finish_reason"])
+                        finished.add(index)
+                        reply.tokens = max(reply.tokens, estimated_tokens(reply.text))
+                        deliver(reply)
+        except ServerError as error:
+            # Some servers just end after the last finish reason.
+            if error.code != "cut_off" or not finished or finished != set(growing):
+                fault = error
+        finally:
+            await stream.aclose()
+            begun_ones = [grown.reply for grown in growing.values()]
+            written = sum(reply.tokens for reply in begun_ones)
+            if counted is not None:
+                share(begun_ones, usage.add(counted, written), _most(body))
+            elif begun:
+                usage.lost(written)
+        self._saw(str(body.get("model")), len(growing), whole=fault is None and set(growing) == {0})
+        return fault
+
+    def _saw(self, model: str, candidates: int, whole: bool) -> None:
+        """Remember how many came where several were asked for; ``whole``: none of them was left out."""
+        if candidates > 1:
+            self._odd.pop(model, None)
+        elif whole:
+            self._odd[model] += 1
+
+
+def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:
+    seed = body.get("seed")
+    return dict(body) if seed is None else {**body, "seed": seed + place}
+
+
+def _most(body: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that a candidate may have by the request."""
+    return body.get("max_completion_tokens") or body.get("max_tokens")
+
+
+_PROMPT = {"model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs"}
+"""The fields that decide what a model reads; the others say how it writes."""
+
+_CONTINUE = {
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+    "temperature": 0,
+    "logprobs": True,
+    "top_logprobs": TOP_LOGPROBS,
+}
+
+_THOUGHTS = {"reasoning", "reasoning_content"}
+"""Where servers keep thoughts that they take out of a message."""
+
+_PROBE = [
+    {"role": "user", "content": "What colour is the sky by day?"},
+    {"role": "assistant", "content": f"<think>It is blue.</think><answer>blue</answer>{OPENING}"},
+]
+"""A model that goes on from here writes a number, if it knows no scores of ours perhaps another one. One that
+begins a turn of its own writes words."""
+
+_SURE = 0.5
+"""The probability of a number above which a model is believed to have gone on."""
+
+_TOKENS = 3
+"""Tokens of a score, at most, that say which one it is: a digit, the point, a digit."""
+
+_WEIGHS = 0.001
+"""The probability of a beginning of scores below which nobody asks how they go on."""
+
+
+_WEIGHS_OF_MANY = 0.1
+"""The same among the beginnings 0.0, ..., 0.9 of two decimals: each left out moves a score by .045 of its
+share at most."""
+
+
+class ScoreReader:
+    """Reads scores from a server, and remembers the models whose last message it does not continue."""
+
+    def __init__(self, client: OpenAIClient) -> None:
+        self.client = client
+        self.unable = set[str]()
+        self._able = set[str]()
+        self._refused = Counter[str]()
+
+    async def can_read(self, model: str, usage: Usage, until: float) -> bool:
+        """Return whether the server continues messages of this model. The first call finds out.
+
+        Args:
+            model: The model's name on the server.
+            usage: Counts what finding out costs.
+            until: See `OpenAIClient.chat`.
+        """
+        if model in self.unable:
+            return False
+        if model in self._able:
+            return True
+        written: Sequence[Mapping[str, Any]] = ()
+        try:
+            written = await self._go_on({"model": model, "messages": _PROBE}, 1, usage, until)
+        except ServerError as error:
+            if error.status not in REFUSALS:
+                return False  # it failed for another reason, and is asked again the next time
+        if begins_number(written) > _SURE:
+            self._able.add(model)
+        else:
+            self.unable.add(model)
+        return model in self._able
+
+    async def read(
+        self, body: Mapping[str, Any], reply: Completion, usage: Usage, until: float
+    ) -> float | None:
+        """Return the expected score of a candidate that has written one.
+
+        Args:
+            body: The request that the candidate answers.
+            reply: The candidate.
+            usage: Counts what the calls cost.
+            until: See `OpenAIClient.chat`.
+
+        Returns:
+            None if the server does not say.
+        """
+        model = str(body["model"])
+        head, opened, written = at_score(reply.text)
+        decimals = decimals_of(written.partition("<")[0])
+        shares = ScoreShares(decimals)
+        if not opened:
+            return None
+        if _THOUGHTS & reply.rest.keys():  # what the score depends on cannot be sent back
+            self.unable.add(model)
+            return None
+        asked = {name: value for name, value in body.items() if name in _PROMPT}
+
+        async def look(prefix: str, tokens: int) -> None:
+            last = {"role": "assistant", "content": head + opened + prefix}
+            question = asked | {"messages": [*body["messages"], last]}
+            shares.follow(await self._go_on(question, tokens, usage, until), prefix)
+
+        try:
+            await look("", _TOKENS + decimals - 1)
+            # One beginning was written, "1" or "0."; what follows the other one is not seen yet.
+            for prefix in shares.unknown(_WEIGHS if decimals == 1 else _WEIGHS_OF_MANY):
+                await look(prefix, 1)
+        except ServerError as error:
+            if error.status in REFUSALS:  # such as by a template that drops the thoughts of earlier turns
+                self._refused[model] += 1
+                if self._refused[model] > 1:  # the first may be an accident
+                    self.unable.add(model)
+        return shares.expectation() if shares else None
+
+    async def _go_on(
+        self, asked: Mapping[str, Any], tokens: int, usage: Usage, until: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """Let the server go on from the last message. Returns its tokens as OpenAI's ``logprobs.content``."""
+        reply = await self.client.chat({**asked, **_CONTINUE, "max_tokens": tokens}, usage.lost, until)
+        [found, *_] = read_choices(reply, usage, judge=True)
+        return found.logprobs
+
+
+logger = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+"""A question in OpenAI's form."""
+
+MAX_TOKENS = 64
+"""A rating is a few tokens; models that go on are cut off."""
+
+AT_ONCE = 32
+"""The most ratings that wait for the server at the same time."""
+
+
+async def rate(
+    client: OpenAIClient, model: str, messages: Messages, answer: str, usage: Usage
+) -> float | None:
+    """Return the score of an answer, None where the judge wrote none.
+
+    The score is the expectation over the score's tokens if the server shows their probabilities, and
+    otherwise the number that the judge wrote at temperature 0.
+
+    Args:
+        client: The server's client.
+        model: The judge's name on the server.
+        messages: The question.
+        answer: The answer, without a score of its own.
+        usage: Counts what the call costs.
+
+    Raises:
+        ServerError: The server failed.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [
+            *messages,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": RATE},
+        ],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+    reply = await client.with_logprobs(model, lambda more: client.chat(body | more, usage.lost))
+    [written, *_] = read_choices(reply, usage, judge=True)
+    soft = soft_score(written.logprobs)
+    if soft is not None:
+        return soft
+    said = last_score(written.text)
+    return parse_score(written.text) if said is None else said
+
+
+async def rate_all(
+    client: OpenAIClient,
+    model: str,
+    asked: Sequence[tuple[str, Messages, str]],
+    usage: Usage,
+    strict: bool = False,
+    at_once: int = AT_ONCE,
+) -> list[float | None]:
+    """Return the scores of answers as `rate` does; None also for an answer on which the server failed.
+
+    Args:
+        client: The server's client.
+        model: The judge's name on the server.
+        asked: Of each answer: its name in the log, its question, and itself.
+        usage: Counts what the calls cost.
+        strict: Whether an answer on which the server failed is an error, as where scores are measured.
+        at_once: The most ratings that wait for the server at the same time.
+
+    Raises:
+        ServerError: The server failed on all answers, or, with ``strict``, on one.
+    """
+    room, faults = asyncio.Semaphore(at_once), list[ServerError]()
+    failed: list[str] = []
+
+    async def one(name: str, messages: Messages, answer: str) -> float | None:
+        async with room:
+            try:
+                return await rate(client, model, messages, answer, usage)
+            except ServerError as error:
+                logger.warning("%s: the judge failed (%d, %s)", name, error.status, error.code)
+                faults.append(error)
+                failed.append(name)
+                return None
+
+    scores = await asyncio.gather(*[one(*each) for each in asked])
+    if faults and strict:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        text = f"the judge failed on {failed[0]}{more}: {faults[0]}; the same call goes on"
+        raise ServerError(text, faults[0].status, faults[0].code, faults[0].retry)
+    if faults and len(faults) == len(asked):
+        raise faults[0]
+    return scores
