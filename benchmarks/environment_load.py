@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from selfverify.connectors.pool import EnvironmentPool, PoolConfig
+from selfverify.connectors.process import ProcessSource
 from selfverify.core.episode import Call, Environment, StepResult
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
-from selfverify.remote.environments.process_source import ProcessSource
 
 
 class Screens(Environment):

@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
+from selfverify.connectors.pool import LocalSource
 from selfverify.core.problem import Problem
 from selfverify.integrations.trl_environment import TrlEnvironments
-from selfverify.remote.environments.sources import LocalSource
 
 
 class Forced(LogitsProcessor):

@@ -9,10 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
-from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment
-from selfverify.remote.environments.sessions import Factory, SessionLimits
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
+from selfverify.connectors.server import EnvironmentServer, Factory, Keys, SessionLimits, start_server
 from tiny_environment import Counter
 
 

@@ -17,8 +17,8 @@ from aiohttp import web
 from PIL import Image
 
 from selfverify.clients.openai_client import ServerConfig
+from selfverify.connectors.server import Keys
 from selfverify.policy.policy import Policy
-from selfverify.remote.bearer_keys import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf

@@ -16,14 +16,13 @@ from tests.agents.told import Told
 
 from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.lent import SharedPool
+from selfverify.connectors.openenv import RemoteEnvironment
+from selfverify.connectors.pool import PoolConfig, Source
+from selfverify.connectors.process import ProcessSource
 from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Environment
 from selfverify.core.problem import Problem
-from selfverify.remote.environments.environment_pool import PoolConfig
-from selfverify.remote.environments.process_source import ProcessSource
-from selfverify.remote.environments.remote_environment import RemoteEnvironment
-from selfverify.remote.environments.sources import Source
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 GIVEN = {"text": "terse", "agent": {"first_screen": "given"}, "prompt": "task", "react": False}

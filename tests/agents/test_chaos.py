@@ -16,16 +16,15 @@ from tests.agents.chaos import Experts, Vandal
 from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
+from selfverify.connectors.openenv import RemoteConfig
+from selfverify.connectors.pool import ServerSource, Source
+from selfverify.connectors.process import ProcessSource
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory, valid_trajectories
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.remote.environments.process_source import ProcessSource
-from selfverify.remote.environments.remote_environment import RemoteConfig
-from selfverify.remote.environments.server_source import ServerSource
-from selfverify.remote.environments.sources import Source
 from selfverify.rollouts.converse import Rollout, rollout
 from selfverify.rollouts.hung import HUNG
 from terse_phone import phone

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.core.episode import Call
-from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment
 
 COMMAND = [sys.executable, "-m", "selfverify", "agent"]
 

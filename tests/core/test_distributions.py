@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 
+from selfverify.connectors.server import find_environment
 from selfverify.core import distributions
 from selfverify.core.errors import ConfigError
 from selfverify.experiments import registry
 from selfverify.experiments.quickstart.quickstart import quickstart
 from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.policy.loading import resolve
-from selfverify.remote.environments.serve_environments import find_environment
 from selfverify.tasks.word_sums import WordSums
 
 

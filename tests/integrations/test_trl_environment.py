@@ -16,9 +16,9 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import get_json_schema
 
 from rounding import assert_close
+from selfverify.connectors.pool import LocalSource
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
-from selfverify.remote.environments.sources import LocalSource
 from tiny_environment import TOOLS, Counter, described
 
 trl = pytest.importorskip("trl", exc_type=ImportError)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from selfverify.connectors.server import Keys, read_keys
 from selfverify.core.errors import ConfigError
-from selfverify.remote.bearer_keys import Keys, read_keys
 
 
 def test_keys() -> None:

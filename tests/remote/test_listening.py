@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 from aiohttp import web
 
+from selfverify.connectors.server import address_of, open_port, stop_asked
 from selfverify.core.errors import ConfigError
-from selfverify.remote.listening import address_of, open_port, stop_asked
 
 
 def test_a_free_port_is_found_and_a_taken_one_is_named() -> None:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from selfverify.cli.settings_file import file_text, with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
+from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
-from selfverify.remote.environments.remote_environment import base_url
 from selfverify.serving.serve_settings import BackendConfig, ServeConfig
 
 SECRET = "sk-7f3a9c-very+secret"

@@ -25,10 +25,9 @@ import numpy as np
 from PIL import Image
 
 from selfverify.clients.openai_client import read_at_most
+from selfverify.connectors.openenv import base_url, decode_object
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
-from selfverify.remote.environments.remote_environment import base_url
-from selfverify.remote.environments.wire import decode_object
 from selfverify_android_world.actions import ACTIONS
 
 

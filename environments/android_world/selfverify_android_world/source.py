@@ -5,9 +5,9 @@ from __future__ import annotations
 import aiohttp
 from pydantic import Field
 
+from selfverify.connectors.openenv import base_url
+from selfverify.connectors.pool import Source, SourceConfig
 from selfverify.core.episode import Environment
-from selfverify.remote.environments.remote_environment import base_url
-from selfverify.remote.environments.sources import Source, SourceConfig
 from selfverify_android_world.environment import AndroidWorld, AndroidWorldConfig
 
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
+from selfverify.connectors.mcp import OwnThread
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.own_thread import OwnThread
 from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of
 
 T = TypeVar("T")

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+from selfverify.connectors.pool import EnvironmentPool, Lease, PoolConfig, Source
 from selfverify.core import event_loop
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
-from selfverify.remote.environments.lease import Lease
-from selfverify.remote.environments.sources import Source
 
 GOODBYE_S = 60.0
 """Seconds that closing a pool may take at the end of the process."""

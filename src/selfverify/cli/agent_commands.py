@@ -9,12 +9,12 @@ import typer
 
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.teach_commands import collect, reanswer
-from selfverify.remote.environments.serving_settings import EnvironmentServing
+from selfverify.connectors.server import EnvironmentServing
 from selfverify.serving.agent_run_settings import AgentSessionConfig
 
 if TYPE_CHECKING:
     from selfverify.agents.tasks.agent_task import AgentTask
-    from selfverify.remote.environments.sessions import Factory
+    from selfverify.connectors.server import Factory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,8 +70,7 @@ def serve(settings: EnvironmentServing) -> None:
     import asyncio
     import logging
 
-    from selfverify.remote.environments.serve_environments import serve_until_told
-    from selfverify.remote.listening import address_of
+    from selfverify.connectors.server import address_of, serve_until_told
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 

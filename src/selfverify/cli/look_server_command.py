@@ -48,12 +48,10 @@ def serve(settings: ToolServing) -> None:
 
     import typer
 
+    from selfverify.connectors.server import EnvironmentServing, address_of, serve_until_told
     from selfverify.looking.look_settings import VisualConfig
     from selfverify.looking.make_toolbox import make_toolbox
     from selfverify.looking.tools.tool_session import LIMITS, ToolSession
-    from selfverify.remote.environments.serve_environments import serve_until_told
-    from selfverify.remote.environments.serving_settings import EnvironmentServing
-    from selfverify.remote.listening import address_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}

@@ -39,7 +39,7 @@ def serve(
         typer.echo(file_text(settings), nl=False)
         return
     import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
-    from selfverify.remote.listening import address_of
+    from selfverify.connectors.server import address_of
     from selfverify.serving.server import open_gateway, run, run_gateway
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -13,12 +13,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+from selfverify.connectors.pool import EnvironmentPool, Lease, PoolConfig, Source
 from selfverify.core import event_loop
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
-from selfverify.remote.environments.lease import Lease
-from selfverify.remote.environments.sources import Source
 
 Blocks = list[dict[str, Any]]
 Score = Callable[[list[StepResult], dict[str, Any] | None], float | None]

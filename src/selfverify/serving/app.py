@@ -15,8 +15,8 @@ from aiohttp import web
 
 from selfverify.clients.openai_client import Usage
 from selfverify.clients.replies import Completion
+from selfverify.connectors.server import Keys
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.remote.bearer_keys import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import AnswerRequest, Backend, Events, Tell

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from selfverify.remote.bearer_keys import Keys
+from selfverify.connectors.server import Keys
 from selfverify.serving.api_errors import ApiError, api_error, error_response
 from selfverify.serving.counters import Metrics
 from selfverify.serving.page import PAGE_PATHS

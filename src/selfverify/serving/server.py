@@ -13,9 +13,8 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig
+from selfverify.connectors.server import Keys, open_port, read_keys, stop_asked
 from selfverify.core.errors import ConfigError
-from selfverify.remote.bearer_keys import Keys, read_keys
-from selfverify.remote.listening import open_port, stop_asked
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from tests.looking.tools.test_toolbox import Odd, gallery, run
 
+from selfverify.connectors.openenv import to_blocks
+from selfverify.connectors.server import EnvironmentServer, SessionLimits, start_server
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -28,9 +30,6 @@ from selfverify.looking.tools.tool_server import RemoteTool, ToolServer, behind_
 from selfverify.looking.tools.tool_session import LIMITS, ToolSession
 from selfverify.looking.tools.toolbox import Toolbox, ToolFault
 from selfverify.looking.tools.visual_tool import Found, VisualTool
-from selfverify.remote.environments.content import to_blocks
-from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
-from selfverify.remote.environments.sessions import SessionLimits
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import ToolError

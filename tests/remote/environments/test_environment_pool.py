@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from environment_servers import serve
+from selfverify.connectors.openenv import RemoteConfig
+from selfverify.connectors.pool import EnvironmentPool, Lease, LocalSource, PoolConfig, ServerSource, Source
+from selfverify.connectors.server import SessionLimits
 from selfverify.core.episode import Call, Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolConfig
-from selfverify.remote.environments.lease import Lease
-from selfverify.remote.environments.remote_environment import RemoteConfig
-from selfverify.remote.environments.server_source import ServerSource
-from selfverify.remote.environments.sessions import SessionLimits
-from selfverify.remote.environments.sources import LocalSource, Source
 from tiny_environment import Counter
 
 TASK = {"goal": 10_000}

@@ -12,12 +12,17 @@ import aiohttp
 import pytest
 
 from environment_servers import serve, with_server
+from selfverify.connectors.openenv import ContentLimits
+from selfverify.connectors.server import (
+    EnvironmentServer,
+    Keys,
+    Session,
+    SessionLimits,
+    SessionTable,
+    start_server,
+)
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
-from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.environments.content import ContentLimits
-from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
-from selfverify.remote.environments.sessions import Session, SessionLimits, SessionTable
 from tiny_environment import Counter
 
 RESET = {"type": "reset", "data": {"goal": 9, "seed": 1}}

@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.remote.environments import serve_environments
-from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors import server
+from selfverify.connectors.server import KEYS_VARIABLE, EnvironmentServing
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def served(monkeypatch: pytest.MonkeyPatch, line: list[str]) -> EnvironmentServi
     async def keep(settings: EnvironmentServing, *_: Any) -> None:
         found.append(settings)
 
-    monkeypatch.setattr(serve_environments, "serve_until_told", keep)
+    monkeypatch.setattr(server, "serve_until_told", keep)
     result = CliRunner().invoke(app, line[1:])
     assert result.exit_code == 0, result.output
     return found[0]

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from environment_servers import opened, with_server
+from selfverify.connectors.server import SessionLimits
 from selfverify.core.episode import Call
-from selfverify.remote.environments.sessions import SessionLimits
 
 core = pytest.importorskip("openenv.core")
 uvicorn = pytest.importorskip("uvicorn")

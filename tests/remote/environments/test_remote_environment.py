@@ -13,13 +13,11 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_server
+from selfverify.connectors.openenv import ContentLimits, RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.pool import EnvironmentPool, ServerSource
+from selfverify.connectors.server import SessionLimits
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.content import ContentLimits
-from selfverify.remote.environments.environment_pool import EnvironmentPool
-from selfverify.remote.environments.remote_environment import RemoteConfig, RemoteEnvironment, base_url
-from selfverify.remote.environments.server_source import ServerSource
-from selfverify.remote.environments.sessions import SessionLimits
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from data_files import huge_png
+from selfverify.connectors import openenv
+from selfverify.connectors.openenv import (
+    ContentLimits,
+    from_blocks,
+    observation_data,
+    read_observation,
+    to_blocks,
+)
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import DataError
-from selfverify.remote.environments import wire
-from selfverify.remote.environments.content import ContentLimits, from_blocks, to_blocks
-from selfverify.remote.environments.wire_observations import observation_data, read_observation
 from tiny_environment import TOOLS
 
 LIMITS = ContentLimits(images=3, image_pixels=5_000)
@@ -42,8 +47,8 @@ def test_an_image_arrives_as_it_is_seen() -> None:
 
 def sent(observation: StepResult, tool: str = "add") -> StepResult:
     """The observation after its way over the wire."""
-    raw = wire.encode({"type": "observation", "data": observation_data(observation, tool)})
-    kind, data = wire.decode(raw)
+    raw = openenv.encode({"type": "observation", "data": observation_data(observation, tool)})
+    kind, data = openenv.decode(raw)
     assert kind == "observation"
     return read_observation(data, observation.round, LIMITS)
 
@@ -96,17 +101,17 @@ def test_what_stock_clients_need_stands_where_they_look() -> None:
 
 
 def test_tools_and_calls_come_back() -> None:
-    assert wire.read_tools(wire.tools_data(TOOLS)["observation"]["tools"]) == TOOLS
-    assert wire.read_tools([wire.mcp_tool(tool) for tool in TOOLS]) == TOOLS
+    assert openenv.read_tools(openenv.tools_data(TOOLS)["observation"]["tools"]) == TOOLS
+    assert openenv.read_tools([openenv.mcp_tool(tool) for tool in TOOLS]) == TOOLS
     call = Call("add", {"number": 3})
-    kind, data = wire.decode(wire.encode(wire.call_message(call)))
-    assert (kind, wire.read_call(data)) == ("step", call)
-    assert wire.read_call(wire.decode(wire.encode(wire.LIST_TOOLS))[1]) is None
-    kind, data = wire.decode(wire.encode(wire.reset_message({"goal": 3}, 7)))
-    assert (kind, wire.read_reset(data)) == ("reset", ({"goal": 3}, 7))
-    assert wire.read_reset({"goal": 3}) == ({"goal": 3}, 0)
-    kind, data = wire.decode(wire.encode(wire.submission_message("Done.")))
-    assert (kind, wire.read_submission(data)) == (wire.SUBMITTED, "Done.")
+    kind, data = openenv.decode(openenv.encode(openenv.call_message(call)))
+    assert (kind, openenv.read_call(data)) == ("step", call)
+    assert openenv.read_call(openenv.decode(openenv.encode(openenv.LIST_TOOLS))[1]) is None
+    kind, data = openenv.decode(openenv.encode(openenv.reset_message({"goal": 3}, 7)))
+    assert (kind, openenv.read_reset(data)) == ("reset", ({"goal": 3}, 7))
+    assert openenv.read_reset({"goal": 3}) == ({"goal": 3}, 0)
+    kind, data = openenv.decode(openenv.encode(openenv.submission_message("Done.")))
+    assert (kind, openenv.read_submission(data)) == (openenv.SUBMITTED, "Done.")
 
 
 def foreign(observation: Any, **more: Any) -> StepResult:
@@ -164,7 +169,7 @@ def test_observations_that_are_none_are_refused(data: dict[str, Any], message: s
 )
 def test_messages_that_are_none_are_refused(raw: str | bytes) -> None:
     with pytest.raises(DataError):
-        wire.decode(raw)
+        openenv.decode(raw)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +178,23 @@ def test_messages_that_are_none_are_refused(raw: str | bytes) -> None:
 )
 def test_steps_that_are_none_are_refused(data: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="call_tool"):
-        wire.read_call(data)
+        openenv.read_call(data)
 
 
 def test_requests_that_are_none_are_refused() -> None:
     with pytest.raises(DataError, match="seed"):
-        wire.reset_message({"seed": 3}, 3)
+        openenv.reset_message({"seed": 3}, 3)
     for seed in ("3", True, 1.5):
         with pytest.raises(DataError, match="seed"):
-            wire.read_reset({"seed": seed})
+            openenv.read_reset({"seed": seed})
     with pytest.raises(DataError, match="JSON"):
-        wire.encode(wire.call_message(Call("add", {"number": object()})))
+        openenv.encode(openenv.call_message(Call("add", {"number": object()})))
     for data in ({}, {"message": 3}, {"text": "x"}):
         with pytest.raises(DataError, match="submitted"):
-            wire.read_submission(data)
+            openenv.read_submission(data)
     for tools in (None, {}, ["a"], [{"description": "without a name"}]):
         with pytest.raises(DataError, match="tools"):
-            wire.read_tools(tools)
+            openenv.read_tools(tools)
     with pytest.raises(DataError, match="reward is inf"):
         observation_data(StepResult(0, reward=float("inf")))
 

@@ -16,12 +16,12 @@ from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.lent import PooledEnvironment, SharedPool
 from selfverify.agents.screen_tools import ScreenTools
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.connectors.pool import LocalSource, Source
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Environment
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split
-from selfverify.remote.environments.sources import LocalSource, Source
 from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.row_task import training_place
 

@@ -14,13 +14,13 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.lent import PooledEnvironment, SharedPool
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.environment_sources import SourceOf
+from selfverify.connectors.pool import PoolConfig
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split, split_seeds
 from selfverify.data.conversations import convert_agent_task
 from selfverify.data.fields import Row
-from selfverify.remote.environments.environment_pool import PoolConfig
 from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.row_task import RowTask, RowTaskConfig
 from selfverify.tasks.tool_calls import short_name

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from selfverify.connectors.pool import LocalSource, Source, SourceConfig
 from selfverify.core.distributions import distributions
 from selfverify.core.episode import Environment
-from selfverify.remote.environments.sources import LocalSource, Source, SourceConfig
 
 # Clients are imported late, because a core installation lacks what they need; the first names what that is.
 
@@ -25,8 +25,8 @@ class ServerOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.remote.environments.remote_environment import RemoteConfig
-        from selfverify.remote.environments.server_source import ServerSource
+        from selfverify.connectors.openenv import RemoteConfig
+        from selfverify.connectors.pool import ServerSource
 
         return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 
@@ -46,7 +46,7 @@ class McpOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.remote.environments.mcp_toolset import McpConfig, McpToolset
+        from selfverify.connectors.mcp import McpConfig, McpToolset
 
         settings = McpConfig(self.command, self.url, key=_key(), begin=self.begin)
 
@@ -72,13 +72,13 @@ class ProcessOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.remote.environments.process_source import ProcessSource
+        from selfverify.connectors.process import ProcessSource
 
         return ProcessSource(self.factory, self.sessions)
 
 
 def _key() -> str | None:
-    from selfverify.remote.environments.remote_environment import KEY_VARIABLE
+    from selfverify.connectors.openenv import KEY_VARIABLE
 
     return os.environ.get(KEY_VARIABLE)
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
+from selfverify.connectors.openenv import to_blocks
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACES, images_asked
 from selfverify.looking.tools.toolbox import ToolFault
 from selfverify.looking.tools.visual_tool import A, Arguments, Found, VisualTool
-from selfverify.remote.environments.content import to_blocks
 from selfverify.tasks.tool_calls import ToolError
 
 
@@ -84,11 +84,7 @@ class ToolServer:
         """The names of the tools, and what came of a call, if there is one."""
         import os
 
-        from selfverify.remote.environments.remote_environment import (
-            KEY_VARIABLE,
-            RemoteConfig,
-            RemoteEnvironment,
-        )
+        from selfverify.connectors.openenv import KEY_VARIABLE, RemoteConfig, RemoteEnvironment
 
         key = os.environ.get(KEY_VARIABLE)
         settings = RemoteConfig(self.url, key, reset_s=self.seconds, act_s=self.seconds, limits=LIMITS)

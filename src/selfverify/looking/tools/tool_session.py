@@ -9,11 +9,11 @@ from typing import Any
 
 from PIL import Image
 
+from selfverify.connectors.openenv import ContentLimits, from_blocks
 from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import MOST_PIXELS, Gallery, SeenImage
 from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.remote.environments.content import ContentLimits, from_blocks
 from selfverify.tasks.tool_calls import ToolError
 
 IMAGES, NUMBERS, SPACES = "images", "numbers", "spaces"

@@ -1,23 +1,27 @@
-"""A server of the Model Context Protocol as an environment: its tools are the calls.
+"""An MCP server's tools as an environment.
+
+A server of the Model Context Protocol as an environment: its tools are the calls.
 
 Such a server has no tasks and scores nothing, unless it is one of ours (`mcp_rpc`). So a reset begins a new
 session, with a process of its own where the server is a command. The official package speaks the protocol.
+
+A thread for an object that blocks and may be used on one thread only, such as a simulator or a browser.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from selfverify.connectors.openenv import ContentLimits, base_url, from_blocks, read_reward, read_tools
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.content import ContentLimits, from_blocks
-from selfverify.remote.environments.remote_environment import base_url
-from selfverify.remote.environments.wire import read_tools
-from selfverify.remote.environments.wire_observations import read_reward
 
 try:
     import httpx2
@@ -286,3 +290,50 @@ class _BoundedStream(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         with suppress(Exception):
             await self.inner.aclose()
+
+
+T = TypeVar("T")
+
+
+class OwnThread:
+    """Does one thing after another on a thread that does not keep the process from ending.
+
+    A thread cannot be stopped. What takes too long goes on behind the scenes, and the thread is left to it:
+    it ends when that is done.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def start(self, function: Callable[[], T]) -> Future[T]:
+        """Do something after all that was started before; the future has what it returns."""
+        future: Future[T] = Future()
+        self._work.put((future, function))
+        return future
+
+    async def do(self, function: Callable[[], T], limit_s: float) -> T:
+        """Do something and wait for it.
+
+        Raises:
+            TimeoutError: It takes longer than ``limit_s``.
+        """
+        async with asyncio.timeout(limit_s):
+            return await asyncio.wrap_future(self.start(function))
+
+    def end(self) -> None:
+        """End the thread after what was started before."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, function = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function()
+            except BaseException as error:
+                with suppress(Exception):
+                    future.set_exception(error)
+            else:
+                future.set_result(result)

@@ -1,26 +1,169 @@
-"""A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
+"""Leases over many servers, fair waiting, health.
+
+A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
 
 A lease is one session for one episode. Who asks first is served first; the emptiest healthy source serves. A
 session that was lost, or whose user has failed, is closed, and another one takes its place. A source that
 gives no session, or fails its check, is left out until it is healthy again. When the pool ends, nothing is
 left open.
+
+A session that is lent out of a pool for one episode.
+
+Where the sessions of a pool come from.
+
+Servers of environments as sources of a pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from selfverify.core.episode import Environment, EnvironmentLost
-from selfverify.core.errors import ConfigError
+import aiohttp
+from pydantic import Field
+
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.server import Factory
+from selfverify.core.config import Config
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
-from selfverify.remote.environments.lease import Lease
-from selfverify.remote.environments.sources import Source
+
+T = TypeVar("T")
+
+
+class Lease(Environment):
+    """An environment until the lease ends; afterwards every call raises.
+
+    Args:
+        environment: What is lent.
+        source: Where it comes from, for messages.
+        uses: Which lease of its session this is, from 1.
+    """
+
+    def __init__(self, environment: Environment, source: str, uses: int) -> None:
+        self.environment, self.source, self.uses = environment, source, uses
+        self.over = ""
+        """Why nothing can be asked any more."""
+        self.broken = False
+        """Whether the session cannot be lent again."""
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`."""
+        return self.environment.tools
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """See `Environment`."""
+        return await self._asked(self.environment.reset(task, seed))
+
+    async def step(self, call: Call) -> StepResult:
+        """See `Environment`."""
+        return await self._asked(self.environment.step(call))
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment`."""
+        await self._asked(self.environment.submitted(message))
+
+    async def state(self) -> dict[str, Any] | None:
+        """See `Environment`."""
+        return await self._asked(self.environment.state())
+
+    async def close(self) -> None:
+        """End the session before the lease ends."""
+        self.broken, self.over = True, self.over or "the session is closed"
+        await self.environment.close()
+
+    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """Whatever breaks a call off, other than a task that does not exist, breaks the session."""
+        if self.over:
+            work.close()
+            raise EnvironmentLost(f"{self.source}: {self.over}")
+        try:
+            return await work
+        except DataError:
+            raise
+        except BaseException:
+            self.broken = True
+            raise
+
+
+class Source(ABC):
+    """Makes sessions.
+
+    Args:
+        name: What messages call it.
+        sessions: The most sessions at once.
+    """
+
+    def __init__(self, name: str, sessions: int) -> None:
+        if sessions < 1:
+            raise ConfigError(f"{name}: sessions={sessions}, at least one is needed")
+        self.name, self.sessions = name, sessions
+
+    async def start(self) -> None:
+        """Do what comes before the first session.
+
+        Raises:
+            ConfigError: It can never work.
+        """
+
+    @abstractmethod
+    async def open(self) -> Environment:
+        """Return a new session, which is not reset yet. What was opened in vain is closed.
+
+        Raises:
+            EnvironmentLost: There is none to be had now.
+        """
+
+    async def healthy(self) -> bool:
+        """Return whether sessions can be had, in a time that the source itself bounds.
+
+        A source that can repair itself does so here. A check that raises is one that has failed.
+        """
+        return True
+
+    async def close(self) -> None:
+        """Give everything back, after the last session."""
+
+
+class SourceConfig(Config):
+    """A source as recipes write it. Each kind has a class; distributions give theirs in ``SOURCES``."""
+
+    kind: str
+    sessions: int = Field(8, ge=1, description="Sessions at the same time.")
+
+    def make(self) -> Source:
+        """Return the source.
+
+        Raises:
+            ConfigError: An address is none, or a package is not installed.
+        """
+        raise NotImplementedError
+
+
+class LocalSource(Source):
+    """Environments in this process.
+
+    Args:
+        factory: Makes an environment.
+        sessions: The most at once.
+    """
+
+    def __init__(self, factory: Factory, sessions: int, name: str = "this process") -> None:
+        super().__init__(name, sessions)
+        self.factory = factory
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        return self.factory()
+
 
 logger = logging.getLogger("selfverify.environments")
 
@@ -280,3 +423,41 @@ class EnvironmentPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class ServerSource(Source):
+    """A server of environments.
+
+    Args:
+        settings: Where it is.
+        sessions: The most sessions that are opened there. Others may use it, too: while it has no room, it
+            counts as out of order, and is asked again.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, settings: RemoteConfig, sessions: int) -> None:
+        super().__init__(str(base_url(settings.url)), sessions)
+        self.settings = settings
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        environment = RemoteEnvironment(self.settings)
+        try:
+            await environment.open()
+        except BaseException:
+            await environment.close()
+            raise
+        return environment
+
+    async def healthy(self) -> bool:
+        """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
+        address = base_url(self.settings.url)
+        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
+        async with aiohttp.ClientSession(timeout=patience) as http:
+            for place in dict.fromkeys((address, address.origin())):
+                async with http.get(place / "health") as reply:
+                    if reply.status == 200:
+                        return True
+        return False

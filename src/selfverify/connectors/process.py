@@ -1,4 +1,7 @@
-"""A server of environments in a process of its own on this machine, started anew when it dies or hangs."""
+"""Servers in processes of this machine.
+
+A server of environments in a process of its own on this machine, started anew when it dies or hangs.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from selfverify.connectors import server
+from selfverify.connectors.openenv import RemoteConfig
+from selfverify.connectors.pool import ServerSource, Source
+from selfverify.connectors.server import KEYS_VARIABLE, EnvironmentServing
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
-from selfverify.remote.environments import serve_environments
-from selfverify.remote.environments.remote_environment import RemoteConfig
-from selfverify.remote.environments.server_source import ServerSource
-from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
-from selfverify.remote.environments.sources import Source
 
 logger = logging.getLogger("selfverify.environments")
 
@@ -116,7 +118,7 @@ class ProcessSource(Source):
         self._starts.append(time.monotonic())
         self._fails = 0
         key = secrets.token_urlsafe(32)
-        module = serve_environments.__name__
+        module = server.__name__
         command = [sys.executable, "-P", "-m", module, self.serving.model_dump_json()]
         paths = [path or os.getcwd() for path in sys.path]
         process = await asyncio.create_subprocess_exec(

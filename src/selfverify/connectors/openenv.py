@@ -1,0 +1,735 @@
+"""Client of OpenEnv servers.
+
+An environment on a server that speaks OpenEnv's wire (`wire`): ours, or anybody's.
+
+OpenEnv's wire: the JSON messages of an environment's client and server over a WebSocket.
+
+One socket is one session. The client speaks first, and each message has one reply:
+
+========= =========================================================== =============================
+type      data of the request                                         type and data of the reply
+========= =========================================================== =============================
+reset     the task's fields and ``seed``                              ``observation``
+step      ``{type: list_tools}``                                      ``observation`` with ``tools``
+step      ``{type: call_tool, tool_name, arguments}``                 ``observation``
+state     none                                                        ``state``: the ground truth
+submitted ``{message}``, see `Environment.submitted`; ours            ``submitted``: empty
+mcp       a request in JSON-RPC: ``tools/list`` or ``tools/call``     ``mcp``: its response
+close     none                                                        none; the session ends
+========= =========================================================== =============================
+
+The protocol does not know ``submitted``. A server that does says so where it lists its tools: ``metadata``
+has ``{"hears": ["submitted"]}``. No other server is ever sent one.
+
+Any request may be answered with ``error``, whose data is ``{message, code}``. `wire_observations` has the
+data of an observation.
+
+Written after huggingface/OpenEnv, versions 0.3 and 0.10, without its code and without need of its package.
+
+An observation as the data of a reply on OpenEnv's wire (`wire`).
+
+It is ``{observation: {tool_name, result: {content, is_error}, error, metadata}, reward, done, metadata}``.
+What is shown stands in ``content`` (`content.to_blocks`). The protocol has no field for the round, for
+``truncated`` and for ``info``; they stand in ``metadata``, which the protocol leaves to environments. There
+``done`` is the task's own end. The protocol's ``done`` is also true after ``truncated``, since its clients go
+on until it is.
+
+What a tool shows, in the content blocks of the Model Context Protocol: texts, and images in base64.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from PIL import Image
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from selfverify.clients.openai_client import checked_address, read_at_most
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.images import to_rgb, upright
+from selfverify.data.images import decode_image
+
+INVALID_JSON = "INVALID_JSON"
+UNKNOWN_TYPE = "UNKNOWN_TYPE"
+VALIDATION_ERROR = "VALIDATION_ERROR"
+"""What was asked cannot be done: there is no such task, or the arguments do not fit."""
+CAPACITY_REACHED = "CAPACITY_REACHED"
+SESSION_ERROR = "SESSION_ERROR"
+
+LIST_TOOLS = {"type": "step", "data": {"type": "list_tools"}}
+STATE = {"type": "state"}
+CLOSE = {"type": "close"}
+SUBMITTED = "submitted"
+
+
+def encode(message: Mapping[str, Any]) -> str:
+    """Return a message as JSON.
+
+    Raises:
+        DataError: Something in it is no JSON value.
+    """
+    try:
+        return to_json(message, inf_nan_mode="constants").decode()
+    except (PydanticSerializationError, UnicodeError) as error:
+        raise DataError(f"the message cannot be written as JSON: {error}") from None
+
+
+def decode(raw: str | bytes) -> tuple[str, dict[str, Any]]:
+    """Return the type and the data of a message, request or reply.
+
+    Raises:
+        DataError: It is no message.
+    """
+    found = decode_object(raw)
+    if not isinstance(found.get("type"), str):
+        raise DataError("a message is an object with a type")
+    data = found.get("data")
+    if data is not None and not isinstance(data, dict):
+        raise DataError(f"the data of a message of type {found['type'][:40]!r} is no object")
+    return found["type"], data or {}
+
+
+def decode_object(raw: str | bytes) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        DataError: It is none.
+    """
+    try:
+        found = from_json(raw)
+    except ValueError as error:
+        raise DataError(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"no JSON object, but {type(found).__name__}")
+    return found
+
+
+def reset_message(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return the request for a reset.
+
+    Raises:
+        DataError: The task has a field ``seed`` itself.
+    """
+    if "seed" in task:
+        raise DataError("a task must not have a field 'seed': the seed is given beside the task")
+    return {"type": "reset", "data": {**task, "seed": seed}}
+
+
+def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the task and the seed of a request; a client that sends no seed gets 0.
+
+    Raises:
+        DataError: The seed is no number.
+    """
+    seed = data.get("seed")
+    if seed is None:
+        seed = 0
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise DataError("seed is no integer")
+    return {name: value for name, value in data.items() if name != "seed"}, seed
+
+
+def call_message(call: Call) -> dict[str, Any]:
+    """Return the request that carries out a call."""
+    data = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+    return {"type": "step", "data": data}
+
+
+def read_call(data: Mapping[str, Any]) -> Call | None:
+    """Return the call in the data of a step; None where tools are asked for.
+
+    Raises:
+        DataError: It is neither.
+    """
+    match data:
+        case {"type": "list_tools"}:
+            return None
+        case {"type": "call_tool", "tool_name": str(name), "arguments": dict(arguments)}:
+            return Call(name, arguments)
+        case {"type": "call_tool", "tool_name": str(name)} if "arguments" not in data:
+            return Call(name)
+    raise DataError(
+        "the data of a step is {'type': 'call_tool', 'tool_name': NAME, 'arguments': {...}} "
+        "or {'type': 'list_tools'}"
+    )
+
+
+def submission_message(message: str) -> dict[str, Any]:
+    """Return the request that tells with which message work was handed in."""
+    return {"type": SUBMITTED, "data": {"message": message}}
+
+
+def read_submission(data: Mapping[str, Any]) -> str:
+    """Return the message in the data of such a request.
+
+    Raises:
+        DataError: There is none.
+    """
+    message = data.get("message")
+    if not isinstance(message, str):
+        raise DataError("the data of 'submitted' is {'message': TEXT}")
+    return message
+
+
+def hears_submissions(data: Mapping[str, Any]) -> bool:
+    """Whether the data of a reply that lists tools says that its server hears of submissions."""
+    match data:
+        case {"observation": {"metadata": {"hears": [*heard]}}}:
+            return SUBMITTED in heard
+    return False
+
+
+def error_message(message: str, code: str) -> dict[str, Any]:
+    """Return the reply to what cannot be answered."""
+    return {"type": "error", "data": {"message": message, "code": code}}
+
+
+def tools_data(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the data of the reply that lists tools."""
+    shown = [mcp_tool(tool, "input_schema") for tool in tools]
+    metadata = {"hears": [SUBMITTED]}
+    return {"observation": {"tools": shown, "metadata": metadata}, "reward": None, "done": False}
+
+
+def mcp_tool(tool: Mapping[str, Any], schema: str = "inputSchema") -> dict[str, Any]:
+    """Return a tool in OpenAI's form as MCP writes it; ``schema`` names the field of its parameters."""
+    function = tool["function"]
+    return {
+        "name": function["name"],
+        "description": function.get("description", ""),
+        schema: function.get("parameters") or {"type": "object", "properties": {}},
+    }
+
+
+def read_tools(tools: object) -> list[dict[str, Any]]:
+    """Return a list of MCP's tools in OpenAI's form.
+
+    Raises:
+        DataError: It is no list of tools.
+    """
+    found = []
+    for tool in tools if isinstance(tools, list) else [None]:
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise DataError("this is no list of tools")
+        schema = tool.get("input_schema", tool.get("inputSchema"))
+        function = {
+            "name": tool["name"],
+            "description": str(tool.get("description") or ""),
+            "parameters": schema if isinstance(schema, dict) else {"type": "object", "properties": {}},
+        }
+        found.append({"type": "function", "function": function})
+    return found
+
+
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+
+
+@dataclass(frozen=True, slots=True)
+class ContentLimits:
+    """What is accepted from the other side of a connection.
+
+    Args:
+        message_bytes: The largest message, in bytes.
+        images: The most images in one message.
+        image_pixels: The most pixels of one image. It is checked before the image is decoded.
+    """
+
+    message_bytes: int = 64 * 2**20
+    images: int = 16
+    image_pixels: int = 40_000_000
+
+
+def to_blocks(text: str, images: Sequence[Image.Image]) -> list[dict[str, Any]]:
+    """Return a text, unless it is empty, and images as content blocks. Images become PNG files.
+
+    They are compressed by runs of equal bytes (zlib's ``Z_RLE``). That takes a third to half of the time of
+    PIL's usual way, and the files are as large for photos; a screenshot's may be half as large again.
+    """
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+    for image in images:
+        file = io.BytesIO()
+        seen = upright(image)
+        (seen if seen.mode in _PNG_MODES else to_rgb(seen)).save(
+            file, "PNG", compress_level=1, compress_type=zlib.Z_RLE
+        )
+        data = base64.b64encode(file.getvalue()).decode()
+        blocks.append({"type": "image", "data": data, "mimeType": "image/png"})
+    return blocks
+
+
+def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.Image]]:
+    """Return what content blocks hold: their texts, one below the other, and their images.
+
+    Of an embedded resource the text is taken. A block of which nothing can be shown, such as a sound, leaves
+    a note in the text.
+
+    Raises:
+        DataError: This is no list of blocks, or an image is broken or larger than allowed.
+    """
+    if not isinstance(blocks, list):
+        raise DataError(f"content is no list of blocks but {type(blocks).__name__}")
+    texts: list[str] = []
+    images: list[Image.Image] = []
+    for number, block in enumerate(blocks):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image", "data": str(data)}:
+                if len(images) == limits.images:
+                    raise DataError(f"more than {limits.images} images in one message")
+                images.append(_image(data, f"block {number}", limits))
+            case {"type": "resource", "resource": {"text": str(text)}}:
+                texts.append(text)
+            case {"type": "resource" | "resource_link" | "audio" as kind}:
+                texts.append(f"(a block of type {kind}, which cannot be shown)")
+            case _:
+                raise DataError(f"block {number} is no content block: {_short(block)}")
+    return "\n".join(texts), images
+
+
+def from_data_urls(
+    fields: Mapping[str, Any], limits: ContentLimits
+) -> tuple[dict[str, Any], list[Image.Image]]:
+    """Take the images that stand in an object as data URLs out of it.
+
+    Returns:
+        The object without them, and the images.
+
+    Raises:
+        DataError: An image is broken or larger than allowed.
+    """
+    rest: dict[str, Any] = {}
+    images: list[Image.Image] = []
+    for name, value in fields.items():
+        if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
+            if len(images) == limits.images:
+                raise DataError(f"more than {limits.images} images in one message")
+            images.append(_image(value.partition(",")[2], name, limits))
+        else:
+            rest[name] = value
+    return rest, images
+
+
+def _image(data: str, place: str, limits: ContentLimits) -> Image.Image:
+    try:
+        encoded = base64.b64decode(data.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise DataError(f"{place}: the image's base64 is broken: {error}") from None
+    try:
+        return decode_image(encoded, limits.image_pixels)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_LOST = frozenset({"timeout", "transport_error"})
+"""Types of a tool's error after which nothing is known of the environment."""
+
+
+def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
+    """Return the data of a reply that shows an observation.
+
+    Args:
+        observation: What is shown.
+        tool: The tool that was called; empty after a reset.
+
+    Raises:
+        DataError: The reward is no finite number.
+    """
+    reward = observation.reward
+    if reward is not None and not math.isfinite(reward):
+        raise DataError(f"the environment's reward is {reward}")
+    ended = {"done": observation.done, "truncated": observation.truncated}
+    metadata = {"round": observation.round, **ended, "info": observation.info}
+    error = {"error_type": "execution_error", "message": observation.error} if observation.error else None
+    shown = {
+        **({"tool_name": tool} if tool else {}),
+        "result": {
+            "content": to_blocks(observation.text, observation.images),
+            "is_error": bool(observation.error),
+        },
+        "error": error,
+        "metadata": metadata,
+    }
+    done = observation.done or observation.truncated
+    return {"observation": shown, "reward": reward, "done": done, "metadata": metadata}
+
+
+def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -> StepResult:
+    """Return the observation of a reply, whoever has written it.
+
+    Args:
+        data: The reply's data.
+        due: The round that the observation must have, or the one before where the call was refused and not
+            counted. A server that counts otherwise has lost its session.
+        limits: What is accepted.
+
+    Raises:
+        DataError: It is no observation, or none of the round that is due.
+    """
+    shown = data.get("observation")
+    if not isinstance(shown, dict):
+        raise DataError("there is no observation")
+    metadata = data.get("metadata") or shown.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise DataError("metadata is no object")
+    text, images = _shown(shown, limits)
+    error = _error(shown)
+    result = shown.get("result")
+    if not error and isinstance(result, dict) and (result.get("is_error") or result.get("isError")):
+        text, error = "", text or "the tool has failed"
+    told = metadata.get("round", due)
+    # True and 1.0 are equal to 1, and are no numbers of rounds.
+    if type(told) is not int or (told != due and not (error and 0 <= told == due - 1)):
+        raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
+    foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
+    info = metadata.get("info", foreign)
+    return StepResult(
+        told,
+        text,
+        images,
+        error,
+        done=_flag(metadata.get("done", data.get("done")), "done"),
+        truncated=_flag(metadata.get("truncated"), "truncated"),
+        reward=read_reward(data.get("reward")),
+        info=info if isinstance(info, dict) else {"info": info},
+    )
+
+
+def _shown(shown: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
+    """The text and the images of an observation; what is in no blocks becomes JSON."""
+    other = ("tool_name", "error", "metadata", "done", "reward")
+    fields = {name: value for name, value in shown.items() if name not in other}
+    result = fields.get("result") if "result" in fields else fields
+    if isinstance(result, dict) and isinstance(result.get("content"), list):
+        return from_blocks(result["content"], limits)
+    images: list[Image.Image] = []
+    if isinstance(result, dict):
+        result, images = from_data_urls(result, limits)
+    if isinstance(result, str):
+        return result, images
+    return ("" if result is None or result == {} else to_json(result).decode()), images
+
+
+def _error(shown: Mapping[str, Any]) -> str:
+    match shown.get("error"):
+        case None | "":
+            return ""
+        case {"error_type": str(kind), "message": message} if kind in _LOST:
+            raise DataError(f"the tool's error is {kind}: {str(message)[:200]}")
+        case {"message": message}:
+            return str(message) or "the tool has failed"
+        case other:
+            return str(other)
+
+
+def _flag(value: object, name: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"{name} is neither true nor false")
+    return bool(value)
+
+
+def read_reward(value: object) -> float | None:
+    """Return a reward as a server has sent it; None where nothing was scored.
+
+    Raises:
+        DataError: It is no finite number.
+    """
+    if value is None:
+        return None
+    try:
+        reward = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        reward = math.inf
+    if not math.isfinite(reward):
+        raise DataError(f"the reward is no finite number: {str(value)[:40]}")
+    return reward
+
+
+try:
+    import aiohttp
+    from yarl import URL
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
+KEY_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEY"
+"""Environment variable with the key that is sent to servers of environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """Where a server of environments is, and how patient to be.
+
+    Args:
+        url: The server's address, such as ``http://127.0.0.1:8000`` or ``http://host:8000/phone``.
+        key: The key that is sent; None sends none.
+        actions: ``tools`` for environments whose actions are calls of tools, ``plain`` for those with one
+            kind of action, which then is the only tool: ``step``, with the action's fields as arguments.
+        connect_s: Seconds that connecting may take.
+        reset_s: Seconds that a reset may take.
+        act_s: Seconds that a call, or reading the state, may take.
+        health_s: Seconds that a check of the server's health may take.
+        limits: What is accepted from the server.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    actions: Literal["tools", "plain"] = "tools"
+    connect_s: float = 10.0
+    reset_s: float = 300.0
+    act_s: float = 60.0
+    health_s: float = 10.0
+    limits: ContentLimits = field(default_factory=ContentLimits)
+
+
+class RemoteEnvironment(Environment):
+    """One session on a server.
+
+    A session that was broken off is lost. It is never taken up again in the middle: nobody knows what its
+    server has done meanwhile. So whatever goes wrong on the way raises `EnvironmentLost`, and so does every
+    later call. What the agent does wrong, the observation's ``error`` says.
+
+    Example:
+        >>> environment = RemoteEnvironment(RemoteConfig("http://127.0.0.1:8000"))  # doctest: +SKIP
+        >>> first = await environment.reset({"id": "alarm"}, seed=0)
+        >>> shown = await environment.act(Call("tap", {"x": 120, "y": 80}))
+        >>> await environment.close()
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, settings: RemoteConfig) -> None:
+        self.settings = settings
+        self._base = base_url(settings.url)
+        self.address = str(self._base)
+        """The server's address as messages name it, without a user's name or password."""
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._tools: list[dict[str, Any]] | None = None
+        self._lost = ""
+        self._round = -1
+        self._hears_submissions = False
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`; they are known once `open` has asked the server."""
+        if self._tools is None:
+            raise DataError(f"{self.address}: its tools are known after open() or reset()")
+        return self._tools
+
+    async def open(self) -> None:
+        """Connect and ask for the tools; does nothing on an open session.
+
+        Raises:
+            EnvironmentLost: The server cannot be reached, has no room, refuses the key, or is none.
+        """
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+        if self._tools is not None:
+            return
+        settings = self.settings
+        headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
+        self._http = aiohttp.ClientSession(headers=headers)
+        try:
+            async with asyncio.timeout(settings.connect_s):
+                self._socket = await self._http.ws_connect(
+                    self._base.with_scheme("wss" if self._base.scheme == "https" else "ws") / "ws",
+                    max_msg_size=settings.limits.message_bytes,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                    compress=0,
+                )
+        except TimeoutError:
+            await self._lose(f"no connection within {settings.connect_s:g} s")
+        except aiohttp.WSServerHandshakeError as error:
+            await self._lose(f"it answered {error.status} to a WebSocket" + _hint(error.status))
+        except (aiohttp.ClientError, OSError) as error:
+            await self._lose(f"it cannot be reached: {error}")
+        except BaseException:
+            await self._drop("opening was broken off")
+            raise
+        self._tools = await (self._listed() if settings.actions == "tools" else self._plain())
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """See `Environment`."""
+        message = reset_message(task, seed)
+        await self.open()
+        self._round = -1
+        kind, data = await self._ask(message, self.settings.reset_s, "reset")
+        if kind == "error":
+            if data.get("code") == VALIDATION_ERROR:
+                raise DataError(f"{self.address}: {_said(data)}")
+            await self._lose(_said(data))
+        return await self._read(kind, data)
+
+    async def step(self, call: Call) -> StepResult:
+        """See `Environment`."""
+        self._check_begun()
+        plain = {"type": "step", "data": dict(call.arguments)}
+        message = plain if self.settings.actions == "plain" else call_message(call)
+        kind, data = await self._ask(message, self.settings.act_s, call.name)
+        if kind == "error" and data.get("code") == VALIDATION_ERROR:
+            return StepResult(self._round, error=_said(data))  # refused, and not counted
+        return await self._read(kind, data)
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment`; a server that does not hear of submissions is told nothing."""
+        self._check_begun()
+        if not self._hears_submissions:
+            return
+        kind, data = await self._ask(submission_message(message), self.settings.act_s, SUBMITTED)
+        if kind != SUBMITTED:
+            await self._lose(_said(data) if kind == "error" else f"it answered with {kind[:40]!r}")
+
+    async def state(self) -> dict[str, Any] | None:
+        """See `Environment`; a server that tells nothing sends an empty object."""
+        kind, data = await self._ask(STATE, self.settings.act_s, "state")
+        if kind != "state":
+            await self._lose(_said(data) if kind == "error" else f"it answered with {kind[:40]!r}")
+        return data or None
+
+    async def close(self) -> None:
+        """See `Environment`."""
+        if self._socket is not None and not self._lost:
+            with suppress(Exception):
+                async with asyncio.timeout(1.0):
+                    await self._socket.send_str(encode(CLOSE))
+                    await self._socket.close()
+        await self._drop("the session is closed")
+
+    def _check_begun(self) -> None:
+        if self._round < 0 and not self._lost:
+            raise DataError(f"{self.address}: reset comes before the first call")
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        kind, data = await self._ask(LIST_TOOLS, self.settings.act_s, "list_tools")
+        shown = data.get("observation")
+        if kind == "error" and data.get("code") == VALIDATION_ERROR:
+            await self._lose(f"it has no tools ({_said(data)}); actions='plain' is for such environments")
+        if kind == "error":
+            await self._lose(_said(data))
+        self._hears_submissions = hears_submissions(data)
+        try:
+            return read_tools(shown.get("tools") if isinstance(shown, dict) else None)
+        except DataError as error:
+            await self._lose(str(error))
+
+    async def _plain(self) -> list[dict[str, Any]]:
+        """The only tool of an environment without tools; ``/schema`` says which fields its actions have."""
+        assert self._http is not None
+        most = self.settings.limits.message_bytes
+        try:
+            async with asyncio.timeout(self.settings.act_s), self._http.get(self._base / "schema") as reply:
+                reply.raise_for_status()
+                raw = await read_at_most(reply.content, most)
+            if raw is None:
+                raise DataError(f"it is larger than {most:,} bytes")
+            schema = decode_object(raw).get("action")
+        except TimeoutError:
+            await self._lose(f"no answer to /schema within {self.settings.act_s:g} s")
+        except (aiohttp.ClientError, OSError, DataError) as error:
+            await self._lose(f"its /schema is of no use: {error}")
+        shape = schema if isinstance(schema, dict) else {}
+        fields = shape.get("properties")
+        own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
+        return read_tools(
+            [
+                {
+                    "name": "step",
+                    "description": shape.get("description", ""),
+                    "input_schema": {**shape, "properties": own},
+                }
+            ]
+        )
+
+    async def _ask(self, message: Mapping[str, Any], limit_s: float, what: str) -> tuple[str, dict[str, Any]]:
+        """Send a message and return the type and the data of the reply."""
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+        if self._socket is None:
+            raise DataError(f"{self.address}: open() or reset() comes first")
+        encoded = encode(message)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._socket.send_str(encoded)
+                reply = await self._socket.receive()
+        except TimeoutError:
+            await self._lose(f"no answer to {what[:40]} within {limit_s:g} s")
+        except (aiohttp.ClientError, ConnectionError) as error:
+            await self._lose(f"the connection broke off: {error}")
+        except BaseException:
+            await self._drop(f"{what[:40]} was broken off")
+            raise
+        if reply.type is aiohttp.WSMsgType.BINARY:
+            await self._lose(f"it answered {what[:40]} with bytes, not with text")
+        if reply.type is not aiohttp.WSMsgType.TEXT:
+            told = f": {reply.data}" if reply.type is aiohttp.WSMsgType.ERROR else ""
+            await self._lose(f"the connection was closed before {what[:40]} was answered{told}"[:300])
+        try:
+            return decode(reply.data)
+        except DataError as error:
+            await self._lose(f"its reply to {what[:40]} is of no use: {error}")
+
+    async def _read(self, kind: str, data: dict[str, Any]) -> StepResult:
+        if kind == "error":
+            await self._lose(_said(data))
+        if kind != "observation":
+            await self._lose(f"it answered with {kind[:40]!r} where an observation was due")
+        try:
+            # Decoding an image takes as long as a hundred messages.
+            due, limits = self._round + 1, self.settings.limits
+            seen = await asyncio.to_thread(read_observation, data, due, limits)
+            self._round = seen.round
+            return seen
+        except DataError as error:
+            await self._lose(str(error))
+        except BaseException:
+            await self._drop("reading a reply was broken off")
+            raise
+
+    async def _lose(self, reason: str) -> NoReturn:
+        await self._drop(reason)
+        raise EnvironmentLost(self._lost) from None
+
+    async def _drop(self, reason: str) -> None:
+        """Cut the connection; whatever comes later raises with the first reason."""
+        self._lost = self._lost or f"{self.address}: {reason}"
+        http, self._http, self._socket = self._http, None, None
+        if http is not None:
+            await asyncio.shield(http.close())
+
+
+def base_url(url: str) -> URL:
+    """Return a server's address without a slash at its end.
+
+    Raises:
+        ConfigError: It is no address, or holds a password: keys are given apart, since addresses are printed.
+    """
+    return URL(checked_address(url, "http://127.0.0.1:8000", "as `key`"))
+
+
+def _said(data: Mapping[str, Any]) -> str:
+    return f"{str(data.get('message', 'no reason given'))[:500]} ({str(data.get('code', 'no code'))[:40]})"
+
+
+def _hint(status: int) -> str:
+    match status:
+        case 401 | 403:
+            return f"; the key is missing or wrong ({KEY_VARIABLE})"
+        case 404:
+            return "; nothing is served below this address"
+    return ""

@@ -1,0 +1,941 @@
+"""Serve any environment: OpenEnv's wire, MCP.
+
+A server of environments: OpenEnv's wire at ``/ws``, the Model Context Protocol at ``/mcp``.
+
+Every session has an environment of its own; many sessions share a process. A server of several environments
+has each below its name, such as ``/phone/ws``; the only one of a server is also at ``/ws``.
+
+Without keys everybody who reaches the port may ask. So a server without keys listens on this machine only. No
+server answers browsers: a page that somebody has open could ask it, too.
+
+The sessions of a server: bounded in number, each with its own environment, closed when nobody asks.
+
+A WebSocket of OpenEnv's wire on the server: one session from its first message to its last.
+
+What a server replies to a message of OpenEnv's wire (`wire`).
+
+The Model Context Protocol over HTTP: one request of JSON-RPC in one POST, answered with JSON.
+
+Two kinds of clients ask here. Those of MCP's streamable HTTP begin with ``initialize`` and name their session
+in a header. OpenEnv's begin with ``openenv/session/create`` and name theirs in the parameters; their socket
+can join it.
+
+An environment's tools as a server of the Model Context Protocol: its requests, whatever carries them.
+
+A client of that protocol knows tools only: it lists them and calls them. An environment needs a task first.
+So a session whose client has no other way gets one more tool, ``begin``, which resets the environment and
+shows where it starts. What the protocol has no field for stands in a result's ``_meta``:
+``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and ``selfverify/truncated``.
+
+Source: Model Context Protocol, versions 2024-11-05 to 2025-11-25, base protocol and tools.
+
+Run a server of environments until it is told to stop: for `selfverify agent serve`, and for pools.
+
+The settings of a server of environments, which are the options of `selfverify agent serve`.
+
+What our servers share: opening a port, and hearing that they are to stop.
+
+Bearer keys: who may ask a server of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import importlib
+import json
+import logging
+import operator
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import WSMsgType, web
+from pydantic import Field
+
+from selfverify.connectors import openenv
+from selfverify.connectors.openenv import ContentLimits, mcp_tool, observation_data, read_reset
+from selfverify.core.config import CommandConfig
+from selfverify.core.distributions import how_to_get
+from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
+from selfverify.core.events import note
+from selfverify.core.files import read_regular
+from selfverify.core.process_pool import end_with_parent
+
+logger = logging.getLogger("selfverify.environments")
+
+Factory = Callable[[], Environment]
+T = TypeVar("T")
+
+
+class NoRoom(SelfVerifyError):
+    """A server has as many sessions as it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What a server allows.
+
+    Args:
+        sessions: The most sessions at once, of each environment.
+        idle_s: Seconds without a request after which a session is closed.
+        busy_s: Seconds that one request may take. Then its session is lost.
+        close_s: Seconds that closing an environment may take. Then it is left behind, and the log says so.
+        content: What a client may send.
+    """
+
+    sessions: int = 64
+    idle_s: float = 600.0
+    busy_s: float = 600.0
+    close_s: float = 30.0
+    content: ContentLimits = field(default_factory=lambda: ContentLimits(message_bytes=4 * 2**20))
+
+
+class Session:
+    """One client's environment. Requests wait for each other.
+
+    Args:
+        environment: The environment.
+        limits: How long a request may take.
+        begins: Whether the client begins its task with a tool (`mcp_rpc.BEGIN`), having no other way.
+        task: The task and the seed, where they are fixed.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        limits: SessionLimits,
+        begins: bool = False,
+        task: tuple[dict[str, Any], int] | None = None,
+    ) -> None:
+        self.environment, self.limits, self.begins, self.task = environment, limits, begins, task
+        self.id = secrets.token_urlsafe(24)
+        self.used = time.monotonic()
+        self.begun = False
+        self.attached = False
+        """Whether a socket is the session's, which then sees to its end."""
+        self.lost = ""
+        """Why nothing can be asked any more."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is on its way."""
+        return self._lock.locked()
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """See `Environment.reset`."""
+        self.begun = False
+        shown = await self._do(lambda: self.environment.reset(task, seed), "reset")
+        self.begun = True
+        return shown
+
+    async def act(self, call: Call) -> StepResult:
+        """See `Environment.step`.
+
+        Raises:
+            DataError: The session has not been reset to a task yet.
+        """
+        self._check_begun()
+        return await self._do(lambda: self.environment.step(call), call.name)
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment.submitted`.
+
+        Raises:
+            DataError: The session has not been reset to a task yet.
+        """
+        self._check_begun()
+        await self._do(lambda: self.environment.submitted(message), "submitted")
+
+    async def state(self) -> dict[str, Any] | None:
+        """See `Environment.state`."""
+        return await self._do(self.environment.state, "state")
+
+    async def written(self, observation: StepResult, write: Callable[[StepResult], T]) -> T:
+        """Return an observation as it is sent, images on another thread.
+
+        Raises:
+            EnvironmentLost: It cannot be sent, which is the environment's fault.
+        """
+        try:
+            return await asyncio.to_thread(write, observation) if observation.images else write(observation)
+        except Exception as error:
+            self.lost = f"what the environment shows cannot be sent: {type(error).__name__}: {error}"
+            raise EnvironmentLost(self.lost) from None
+
+    def _check_begun(self) -> None:
+        if not self.begun:
+            raise DataError("there is no task yet: reset comes before the first call")
+
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
+        """Do one thing after what was asked before.
+
+        Raises:
+            EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.
+            DataError: As the environment.
+        """
+        async with self._lock:
+            if self.lost:
+                raise EnvironmentLost(self.lost)
+            try:
+                async with asyncio.timeout(self.limits.busy_s):
+                    return await work()
+            except DataError:
+                raise
+            except TimeoutError:
+                self.lost = f"{what[:40]} took longer than {self.limits.busy_s:g} s"
+            except EnvironmentLost as error:
+                self.lost = str(error)
+            except asyncio.CancelledError:
+                self.lost = f"{what[:40]} was broken off"
+                raise
+            except Exception as error:
+                logger.exception("the environment has raised what it must not raise")
+                self.lost = (
+                    f"the environment has failed with {type(error).__name__}; the server's log says more"
+                )
+            finally:
+                self.used = time.monotonic()
+            raise EnvironmentLost(self.lost)
+
+
+class SessionTable:
+    """The sessions of one environment.
+
+    Args:
+        name: The environment's name, for messages.
+        factory: Makes an environment, at once; what takes long belongs into its `Environment.reset`.
+        limits: What is allowed.
+    """
+
+    def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
+        self.name, self.factory, self.limits = name, factory, limits
+        self._open: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, begins: bool = False, task: tuple[dict[str, Any], int] | None = None) -> Session:
+        """Make a session.
+
+        Raises:
+            NoRoom: There are as many as may be.
+            EnvironmentLost: No environment can be made.
+        """
+        if len(self._open) >= self.limits.sessions:
+            raise NoRoom(f"{self.name}: all {self.limits.sessions} sessions are in use")
+        try:
+            made = self.factory()
+        except Exception as error:
+            logger.exception("%s: no environment can be made", self.name)
+            raise EnvironmentLost(
+                f"{self.name}: no environment can be made: {type(error).__name__}; the server's log says more"
+            ) from None
+        session = Session(made, self.limits, begins, task)
+        self._open[session.id] = session
+        return session
+
+    def find(self, name: str) -> Session | None:
+        """Return the session of a name that `Session.id` gave."""
+        return self._open.get(name)
+
+    async def close(self, session: Session) -> None:
+        """Close a session. Never raises; an environment that does not close in time is left behind."""
+        if self._open.pop(session.id, None) is None:
+            return
+        session.lost = session.lost or "the session is closed"
+        reason = ""
+        try:
+            async with asyncio.timeout(self.limits.close_s):
+                await session.environment.close()
+        except TimeoutError:
+            reason = f"it takes longer than {self.limits.close_s:g} s"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            text = f"an environment {self.name} could not be closed: {reason}"
+            note(logger, "episode_not_closed", text, environment=self.name, reason=reason)
+
+    async def close_all(self) -> None:
+        """Close every session."""
+        await asyncio.gather(*(self.close(session) for session in list(self._open.values())))
+
+    async def sweep(self) -> None:
+        """Close the sessions of which nobody has asked anything for too long; sockets watch their own."""
+        late = time.monotonic() - self.limits.idle_s
+        idle = [s for s in self._open.values() if s.used < late and not s.attached and not s.busy]
+        await asyncio.gather(*(self.close(session) for session in idle))
+
+
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""The versions of the protocol that are spoken, the newest last."""
+BEGIN = "begin"
+
+PARSE_ERROR, INVALID_REQUEST, NOT_FOUND, INVALID_PARAMS, LOST = -32700, -32600, -32601, -32602, -32000
+"""Codes of JSON-RPC; the last is for lost sessions and servers without room."""
+
+
+async def answer_rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Answer one request of JSON-RPC; None for a notification, which has no answer."""
+    if "id" not in request:
+        return None
+    method, params = request.get("method"), request.get("params") or {}
+    if request.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(params, dict):
+        return rpc_error(
+            request, INVALID_REQUEST, "a request has jsonrpc '2.0', a method, and params, an object"
+        )
+    try:
+        match method:
+            case "initialize":
+                return rpc_result(request, _welcome(session, params))
+            case "ping":
+                return rpc_result(request, {})
+            case "tools/list":
+                return rpc_result(request, {"tools": _tools(session)})
+            case "tools/call":
+                return rpc_result(request, await _call(session, params))
+    except DataError as error:
+        return rpc_error(request, INVALID_PARAMS, str(error))
+    except EnvironmentLost as error:
+        return rpc_error(request, LOST, str(error))
+    return rpc_error(request, NOT_FOUND, f"there is no method {method[:60]}")
+
+
+def rpc_result(request: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request."""
+    return {"jsonrpc": "2.0", "id": request.get("id"), "result": result}
+
+
+def rpc_error(request: Mapping[str, Any], code: int, message: str) -> dict[str, Any]:
+    """Return the answer to a request that failed."""
+    return {"jsonrpc": "2.0", "id": request.get("id"), "error": {"code": code, "message": message}}
+
+
+def _welcome(session: Session, params: Mapping[str, Any]) -> dict[str, Any]:
+    asked = params.get("protocolVersion")
+    found: dict[str, Any] = {
+        "protocolVersion": asked if asked in VERSIONS else VERSIONS[-1],
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "selfverify", "version": __version__},
+    }
+    if session.begins:
+        found["instructions"] = f"Call {BEGIN} first: it sets the task up and shows where it starts."
+    return found
+
+
+def _tools(session: Session) -> list[dict[str, Any]]:
+    tools = [mcp_tool(tool) for tool in session.environment.tools]
+    if not session.begins:
+        return tools
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    if session.task is None:
+        schema["properties"] = {
+            "task": {"type": "object", "description": "The task, in the environment's own fields."},
+            "seed": {"type": "integer", "description": "Decides whatever is random."},
+        }
+    told = "Set the task up and show where it starts. It is called once, before all others."
+    return [{"name": BEGIN, "description": told, "inputSchema": schema}, *tools]
+
+
+async def _call(session: Session, params: Mapping[str, Any]) -> dict[str, Any]:
+    name, arguments = params.get("name"), params.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise DataError("a call has a name, and arguments, an object")
+    if name == BEGIN and session.begins:
+        if session.begun:
+            return _refused(f"the task has begun; {BEGIN} is called once")
+        task, seed = session.task or _task(arguments)
+        shown = await session.reset(task, seed)
+    elif not session.begun and session.begins:
+        return _refused(f"there is no task yet: call {BEGIN} first")
+    else:
+        shown = await session.act(Call(name, arguments))
+    return await session.written(shown, _result)
+
+
+def _task(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    task = arguments.get("task") or {}
+    if not isinstance(task, dict):
+        raise DataError("task is no object")
+    return task, read_reset({"seed": arguments.get("seed")})[1]
+
+
+def _result(shown: StepResult) -> dict[str, Any]:
+    """An observation as the result of a tool; an error stands among the texts, where clients look for it."""
+    data = observation_data(shown)
+    content = data["observation"]["result"]["content"]
+    if shown.error:
+        content = [{"type": "text", "text": shown.error}, *content]
+    told = {
+        "round": shown.round,
+        "reward": shown.reward,
+        "done": shown.done,
+        "truncated": shown.truncated,
+    }
+    meta = {f"selfverify/{name}": value for name, value in told.items()}
+    return {"content": content, "isError": bool(shown.error), "_meta": meta}
+
+
+def _refused(message: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": message}], "isError": True}
+
+
+async def answer(session: Session, raw: str | bytes) -> str | None:
+    """Return the reply to a message; None after ``close``.
+
+    After a reply to a lost environment `Session.lost` says why, and the session ends.
+    """
+    try:
+        kind, data = openenv.decode(raw)
+    except DataError as error:
+        return openenv.encode(openenv.error_message(str(error), openenv.INVALID_JSON))
+    if kind == "close":
+        return None
+    try:
+        return await _answer(session, kind, data)
+    except DataError as error:
+        return openenv.encode(openenv.error_message(str(error), openenv.VALIDATION_ERROR))
+    except EnvironmentLost as error:
+        return openenv.encode(openenv.error_message(str(error), openenv.SESSION_ERROR))
+
+
+async def _answer(session: Session, kind: str, data: dict[str, Any]) -> str:
+    match kind:
+        case "reset":
+            task, seed = openenv.read_reset(data)
+            return await session.written(await session.reset(task, seed), partial(_shown, ""))
+        case "step":
+            call = openenv.read_call(data)
+            if call is None:
+                return openenv.encode(
+                    {"type": "observation", "data": openenv.tools_data(session.environment.tools)}
+                )
+            return await session.written(await session.act(call), partial(_shown, call.name))
+        case "state":
+            return openenv.encode({"type": "state", "data": await session.state() or {}})
+        case openenv.SUBMITTED:
+            await session.submitted(openenv.read_submission(data))
+            return openenv.encode({"type": openenv.SUBMITTED, "data": {}})
+        case "mcp":
+            return openenv.encode({"type": "mcp", "data": await answer_rpc(session, data) or {}})
+    return openenv.encode(
+        openenv.error_message(f"there is no message of type {kind[:40]!r}", openenv.UNKNOWN_TYPE)
+    )
+
+
+def _shown(tool: str, observation: StepResult) -> str:
+    return openenv.encode({"type": "observation", "data": observation_data(observation, tool)})
+
+
+class SocketEndpoint:
+    """Answers at ``/ws``. A socket's session ends with it, one that was opened elsewhere goes on.
+
+    No pings are sent: an environment that keeps its process busy could not answer them in time. A client that
+    has gone without a word is noticed when it is idle for too long.
+    """
+
+    def __init__(self, table: SessionTable) -> None:
+        self.table = table
+        self._sockets: set[web.WebSocketResponse] = set()
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one socket until its end."""
+        most = self.table.limits.content.message_bytes
+        socket = web.WebSocketResponse(max_msg_size=most, compress=False, timeout=1.0)
+        await socket.prepare(request)
+        self._sockets.add(socket)
+        name = request.query.get("session_id")
+        try:
+            session = self._attach(name) if name else self.table.open()
+        except (NoRoom, DataError, EnvironmentLost) as error:
+            code = openenv.CAPACITY_REACHED if isinstance(error, NoRoom) else openenv.SESSION_ERROR
+            await _say(socket, str(error), code)
+            session = None
+        try:
+            if session is not None:
+                await self._converse(socket, session)
+        finally:
+            if session is not None:
+                session.attached = False
+                if not name or session.lost:
+                    await asyncio.shield(self.table.close(session))
+            self._sockets.discard(socket)
+            await socket.close()
+        return socket
+
+    async def stop(self) -> None:
+        """Close all sockets, whose sessions then end."""
+        await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets)))
+
+    def _attach(self, name: str) -> Session:
+        session = self.table.find(name)
+        if session is None:
+            raise DataError("there is no such session")
+        if session.attached:
+            raise DataError("the session has a socket already")
+        return session
+
+    async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
+        """Answer message by message. A client that goes while it is answered breaks that off."""
+        session.attached = True
+        idle_s = self.table.limits.idle_s
+        receiving = asyncio.ensure_future(socket.receive())
+        answering: asyncio.Future[str | None] | None = None
+        try:
+            while True:
+                await asyncio.wait({receiving}, timeout=idle_s)
+                if not receiving.done():
+                    return await _say(socket, f"nothing was asked for {idle_s:g} s", openenv.SESSION_ERROR)
+                message = receiving.result()
+                if message.type != WSMsgType.TEXT:
+                    return None
+                receiving = asyncio.ensure_future(socket.receive())
+                answering = asyncio.ensure_future(answer(session, message.data))
+                await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    return None  # it has gone, or speaks before it was answered
+                reply = answering.result()
+                if reply is None:
+                    return None
+                with suppress(ConnectionError):
+                    await socket.send_str(reply)
+                if session.lost:
+                    return None
+        finally:
+            for task in (receiving, answering):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+
+
+async def _say(socket: web.WebSocketResponse, message: str, code: str) -> None:
+    with suppress(ConnectionError):
+        await socket.send_str(openenv.encode(openenv.error_message(message, code)))
+
+
+SESSION_HEADER = "Mcp-Session-Id"
+
+
+class McpEndpoint:
+    """Answers at ``/mcp``."""
+
+    def __init__(self, table: SessionTable) -> None:
+        self.table = table
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Answer one request."""
+        try:
+            data = openenv.decode_object(await request.read())
+        except DataError as error:
+            return _reply(rpc_error({}, PARSE_ERROR, str(error)), 400)
+        try:
+            if data.get("method") == "initialize":
+                session = self.table.open(begins=True, task=fixed_task(request.query))
+                return _reply(await answer_rpc(session, data), session=session.id)
+            if str(data.get("method")).startswith("openenv/"):
+                return _reply(await self._own(data))
+        except (NoRoom, EnvironmentLost) as error:
+            return _reply(rpc_error(data, LOST, str(error)), 503)
+        except DataError as error:
+            return _reply(rpc_error(data, INVALID_PARAMS, str(error)), 400)
+        header = request.headers.get(SESSION_HEADER)
+        found = self.table.find(header or _named(data))
+        if found is None:
+            text = "there is no such session; initialize makes one"
+            return _reply(rpc_error(data, INVALID_REQUEST, text), 404 if header else 400)
+        reply = await answer_rpc(found, data)
+        if found.lost:
+            await self.table.close(found)
+        return _reply(reply)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """End a session."""
+        session = self.table.find(request.headers.get(SESSION_HEADER, ""))
+        if session is None:
+            return web.Response(status=404)
+        await self.table.close(session)
+        return web.Response(status=204)
+
+    async def _own(self, data: dict[str, Any]) -> dict[str, Any]:
+        """OpenEnv's methods for sessions."""
+        if data["method"] == "openenv/session/create":
+            return rpc_result(data, {"session_id": self.table.open().id})
+        if data["method"] != "openenv/session/close":
+            raise DataError(f"there is no method {data['method'][:60]}")
+        session = self.table.find(_named(data))
+        if session is None:
+            raise DataError("there is no such session")
+        await self.table.close(session)
+        return rpc_result(data, {"session_id": session.id, "closed": True})
+
+
+def fixed_task(query: Any) -> tuple[dict[str, Any], int] | None:
+    """Return the task and the seed in an address: ``/mcp?task={"id":"alarm"}&seed=3``; None without a task.
+
+    Raises:
+        DataError: The task is no JSON object, or the seed no integer.
+    """
+    if "task" not in query:
+        return None
+    seed = query.get("seed", "0")
+    try:
+        return openenv.decode_object(query["task"]), int(seed)
+    except ValueError:
+        raise DataError(f"seed={seed[:40]!r} in the address is no integer") from None
+
+
+def _named(data: dict[str, Any]) -> str:
+    params = data.get("params")
+    return str(params.get("session_id")) if isinstance(params, dict) else ""
+
+
+def _reply(message: dict[str, Any] | None, status: int = 200, session: str = "") -> web.Response:
+    headers = {SESSION_HEADER: session} if session else None
+    if message is None:
+        return web.Response(status=202, headers=headers)
+    return web.Response(
+        text=openenv.encode(message), status=status, content_type="application/json", headers=headers
+    )
+
+
+KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
+"""Environment variable with the keys of those who may ask, apart by commas."""
+
+
+class EnvironmentServing(CommandConfig):
+    """Which environments are served, where, and to whom."""
+
+    environments: list[str] = Field(
+        description="An environment: a name that is known here, or name=package.module:factory.",
+        json_schema_extra={"argument": True},
+    )
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on. Any but this machine's own needs keys."""
+
+    port: int = Field(8000, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    sessions: int = Field(64, ge=1)
+    """The most sessions of each environment."""
+
+    idle: float = Field(600.0, ge=0.1)
+    """Seconds without a request after which a session is closed."""
+
+    busy: float = Field(600.0, ge=0.1)
+    """Seconds that one request may take; then its session is lost."""
+
+    keys: Path | None = Field(
+        None, description=f"A file with the keys of those who may ask, one a line; or set ${KEYS_VARIABLE}."
+    )
+
+
+def address_of(host: str, port: int) -> str:
+    """Return where a server of ours listens, as an address; IPv6's colons stand in brackets there."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def open_port(runner: web.AppRunner, stack: AsyncExitStack, host: str, port: int) -> int:
+    """Let an application listen. Closing ``stack`` closes it.
+
+    Returns:
+        The port; for port 0 the free one that was taken.
+
+    Raises:
+        ConfigError: The port cannot be opened.
+    """
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from None
+    address: tuple[str, int] = runner.addresses[0]
+    return address[1]
+
+
+def stop_asked() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set, from now on, in the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # Windows
+            loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+class Keys:
+    """Bearer keys, kept and compared as digests.
+
+    Every key is compared, each in constant time, so that timing does not tell which key was close.
+
+    Args:
+        keys: The keys.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._known = [(digest.hex()[:8], digest) for digest in digests]
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def find(self, header: str | None) -> str | None:
+        """Return the name of the key in an ``Authorization`` header; None for an unknown key.
+
+        A key is called by the first digits of its SHA-256.
+        """
+        scheme, _, given = (header or "").partition(" ")
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for name, known in self._known:
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found if scheme.lower() == "bearer" else None
+
+
+def find_keys(variable: str, path: Path | None) -> Keys:
+    """Return the keys of clients: those in an environment variable, apart by commas, and those in a file.
+
+    Raises:
+        ConfigError: `read_keys` cannot read the file.
+    """
+    given = [key.strip() for key in os.environ.get(variable, "").split(",")]
+    return Keys([key for key in given if key] + (read_keys(path) if path else []))
+
+
+def read_keys(path: Path) -> list[str]:
+    """Read keys from a file, one a line; empty lines and lines that begin with # are skipped.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no key.
+    """
+    try:
+        lines = [line.strip() for line in read_regular(path).decode("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the keys {path} cannot be read: {error}") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{path} holds no key; leave it out to serve everybody who can reach the port")
+    return keys
+
+
+try:  # before our own modules that need it as well
+    from aiohttp import web
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class EnvironmentServer:
+    """Serves environments to many clients.
+
+    Args:
+        environments: By name, what makes an environment.
+        limits: How many sessions each environment may have, how large and how long requests may be.
+        keys: The keys of those who may ask; without any, everybody may who can reach the port.
+
+    Raises:
+        ConfigError: There is no environment, or a name cannot stand in an address.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Factory],
+        limits: SessionLimits | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        wrong = [name for name in environments if not name.replace("-", "").replace("_", "").isalnum()]
+        if wrong or not environments:
+            found = f"not {', '.join(wrong)}" if wrong else "and there is none"
+            raise ConfigError(f"environments have names of letters, digits, - and _, {found}")
+        self.limits = limits or SessionLimits()
+        self.keys = keys or Keys([])
+        self.tables = {name: SessionTable(name, make, self.limits) for name, make in environments.items()}
+        self._sockets = {name: SocketEndpoint(table) for name, table in self.tables.items()}
+
+    def application(self) -> web.Application:
+        """Return the application. When it ends, every session is closed."""
+        app = web.Application(middlewares=[self._guard], client_max_size=self.limits.content.message_bytes)
+        app.router.add_get("/health", self._health)
+        for name, table in self.tables.items():
+            mcp = McpEndpoint(table)
+            for path in (f"/{name}", "") if len(self.tables) == 1 else (f"/{name}",):
+                app.router.add_get(f"{path}/ws", self._sockets[name].serve)
+                app.router.add_post(f"{path}/mcp", mcp.post)
+                app.router.add_delete(f"{path}/mcp", mcp.delete)
+                app.router.add_get(f"{path}/schema", _schema)
+        app.on_shutdown.append(self._stop)
+        app.cleanup_ctx.append(self._sweeping)
+        return app
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if "Origin" in request.headers:
+            raise web.HTTPForbidden(text="this server is not for browsers")
+        named = self.keys.find(request.headers.get("Authorization")) if self.keys else ""
+        if named is None and request.path != "/health":
+            raise web.HTTPUnauthorized(text="a key is needed: Authorization: Bearer KEY")
+        return await handler(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        sessions = {name: len(table) for name, table in self.tables.items()}
+        return web.json_response({"status": "healthy", "sessions": sessions, "limit": self.limits.sessions})
+
+    async def _sweeping(self, _: web.Application) -> AsyncIterator[None]:
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(min(self.limits.idle_s / 4, 30.0))
+                for table in self.tables.values():
+                    await table.sweep()
+
+        sweeping = asyncio.create_task(sweep())
+        yield
+        sweeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await sweeping
+        await asyncio.gather(*(table.close_all() for table in self.tables.values()))
+
+    async def _stop(self, _: web.Application) -> None:
+        await asyncio.gather(*(endpoint.stop() for endpoint in self._sockets.values()))
+
+
+async def _schema(_: web.Request) -> web.Response:
+    """The shape of an action; what there is to call, ``list_tools`` tells."""
+    action: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["call_tool", "list_tools"]},
+            "tool_name": {"type": "string"},
+            "arguments": {"type": "object"},
+        },
+        "required": ["type"],
+    }
+    anything = {"type": "object"}
+    return web.json_response({"action": action, "observation": anything, "state": anything})
+
+
+async def start_server(
+    server: EnvironmentServer, stack: AsyncExitStack, host: str = "127.0.0.1", port: int = 0
+) -> int:
+    """Open the port. Closing ``stack`` closes it, and every session.
+
+    Returns:
+        The port; for port 0 the free one that was taken.
+
+    Raises:
+        ConfigError: The port cannot be opened, or other machines could reach it and nobody needs a key.
+    """
+    if host not in LOOPBACK and not server.keys:
+        raise ConfigError(
+            f"other machines reach {host}: set {KEYS_VARIABLE} to the keys of those who may ask"
+        )
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=5.0)
+    return await open_port(runner, stack, host, port)
+
+
+FORCE_S = 20.0
+"""Seconds that an orphaned server gets to close its sessions."""
+
+
+def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> tuple[str, Factory]:
+    """Return the name and the factory of an environment.
+
+    Args:
+        spec: A name that is known, or ``name=package.module:factory``; the factory is a class or a function
+            without arguments.
+        known: Environments by name.
+
+    Raises:
+        ConfigError: It has another form, or there is no such factory.
+    """
+    known = known or {}
+    if spec in known:
+        return spec, known[spec]
+    name, _, path = spec.partition("=")
+    module, _, attribute = path.partition(":")
+    if not (name and module and attribute):
+        names = f"; known by name are {', '.join(known)}" if known else ""
+        raise ConfigError(
+            how_to_get(spec)
+            or f"{spec!r} is no environment; one looks like phone=package.module:factory{names}"
+        )
+    try:
+        factory = operator.attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{spec!r}: there is no {attribute} in {module}: {error}") from None
+    if not callable(factory):
+        raise ConfigError(f"{spec!r}: {attribute} is nothing that can be called")
+    return name, factory
+
+
+async def serve_until_told(
+    settings: EnvironmentServing,
+    on_ready: Callable[[int], None],
+    known: Mapping[str, Factory] | None = None,
+    with_parent: bool = False,
+    content: ContentLimits | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; then close every session.
+
+    Args:
+        settings: What is served, and where.
+        on_ready: Called with the port.
+        known: Environments by name, beside those that the settings import.
+        with_parent: End also when the standard input ends, as it does when the process that started this one
+            is gone.
+        content: What a client may send, where that is more than calls of agents need.
+
+    Raises:
+        ConfigError: There is no such environment, or as `start_server`.
+    """
+    environments = dict(find_environment(spec, known) for spec in settings.environments)
+    limits = SessionLimits(settings.sessions, idle_s=settings.idle, busy_s=settings.busy)
+    limits = limits if content is None else replace(limits, content=content)
+    server = EnvironmentServer(environments, limits, find_keys(KEYS_VARIABLE, settings.keys))
+    stop = stop_asked()
+    async with AsyncExitStack() as stack:
+        on_ready(await start_server(server, stack, settings.host, settings.port))
+        if with_parent:
+            loop = asyncio.get_running_loop()
+            # By force, if an environment keeps the loop from hearing of it.
+            end_with_parent(lambda: loop.call_soon_threadsafe(stop.set), FORCE_S)
+        await stop.wait()
+        logger.info("stopping; %d sessions are open", sum(len(table) for table in server.tables.values()))
+
+
+def main() -> None:
+    """Serve for a pool (`process_source`): settings come as JSON, and the port is printed as JSON."""
+    # Whatever environments print goes to standard error.
+    ready = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    def say(port: int) -> None:
+        print(json.dumps({"port": port}), file=ready, flush=True)
+
+    try:
+        settings = EnvironmentServing.model_validate_json(sys.argv[1])
+        asyncio.run(serve_until_told(settings, say, with_parent=True))
+    except SelfVerifyError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
