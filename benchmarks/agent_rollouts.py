@@ -41,7 +41,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.recomputing_sessions import RecomputingSession
-from selfverify.rollouts.converse import Rollout, rollout
+from selfverify.rollouts.rollout import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8
 AIMS = {10: (3.0, 3.0), 30: (5.0, 3.0)}

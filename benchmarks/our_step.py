@@ -19,7 +19,7 @@ from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 BETA, LEARNING_RATE = 0.01, 1e-5
 

@@ -26,7 +26,7 @@ from selfverify.learner.totals import UpdateMetrics
 from selfverify.learner.update import LossComputer
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 CHECKED_STEPS = 2
 

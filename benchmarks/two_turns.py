@@ -56,7 +56,7 @@ from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 
 class Timed(TokenSampler):

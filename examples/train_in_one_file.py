@@ -25,8 +25,8 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.decoding import derived_seed
-from selfverify.rollouts.converse import Rollout, rollout
-from selfverify.rollouts.reading import read_rollout_scores
+from selfverify.rollouts.rollout import Rollout, rollout
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
 FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verification/soft_auc"}

@@ -23,7 +23,7 @@ from selfverify.experiments.registry import METHODS, TASKS, make_method, make_ta
 from selfverify.experiments.run import learn
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 

@@ -31,7 +31,7 @@ from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, ADPO_PAGE, ADAPO_PAGE = DOCS / "python.md", DOCS / "adpo.md", DOCS / "adapo.md"

@@ -22,8 +22,8 @@ from selfverify.experiments.registry import make_method
 from selfverify.learner.streams import make_streams
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite, rollout
-from selfverify.rollouts.recorded import play, record
+from selfverify.rollouts.recording import play, record
+from selfverify.rollouts.rollout import recite, rollout
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.digits import DigitsSum
 from selfverify.tasks.tool_episode import ACTION

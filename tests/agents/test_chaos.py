@@ -25,8 +25,8 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, rollout
-from selfverify.rollouts.hung import HUNG
+from selfverify.rollouts.episode_runner import HUNG
+from selfverify.rollouts.rollout import Rollout, rollout
 from terse_phone import phone
 
 TURNS = 16

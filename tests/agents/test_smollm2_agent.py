@@ -30,7 +30,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
 TRIED = [(place, text) for place in PLACES for text in INJECTIONS][::90]

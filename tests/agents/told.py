@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.episode_around import EpisodeWrapper
+from selfverify.rollouts.wrappers import EpisodeWrapper
 
 
 class Told(EpisodeWrapper):

@@ -23,13 +23,12 @@ from selfverify.core.files import only_writer
 from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
-from selfverify.data.atif import read_atif
 from selfverify.evaluation.atif_samples import read_exported
 from selfverify.evaluation.store import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
 from selfverify.experiments.data_export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS
-from selfverify.rollouts.atif_rollouts import rollout_from_atif
-from selfverify.rollouts.recorded import RecordedGroup, record
+from selfverify.rollouts.atif import read_atif, rollout_from_atif
+from selfverify.rollouts.recording import RecordedGroup, record
 from selfverify.tasks.answering import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}

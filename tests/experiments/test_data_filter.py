@@ -26,7 +26,7 @@ from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
 from selfverify.learner.kept import FilteredProblems
 from selfverify.methods.base import MethodConfig
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Task
 
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from selfverify.core import ranks
 from selfverify.core.events import read_events
 from selfverify.core.jsonl_store import read_journal
-from selfverify.rollouts.recorded import RecordedGroup
+from selfverify.rollouts.recording import RecordedGroup
 from served import free_port
 
 PROGRAM = Path(__file__).with_name("several.py")

@@ -27,7 +27,7 @@ from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite, rollout
+from selfverify.rollouts.rollout import recite, rollout
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.base import Task, judge_integer, user_turn
 from selfverify.tasks.tool_calls import ToolError

@@ -19,7 +19,7 @@ from selfverify.looking.looking_task import VisualToolTask
 from selfverify.looking.step_verifier import StepVerifier
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
 

@@ -22,7 +22,7 @@ from selfverify.experiments.registry import METHODS, make_method, make_task
 from selfverify.learner.streams import make_streams, select
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:

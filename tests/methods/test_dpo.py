@@ -21,7 +21,7 @@ from selfverify.methods.base import Training
 from selfverify.objectives import likelihood, pairwise
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, recite
+from selfverify.rollouts.rollout import Rollout, recite
 
 SAMPLING = SamplingConfig(group_size=1)
 

@@ -15,8 +15,8 @@ from selfverify.learner.streams import select, stack_choices
 from selfverify.methods.adpo import score_distributions
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout_scores
+from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.score_reading import read_rollout_scores
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]

@@ -17,7 +17,7 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import TokenStreams, make_streams, select, stack
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 from updating import update
 
 

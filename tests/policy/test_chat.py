@@ -22,7 +22,7 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.recited import encode_demonstration
+from selfverify.rollouts.script_sampler import encode_demonstration
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.word_sums import WordSums
 

@@ -12,9 +12,8 @@ from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
-from selfverify.rollouts.converse import recite
-from selfverify.rollouts.reading import before_score
+from selfverify.rollouts.rollout import recite, roll_out
+from selfverify.rollouts.score_reading import before_score
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.digits import DigitsSum
 from tiny_models import boosted

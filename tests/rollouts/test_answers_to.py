@@ -10,7 +10,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers_to import ask_policy
+from selfverify.rollouts.policy_sampler import ask_policy
 from selfverify.tasks.base import user_turn
 
 ASKED = Problem("p", user_turn("Judge this.", images=0))

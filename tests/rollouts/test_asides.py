@@ -18,7 +18,7 @@ from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
 SAMPLING = SamplingConfig(group_size=5, max_new_tokens=5, top_p=1.0)

@@ -16,8 +16,8 @@ from selfverify.core.event_loop import EventLoop
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.hung import HungThreads
+from selfverify.rollouts.episode_runner import HungThreads
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
 __all__ = ["ending_policy", "hung"]  # fixtures

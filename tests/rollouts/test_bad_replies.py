@@ -18,7 +18,7 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 
 __all__ = ["ending_policy"]  # a fixture
 

@@ -25,7 +25,7 @@ from selfverify.methods.base import Method
 from selfverify.policy.decoding import Sample
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, recite, rollout
+from selfverify.rollouts.rollout import Rollout, recite, rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits import DigitsSum

@@ -20,7 +20,7 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Finish, Group, valid_trajectories
 from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, rollout
+from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.tasks.base import Task, Verdict, user_turn
 from tiny_models import boosted
 

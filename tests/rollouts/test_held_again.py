@@ -18,7 +18,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
+from selfverify.rollouts.rollout import roll_out
 from selfverify.tasks.base import Task, Verdict
 from tiny_models import boosted
 

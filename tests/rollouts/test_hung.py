@@ -21,10 +21,10 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.learner.checkpoint import latest_checkpoint
 from selfverify.policy.policy import Policy
-from selfverify.rollouts import hung as module
-from selfverify.rollouts import replying
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.hung import HungThreads
+from selfverify.rollouts import episode_runner
+from selfverify.rollouts import episode_runner as module
+from selfverify.rollouts.episode_runner import HungThreads
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum
 
@@ -39,7 +39,7 @@ PROBLEM = Chat().problem("train", 0, 0)
 def hung(monkeypatch: pytest.MonkeyPatch) -> HungThreads:
     """A count of the test's own: threads of other tests may still hang."""
     fresh = HungThreads()
-    for place in (module, replying):
+    for place in (module, episode_runner):
         monkeypatch.setattr(place, "HUNG", fresh)
     monkeypatch.setattr("selfverify.learner.loop.HUNG", fresh)
     return fresh
@@ -157,9 +157,9 @@ def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseExceptio
         raise error("now")
 
     limits = RolloutLimits(turns=1, step_threads=2, step_timeout_s=60.0)
-    hung = replying.HUNG.count()
-    found = replying.EpisodeRunner(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
+    hung = episode_runner.HUNG.count()
+    found = episode_runner.EpisodeRunner(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
     assert (
         isinstance(found[0, 0], RuntimeError) and str(found[0, 0]) == f"it ended with {error.__name__}: now"
     )
-    assert found[0, 1] == 2 and replying.HUNG.count() == hung
+    assert found[0, 1] == 2 and episode_runner.HUNG.count() == hung

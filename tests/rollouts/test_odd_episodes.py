@@ -17,8 +17,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.reading import before_score
+from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.score_reading import before_score
 from selfverify.tasks.base import Task, Verdict, user_turn
 from tiny_models import boosted
 

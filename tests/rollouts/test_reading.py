@@ -10,8 +10,8 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.reading import read_rollout_scores, written_score
+from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.score_reading import read_rollout_scores, written_score
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_tree
-from selfverify.rollouts.recorded import RecordedGroup, play, record
+from selfverify.rollouts.recording import RecordedGroup, play, record
 from selfverify.tasks.answering import Verdict
 
 

@@ -18,9 +18,9 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.noted import RecordingEpisode
-from selfverify.rollouts.reading import with_images
+from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.score_reading import with_images
+from selfverify.rollouts.wrappers import RecordingEpisode
 from selfverify.tasks.base import user_turn
 
 SAMPLING = SamplingConfig(group_size=5, max_new_tokens=5, top_p=1.0)

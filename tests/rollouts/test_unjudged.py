@@ -11,7 +11,7 @@ from selfverify.core.trajectory import Finish, Group, valid_trajectories
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum
 

@@ -19,8 +19,7 @@ from selfverify.core.errors import DataError
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite, roll_out
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
 from selfverify.serving.best_of import Choosing

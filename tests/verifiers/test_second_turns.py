@@ -18,7 +18,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite
 from selfverify.tasks.answering import SingleTurn
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier

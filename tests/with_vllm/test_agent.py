@@ -18,9 +18,9 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.loading import resolve
+from selfverify.rollouts.server_sampler import ServerSpeaker
 from selfverify.serving.agent_run import run_agent
 from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
-from selfverify.serving.agent_speakers import ServerSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving

@@ -17,9 +17,8 @@ from selfverify.evaluation.sweep import ResumableBatches
 from selfverify.evaluation.talk_figures import note_time
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout_scores
+from selfverify.rollouts.rollout import Rollout, roll_out
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
 T = TypeVar("T")

@@ -13,7 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from selfverify.core.errors import DataError
 from selfverify.core.jsonl_store import STRICT
-from selfverify.data.atif import (
+from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.rollouts.atif import (
+    OURS,
     VERSION,
     AtifContent,
     AtifFinalMetrics,
@@ -21,15 +23,11 @@ from selfverify.data.atif import (
     AtifStep,
     AtifTrajectory,
     Content,
-    read_atif,
-    text_of,
-)
-from selfverify.evaluation.store import StoredProblem, StoredSample
-from selfverify.rollouts.atif_steps import (
-    OURS,
     Message,
     image_part,
     our_agent,
+    read_atif,
+    text_of,
     to_messages,
     to_steps,
     without_surrogates,

@@ -26,7 +26,7 @@ from selfverify.evaluation.talk_figures import TOOL_COUNTS
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task, Verdict
 

@@ -23,8 +23,7 @@ from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_task import VisualTask
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.held_again import hold_again
+from selfverify.rollouts.rollout import hold_again, rollout
 from selfverify.tasks.answering import SingleTurn
 
 VERIFIER_WEIGHTS = "verifier_weights"

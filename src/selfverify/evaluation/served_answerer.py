@@ -20,8 +20,7 @@ from selfverify.evaluation.sweep import ResumableBatches
 from selfverify.evaluation.talk_figures import note_time
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import opening
-from selfverify.rollouts.converse import OpenEpisode, Rollout
+from selfverify.rollouts.rollout import OpenEpisode, Rollout, opening
 from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:  # it needs the extra `serve`
@@ -92,7 +91,7 @@ class ServerAnswerer(Answerer):
             begin: Begins each conversation, in place of what ``asked`` says.
             limits: As of ``begin``.
         """
-        from selfverify.rollouts.served import ServerRollouts
+        from selfverify.rollouts.server_sampler import ServerRollouts
 
         left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
         indices = [*left]

@@ -18,7 +18,7 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.experiments.teaching import Asked, TaughtConversation, TaughtProblem, Teaching, at_most, whole
-from selfverify.rollouts.noted import RecordingEpisode
+from selfverify.rollouts.wrappers import RecordingEpisode
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import Task
 

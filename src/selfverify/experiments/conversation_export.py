@@ -14,7 +14,7 @@ from selfverify.data.conversations import check_output, write_conversations
 from selfverify.evaluation.store import StoredProblem, StoredSample
 from selfverify.experiments.questions import Remade
 from selfverify.policy.chat import text_only
-from selfverify.rollouts.atif_steps import without_end
+from selfverify.rollouts.atif import without_end
 from selfverify.tasks.answering import ended_properly
 
 Keep = Literal["all", "correct", "judged"]

@@ -30,7 +30,6 @@ from selfverify.core.files import (
     write_json,
 )
 from selfverify.core.jsonl_store import read_journal
-from selfverify.data.atif import VERSION, AtifTrajectory
 from selfverify.data.images import read_image
 from selfverify.evaluation.atif_samples import sample_to_atif
 from selfverify.evaluation.steps import IMAGES
@@ -38,9 +37,15 @@ from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.questions import Asked, Questions
 from selfverify.learner.rollout_log import NAME, ROLLOUTS_FOLDER
-from selfverify.rollouts.atif_rollouts import rollout_to_atif
-from selfverify.rollouts.atif_steps import EXPORT_FILE, SHOWN_IMAGES, without_surrogates
-from selfverify.rollouts.recorded import RecordedGroup
+from selfverify.rollouts.atif import (
+    EXPORT_FILE,
+    SHOWN_IMAGES,
+    VERSION,
+    AtifTrajectory,
+    rollout_to_atif,
+    without_surrogates,
+)
+from selfverify.rollouts.recording import RecordedGroup
 
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
 

@@ -23,7 +23,7 @@ from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Method
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import NotCounted, Task
 
 

@@ -18,7 +18,7 @@ from selfverify.evaluation.shown_problems import shown_entry
 from selfverify.evaluation.store import StoredProblem
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_entries
-from selfverify.rollouts.atif_steps import without_surrogates
+from selfverify.rollouts.atif import without_surrogates
 from selfverify.tasks.base import Task
 
 

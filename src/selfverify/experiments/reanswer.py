@@ -24,7 +24,7 @@ from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.decoding import derived_seed
-from selfverify.serving.agent_speakers import ServerSpeaker
+from selfverify.rollouts.server_sampler import ServerSpeaker
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 
 AT_ONCE = 32

@@ -27,9 +27,9 @@ from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
-from selfverify.rollouts.noted import Message, RecordingEpisode
-from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, Speaker, hold
+from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, Speaker, hold
+from selfverify.rollouts.wrappers import Message, RecordingEpisode
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.tasks.base import Task
 

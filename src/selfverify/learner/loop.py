@@ -52,8 +52,8 @@ from selfverify.learner.weights import load_matching
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.hung import HUNG
+from selfverify.rollouts.episode_runner import HUNG
+from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Verdict
 
 Metrics = dict[str, float]

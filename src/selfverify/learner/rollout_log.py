@@ -31,7 +31,7 @@ from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.data.images import read_image
 from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Training
-from selfverify.rollouts.recorded import RecordedGroup, image_name
+from selfverify.rollouts.recording import RecordedGroup, image_name
 
 logger = logging.getLogger(__name__)
 

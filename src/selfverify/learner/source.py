@@ -18,8 +18,8 @@ from selfverify.learner.state import rng_state, set_rng_state
 from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.recorded import RecordedGroup, play, record, without_images
+from selfverify.rollouts.recording import RecordedGroup, play, record, without_images
+from selfverify.rollouts.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.packing import Continuation
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:  # credit needs no model: other trainers take it without transformers
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 Objective = Literal["surrogate", "likelihood", "pairwise"]
 
@@ -119,8 +119,8 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
-        from selfverify.rollouts.converse import rollout
-        from selfverify.rollouts.reading import read_rollout_scores
+        from selfverify.rollouts.rollout import rollout
+        from selfverify.rollouts.score_reading import read_rollout_scores
 
         def begin(problem: Problem, seed: int) -> Episode:
             return self.open(task, problem, seed)

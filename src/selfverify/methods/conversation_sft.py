@@ -21,7 +21,7 @@ from selfverify.tasks.base import DemonstratedTurn, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 OBSERVED = "observed"
 """Channel of the episode's replies where they are taught."""
@@ -70,8 +70,8 @@ class ConversationSFT(Method):
             DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
                 they are longer than the model's context.
         """
-        from selfverify.rollouts.converse import Rollout
-        from selfverify.rollouts.recited import within_limits
+        from selfverify.rollouts.rollout import Rollout
+        from selfverify.rollouts.script_sampler import within_limits
 
         prompts, groups = policy.encode(problems), []
         for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
@@ -84,7 +84,7 @@ class ConversationSFT(Method):
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[DemonstratedTurn]
     ) -> Trajectory:
-        from selfverify.rollouts.recited import encode_demonstration
+        from selfverify.rollouts.script_sampler import encode_demonstration
 
         told = encode_demonstration(
             policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns]

@@ -20,7 +20,7 @@ from selfverify.tasks.base import DemonstratedConversation, Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 
 class DPOConfig(MethodConfig):
@@ -65,8 +65,8 @@ class DPO(Method):
             ConfigError: The task has no preferences.
             DataError: A side has no turns, or is longer than the model's context.
         """
-        from selfverify.rollouts.converse import Rollout
-        from selfverify.rollouts.recited import within_limits
+        from selfverify.rollouts.rollout import Rollout
+        from selfverify.rollouts.script_sampler import within_limits
 
         prompts, groups = policy.encode(problems), []
         for problem, prompt in zip(problems, prompts, strict=True):
@@ -75,7 +75,7 @@ class DPO(Method):
         return Rollout(prompts, groups)
 
     def _told(self, policy: Policy, problem: Problem, side: DemonstratedConversation) -> Trajectory:
-        from selfverify.rollouts.recited import encode_demonstration
+        from selfverify.rollouts.script_sampler import encode_demonstration
 
         told = encode_demonstration(policy, problem, lambda: side.episode, side.texts)
         if self.config.level == "answer":

@@ -19,7 +19,7 @@ from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 
 class SFTConfig(MethodConfig):
@@ -65,7 +65,7 @@ class SFT(Method):
             DataError: A problem cannot be encoded.
         """
         from selfverify.policy.chat import turn_end
-        from selfverify.rollouts.converse import Rollout
+        from selfverify.rollouts.rollout import Rollout
 
         groups, end = [], turn_end(policy.loaded, policy.stop_tokens)
         for problem, seed in zip(problems, seeds, strict=True):

@@ -40,7 +40,7 @@ from selfverify.tasks.base import Task
 
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class STaR(TwoTurnMethod):
         sampling: SamplingConfig,
     ) -> Rollout:
         """Return the conversations of problems that `problem` made; nothing is sampled."""
-        from selfverify.rollouts.converse import Rollout
+        from selfverify.rollouts.rollout import Rollout
 
         groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
         return Rollout(policy.encode(problems), groups)

@@ -26,7 +26,7 @@ from selfverify.tasks.base import Task
 if TYPE_CHECKING:
     from selfverify.policy.decoding import Sample
     from selfverify.policy.policy import Policy
-    from selfverify.rollouts.converse import Rollout
+    from selfverify.rollouts.rollout import Rollout
 
 
 class TurnsSFTConfig(TwoTurnConfig):
@@ -73,7 +73,7 @@ class TurnsSFT(TwoTurnMethod):
         sampling: SamplingConfig,
     ) -> Rollout:
         """Sample first turns, sample or write the second turns, and add the demonstrations to rehearse."""
-        from selfverify.rollouts.converse import Rollout
+        from selfverify.rollouts.rollout import Rollout
 
         if self.config.source == "sampled":
             made = super().rollout(policy, task, problems, seeds, sampling)
@@ -91,7 +91,7 @@ class TurnsSFT(TwoTurnMethod):
         self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
     ) -> Group:
         """Write a second turn behind each of the first turns."""
-        from selfverify.rollouts.converse import recite
+        from selfverify.rollouts.rollout import recite
 
         rng = np.random.default_rng(seed)
         turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
@@ -104,7 +104,7 @@ class TurnsSFT(TwoTurnMethod):
         """The second turn that is shown behind ``first``."""
         from selfverify.policy.chat import turn_end
         from selfverify.policy.decoding import Sample
-        from selfverify.rollouts.talk import said_of
+        from selfverify.rollouts.conversation import said_of
 
         if first.finish != Finish.STOP:
             return first  # which is the last turn

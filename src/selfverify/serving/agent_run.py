@@ -23,9 +23,9 @@ from selfverify.evaluation.steps import written_images
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_agent_page
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.serving.agent_run_settings import AgentSessionConfig
-from selfverify.serving.agent_speakers import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.answering import Verdict
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]

@@ -18,7 +18,7 @@ from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
+from selfverify.rollouts.rollout import recite
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.likeliest import Likeliest, likeliest

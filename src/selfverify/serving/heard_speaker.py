@@ -6,7 +6,7 @@ from threading import Lock
 
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.problem import Problem
-from selfverify.serving.agent_speakers import Speaker
+from selfverify.rollouts.server_sampler import Speaker
 
 _PLACE = (0, 0)
 

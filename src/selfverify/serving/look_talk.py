@@ -12,7 +12,7 @@ from selfverify.clients.replies import Completion, read_text
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import VisualEpisode
 from selfverify.looking.looking_task import VisualToolTask
-from selfverify.serving.agent_speakers import AwaitedSpeaker, ServerSpeaker, hold
+from selfverify.rollouts.server_sampler import AwaitedSpeaker, ServerSpeaker, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.told_looks import OnStep, ToldLooks

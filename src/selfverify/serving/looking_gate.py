@@ -17,7 +17,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.looking.look_settings import VisualConfig
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 from selfverify.selection.rules import Kind
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.backend import OnLook

@@ -9,7 +9,7 @@ from selfverify.clients.replies import Completion
 from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.reading import answer_logprob
+from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.serving.likeliest import Likeliest
 from selfverify.tasks.base import Verdict
 

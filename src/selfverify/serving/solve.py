@@ -15,7 +15,7 @@ from selfverify.core.trajectory import Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
+from selfverify.rollouts.rollout import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
 from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively

@@ -8,7 +8,7 @@ from typing import Any
 
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.looking.look_episode import VisualEpisode
-from selfverify.rollouts.episode_around import EpisodeWrapper
+from selfverify.rollouts.wrappers import EpisodeWrapper
 
 OnStep = Callable[[Mapping[str, Any]], None]
 """Told what came of a step (`VisualStep`), once its tool has run; from any thread."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from selfverify.core.errors import DataError, ServerError
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.rollouts.reading import answer_segment
+from selfverify.rollouts.score_reading import answer_segment
 
 logger = logging.getLogger(__name__)
 

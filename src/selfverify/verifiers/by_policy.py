@@ -19,8 +19,8 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.reading import read_rollout_scores
+from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
 
 logger = logging.getLogger(__name__)

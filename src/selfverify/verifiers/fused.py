@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfverify.core.trajectory import Group
-from selfverify.rollouts.reading import answer_logprob
+from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.selection.calibration import Fusion
 from selfverify.verifiers.base import Scores, Verifier
 

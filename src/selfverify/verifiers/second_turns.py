@@ -11,8 +11,8 @@ from selfverify.core.trajectory import Finish, Group
 from selfverify.policy.decoding import Sample
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.reading import with_images
-from selfverify.rollouts.talk import said_of
+from selfverify.rollouts.conversation import said_of
+from selfverify.rollouts.score_reading import with_images
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task, Verdict

@@ -11,7 +11,7 @@ from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.looking.stop_rules import LOG_RATIO
 from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.reading import with_images
+from selfverify.rollouts.score_reading import with_images
 from selfverify.verifiers.base import Scores, no_scores
 
 

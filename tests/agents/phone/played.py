@@ -12,8 +12,8 @@ import numpy as np
 from selfverify.agents.cases import JudgePanel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredSample
+from selfverify.rollouts.server_sampler import ScriptSpeaker
 from selfverify.serving.agent_run import Watched, hold
-from selfverify.serving.agent_speakers import ScriptSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 

@@ -23,8 +23,8 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.reading import read_rollout_scores
+from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.mobile import Mobile
 from selfverify.tasks.mobile_scoring import parse_tool_call
 

@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers_to import ask_policy
+from selfverify.rollouts.policy_sampler import ask_policy
 from selfverify.tasks.base import user_turn
 
 AT_ONCE = 64

@@ -36,8 +36,7 @@ from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import ANSWER_NOW
 from selfverify.looking.look_task import VisualTask
 from selfverify.looking.traces import VisualTrace, is_image, parts_of
-from selfverify.rollouts.noted import Message, RecordingEpisode, noted_messages
-from selfverify.rollouts.resumed import ResumedEpisode
+from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 
 INDUCE = (

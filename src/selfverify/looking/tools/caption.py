@@ -63,7 +63,7 @@ class ImageCaptioner(ModelTool[OnImage]):
 
     def _chatting(self) -> Callable[[list[Image]], list[str]]:
         from selfverify.policy.policy import Policy
-        from selfverify.rollouts.talk import said_of
+        from selfverify.rollouts.conversation import said_of
 
         policy = Policy.load(place_of(self.named), device=self.device)
         sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=LONGEST)

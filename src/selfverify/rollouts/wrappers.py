@@ -1,8 +1,16 @@
-"""Conversations noted down as they are held, whoever holds them: messages with images, channels, the end."""
+"""EpisodeWrapper, RecordingEpisode, ResumedEpisode.
+
+An episode around another one.
+
+Conversations noted down as they are held, whoever holds them: messages with images, channels, the end.
+
+A conversation that goes on from a point in the middle of one that has been held.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from PIL.Image import Image
@@ -10,8 +18,49 @@ from PIL.Image import Image
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, content_parts, content_text
+from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
-from selfverify.rollouts.episode_around import EpisodeWrapper
+
+
+class EpisodeWrapper(Episode):
+    """Passes everything on to another episode; a subclass changes or notes a part of it.
+
+    Args:
+        inner: The other episode.
+    """
+
+    def __init__(self, inner: Episode) -> None:
+        self.inner, self.channel = inner, inner.channel
+        self.may_take_back = inner.may_take_back
+
+    def expected_observations(self) -> Sequence[Observation]:
+        """See `Episode`."""
+        return self.inner.expected_observations()
+
+    def reset(self) -> Observation | None:
+        """See `Episode`."""
+        return self.inner.reset()
+
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`."""
+        return self.inner.step(said)
+
+    def probed(self, said: PolicyTurn) -> None:
+        """See `Episode`."""
+        self.inner.probed(said)
+
+    def answers(self) -> Sequence[Tagged]:
+        """See `Episode`."""
+        return self.inner.answers()
+
+    def result(self) -> EpisodeResult:
+        """See `Episode`."""
+        return self.inner.result()
+
+    def release(self) -> None:
+        """See `Episode`."""
+        self.inner.release()
+
 
 KeepImage = Callable[[Image], str]
 """Puts an image somewhere and returns its name."""
@@ -109,3 +158,51 @@ def noted_content(
         {"type": "image", "image": keep(next(left))} if part["type"] == "image" else dict(part)
         for part in parts
     ]
+
+
+class ResumedEpisode(EpisodeWrapper):
+    """An episode to which the first turns of a conversation are said before the policy speaks.
+
+    What it replies to them has to be what was replied then: what comes after would belong to another
+    conversation otherwise.
+
+    Args:
+        inner: The episode of the problem as it was first asked.
+        told: The messages of these turns and the replies to them.
+        keep: Names images.
+    """
+
+    def __init__(self, inner: Episode, told: Sequence[Message], keep: KeepImage) -> None:
+        super().__init__(inner)
+        self.told, self.keep = told, keep
+        self.turns = sum(message["role"] == "assistant" for message in told)
+
+    def reset(self) -> Observation | None:
+        """See `Episode`.
+
+        Raises:
+            DataError: The conversation cannot be held again as it was.
+        """
+        self.inner.reset()
+        turn, reply = 0, Observation()
+        for message in self.told:
+            if message["role"] == "assistant":
+                reply = self.inner.step(PolicyTurn(message["content"], [], Finish.STOP, turn))
+                turn += 1
+                if reply.done:
+                    raise DataError(f"the conversation is over after turn {turn}, and it went on then")
+                continue
+            shown = noted_content(content_parts(reply.content), reply.images, self.keep)
+            if (reply.role, shown) != (message["role"], message["content"]):
+                raise DataError(f"turn {turn} is replied to otherwise than it was then")
+        return None
+
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`."""
+        return super().step(replace(said, turn=said.turn + self.turns))
+
+    def result(self) -> EpisodeResult:
+        """See `Episode`. What is said of single turns is said of the new ones only."""
+        ended = super().result()
+        lost = [turn - self.turns for turn in ended.lost_turns if turn >= self.turns]
+        return replace(ended, turns=ended.turns[self.turns :], lost_turns=lost)

@@ -1,4 +1,7 @@
-"""Groups as plain values that can be written down, and the same groups again, bit by bit."""
+"""Groups as lines of a log, and back, bit by bit.
+
+Groups as plain values that can be written down, and the same groups again, bit by bit.
+"""
 
 from __future__ import annotations
 

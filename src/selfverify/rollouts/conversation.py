@@ -1,4 +1,7 @@
-"""One conversation on its way: what has been said and shown, where it stands, and how it ends."""
+"""One conversation: segments, channels, limits, its trajectory.
+
+One conversation on its way: what has been said and shown, where it stands, and how it ends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from selfverify.policy.encoding import longest_row
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.replying import ask, begin, outcome
+from selfverify.rollouts.episode_runner import ask, begin, outcome
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""Questions to a policy that quote what others have written, each answered several times."""
+"""Sampler of an own policy or vLLM: encoding, KV rows, undo, drain.
+
+Questions to a policy that quote what others have written, each answered several times.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import rollout
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import Task, Verdict
 
 

@@ -1,4 +1,7 @@
-"""Reading the scores behind a rollout's answers in all ways: as written, the likeliest, the expected."""
+"""Scores behind answers in all ways.
+
+Reading the scores behind a rollout's answers in all ways: as written, the likeliest, the expected.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 

@@ -1,20 +1,32 @@
-"""The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over."""
+"""Rollout(): the one loop.
+
+The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over.
+
+How conversations are wound up: their episodes say what came of them, and are closed.
+
+Holding conversations again that were lost, as evaluations do.
+
+Rollouts of answers: what the task's own conversations come to, or answers that are asked for again.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook
+from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
+from selfverify.core.events import note
 from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt, longest_row
@@ -22,10 +34,62 @@ from selfverify.policy.kv_sessions import KVSession, SampleIndex
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.endings import close, find_endings
-from selfverify.rollouts.replying import EpisodeRunner, ending_of
-from selfverify.rollouts.talk import Conversation
+from selfverify.rollouts.conversation import Conversation
+from selfverify.rollouts.episode_runner import EpisodeRunner, ending_of, outcome
+from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+class Held(Protocol):
+    """A conversation that was held, with a policy or with a model behind a server."""
+
+    problem: Problem
+    episode: Episode | None
+    error: Exception | None
+    ending: EpisodeResult | None
+    turns: list[int]
+
+    def fail(self, error: Exception) -> None:
+        """End without a verdict."""
+
+
+def find_endings(task: Task, talks: Mapping[SampleIndex, Held]) -> None:
+    """Ask what came of each conversation that has not failed; the task sees all their answers before."""
+    whole = [(talk, talk.episode) for talk in talks.values() if talk.episode is not None and not talk.error]
+    answers: list[tuple[Problem, Tagged]] = []
+    for talk, episode in whole:
+        given = outcome(partial(_answers, episode))
+        if isinstance(given, Exception):
+            talk.fail(given)
+        else:
+            answers += [(talk.problem, tagged) for tagged in given]
+    task.prepare(answers)
+    for talk, episode in whole:
+        if talk.error is not None:
+            continue
+        ending = outcome(partial(ending_of, episode, len(talk.turns)))
+        if isinstance(ending, Exception):
+            # As of a reply: no verdict, never a 0.
+            talk.fail(ending)
+        else:
+            talk.ending = ending
+
+
+def _answers(episode: Episode) -> list[Tagged]:
+    return list(episode.answers())
+
+
+def close(talks: Mapping[SampleIndex, Held], replies: EpisodeRunner) -> None:
+    """Close all episodes. A conversation is over then, whatever closing its episode comes to."""
+    closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
+    for place, error in closed.items():
+        if error is not None:
+            problem = talks[place].problem
+            message = f"problem {problem.id}: an episode could not be closed: {error}"
+            note(logger, "episode_not_closed", message, problem=problem.id, reason=str(error))
+
 
 T = TypeVar("T")
 
@@ -295,3 +359,133 @@ class _Rounds:
         start = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - start
+
+
+def hold_again(
+    policy: Policy,
+    task: Task,
+    first: Rollout,
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    times: int,
+    open_episode: OpenEpisode | None = None,
+    limits: RolloutLimits | None = None,
+) -> None:
+    """Hold the lost conversations of a rollout again, with `rollout`; whatever comes of them replaces them.
+
+    A conversation draws what it drew before, so that it becomes what it would have been without the loss.
+    One that ended without a verdict (`EpisodeResult.lost`) is not lost in this sense: it is left as it is.
+    So are all, where too many threads hang.
+
+    Args:
+        policy: Speaks.
+        task: As of the rollout.
+        first: The rollout, changed in place; `Rollout.held_again` counts.
+        seeds: One per problem, as of the rollout.
+        sampling: As of the rollout.
+        times: How often each conversation is held again at most.
+        open_episode: As of the rollout.
+        limits: As of the rollout.
+    """
+    for _ in range(times):
+        lost = {
+            (b, g)
+            for b, group in enumerate(first.groups)
+            for g, trajectory in enumerate(group.trajectories)
+            if trajectory.lost
+        }
+        if not lost:
+            break
+        which = sorted({b for b, _ in lost})
+        problems = [first.groups[b].problem for b in which]
+        note(
+            logger,
+            "episodes_held_again",
+            f"{len(lost)} lost conversations are held again",
+            problems=[problem.id for problem in problems],
+            count=len(lost),
+        )
+        wanted = [(b, g) in lost for b in which for g in range(sampling.group_size)]
+        begin = _only(open_episode or task.open, wanted)
+        again = [seeds[b] for b in which]
+        try:
+            made = rollout(policy, task, problems, again, sampling, begin, limits or task.limits)
+        except HungError:
+            return  # what has been said is kept; whoever asks for replies next is refused
+        groups = dict(zip(which, made.groups, strict=True))
+        for b, g in lost:
+            first.groups[b].trajectories[g] = groups[b].trajectories[g]
+        for name, seconds in made.seconds.items():
+            first.seconds[name] = first.seconds.get(name, 0.0) + seconds
+        first.held_again.update(lost)
+
+
+def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:
+    """Opens those conversations that are ``wanted``; the driver opens them problem by problem."""
+    turns = iter(wanted)
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        return open_episode(problem, seed) if next(turns) else _Over()
+
+    return begin
+
+
+class _Over(Episode):
+    """Stands for a conversation that was not lost: it is over before it begins."""
+
+    def reset(self) -> Observation:
+        return Observation(done=True)
+
+    def step(self, said: PolicyTurn) -> Observation:
+        raise AssertionError("nothing is said in a conversation that is over")
+
+    def result(self) -> EpisodeResult:
+        return EpisodeResult()
+
+
+def roll_out(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    second_turn: str | None = None,
+    retries: int = 0,
+) -> Rollout:
+    """Sample a group of trajectories for each problem and judge them.
+
+    Args:
+        policy: Answers.
+        task: Opens the conversations and judges answers.
+        problems: B problems.
+        seeds: One per problem.
+        sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
+        second_turn: A request to re-examine every answer. The second answer then counts, and its score is
+            a channel of its own. None holds the task's own conversations.
+        retries: How often a lost conversation is held again at most.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A problem cannot be encoded.
+    """
+
+    begin, limits = opening(task, second_turn)
+    rolled = rollout(policy, task, problems, seeds, sampling, begin, limits)
+    hold_again(policy, task, rolled, seeds, sampling, retries, begin, limits)
+    return rolled
+
+
+def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, RolloutLimits | None]:
+    """How conversations begin and how long they may get; None leaves both to the task.
+
+    Args:
+        task: Judges answers.
+        second_turn: A request to re-examine every answer. None means the task's own conversations.
+    """
+    if second_turn is None:
+        return None, None
+
+    def ask(problem: Problem, seed: int) -> Episode:
+        return SelfCorrection(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
+
+    return ask, RolloutLimits(turns=2)

@@ -1,4 +1,7 @@
-"""Demonstrated conversations as trajectories: texts said to an episode, with what it really replies."""
+"""Sampler of given turns: demonstrations, experts, replays.
+
+Demonstrated conversations as trajectories: texts said to an episode, with what it really replies.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from selfverify.policy.chat import turn_end
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import recite
-from selfverify.rollouts.replying import outcome
+from selfverify.rollouts.episode_runner import outcome
+from selfverify.rollouts.rollout import recite
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
