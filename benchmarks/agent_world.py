@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from selfverify.agents.agent_episode import AgentEpisode
+from selfverify.agents.episode import AgentEpisode
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.problem import Problem

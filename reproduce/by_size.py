@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import ACCURACY, Columns, choices

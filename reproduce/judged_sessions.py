@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from selfverify.agents.agent_endings import Outcome
-from selfverify.agents.exhibits import Exhibit
-from selfverify.agents.finished import Finished
+from selfverify.agents.episode import Finished, Outcome
+from selfverify.agents.evidence import Exhibit
 from selfverify.agents.goals import Goal
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError

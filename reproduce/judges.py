@@ -18,12 +18,10 @@ from pydantic import Field, model_validator
 from reproduce.judged_sessions import Sessions, erring_sessions, stored_sessions
 from reproduce.scripts import script
 from reproduce.tables import grid, percent
-from selfverify.agents.cases import Judgement, JudgePanel
+from selfverify.agents.episode import Finished
 from selfverify.agents.evidence import Source
-from selfverify.agents.fenced import render
-from selfverify.agents.finished import Finished
-from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
-from selfverify.agents.prompting import hint_names
+from selfverify.agents.judges.case import Judgement, JudgePanel, render
+from selfverify.agents.judges.make_judge import JudgeConfig, hint_names, make_jury
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
 from selfverify.core.config import CommandConfig, Seed

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from reproduce import published
 from reproduce.scripts import script
 from reproduce.tables import grid, number, percent
-from selfverify.agents.agent_figures import LEAST_SR
-from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.agents.reward import LEAST_SR
+from selfverify.agents.task import AgentTask
 from selfverify.cli.options import Json
 from selfverify.cli.printing import print_json
 from selfverify.core.errors import ConfigError, SelfVerifyError
@@ -32,7 +32,7 @@ from selfverify.reports.run_data import is_evaluation, read_metrics
 
 Stage = Literal["before", "after"]
 FIGURES = ("SR", "Sub-SR", "RRR", "ROR")
-"""The columns of Table 2, as AndroidLab computes them (`selfverify.agents.agent_figures`)."""
+"""The columns of Table 2, as AndroidLab computes them (`selfverify.agents.reward`)."""
 EVIDENCE = ("evidence", "completeness", "conciseness", "creativity", "judged-SR", "judge-false-positives")
 """What SmartSnap is about beside that, in a table of our own."""
 COUNTED = 1000

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from reproduce.judges import READS, compare_judges, markdown
-from selfverify.agents.cases import Ballot, Case, Judgement, JudgePanel, Pending
-from selfverify.agents.exhibits import Exhibit, Vote
-from selfverify.agents.finished import Finished
+from selfverify.agents.episode import Finished
+from selfverify.agents.evidence import Exhibit, Vote
 from selfverify.agents.goals import Goal, Truth
+from selfverify.agents.judges.case import Ballot, Case, Judgement, JudgePanel, Pending
 from selfverify.core.episode import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})

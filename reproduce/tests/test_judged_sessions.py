@@ -10,7 +10,7 @@ import pytest
 from tests.agents.phone.played import call, expert, phone_task, played
 
 from reproduce.judged_sessions import erring_sessions, stored_sessions
-from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.agents.judges.jury import RulesJudge
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem

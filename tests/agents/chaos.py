@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from tests.agents.told import Told
 
-from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.lent import SharedPool
+from selfverify.agents.episode import AgentEpisode
+from selfverify.agents.session import SharedPool
 from selfverify.connectors.openenv import RemoteEnvironment
 from selfverify.connectors.pool import PoolConfig, Source
 from selfverify.connectors.process import ProcessSource

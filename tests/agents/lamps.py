@@ -9,13 +9,12 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
-from selfverify.agents.cases import JudgePanel
+from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.judge_settings import JuryConfig
-from selfverify.agents.judges.jury import Jury
-from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.agents.judges.case import JudgePanel
+from selfverify.agents.judges.config import JuryConfig
+from selfverify.agents.judges.jury import Jury, RulesJudge
 from selfverify.core.episode import (
     Call,
     Environment,

@@ -26,13 +26,11 @@ from tests.agents.lamps import (
     words,
 )
 
-from selfverify.agents.agent_episode import AgentConfig
-from selfverify.agents.cases import Awaited, Ballot, Case, Judge
-from selfverify.agents.evidence import EvidenceConfig
-from selfverify.agents.exhibits import Vote
-from selfverify.agents.judges.judge_settings import JuryConfig
-from selfverify.agents.judges.jury import Jury
-from selfverify.agents.judges.state_judge import StateJudge
+from selfverify.agents.episode import AgentConfig
+from selfverify.agents.evidence import EvidenceConfig, Vote
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
+from selfverify.agents.judges.config import JuryConfig
+from selfverify.agents.judges.jury import Jury, StateJudge
 from selfverify.core.episode import Call, EnvironmentLost, EpisodeResult, PolicyTurn, StepResult
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiting, calls, hold, submit
 
-from selfverify.agents.agent_figures import Record, measure, reasonable_share, same_pixels, summarise_parts
 from selfverify.agents.goals import Goal
+from selfverify.agents.reward import Record, measure, reasonable_share, same_pixels, summarise_parts
 from selfverify.core.episode import EpisodeResult
 
 SINK = calls("switch", lamp="sink")

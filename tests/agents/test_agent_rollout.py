@@ -13,7 +13,7 @@ from tests.agents.lamps import GOAL, KITCHEN, LOOK, OVEN, PROBLEM, RULES, TASK, 
 from tests.agents.test_agent_episode import EVIL, Asked
 from tests.policy.test_tool_templates import HERMES, QWEN3
 
-from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
+from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.evidence import EvidenceConfig, read_submission, shown_to_judge, submit_tool
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import EvidenceConfig, Exhibit, read_submission, shown_to_judge, submit_tool
 from selfverify.core.episode import Call, StepResult
 
 HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]

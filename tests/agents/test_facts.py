@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import Exhibit
 from selfverify.agents.facts import Listing, Seen, check_facts, listing, records_of, same
 from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError

@@ -7,9 +7,8 @@ import re
 
 from PIL import Image
 
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Exhibit, Submission
-from selfverify.agents.fenced import IMAGE, LONGEST_SCREEN, disarmed, fence_of, render
+from selfverify.agents.evidence import Exhibit, Submission
+from selfverify.agents.judges.case import IMAGE, LONGEST_SCREEN, Case, disarmed, fence_of, render
 from selfverify.core.episode import Call, StepResult
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.exhibits import Exhibit
-from selfverify.agents.goals import Goal, minimal_evidence
-from selfverify.agents.needs import Absent, Has, Listed
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.evidence import Exhibit
+from selfverify.agents.goals import Absent, Answer, Goal, Has, Listed, minimal_evidence
 from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
 

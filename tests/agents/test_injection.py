@@ -13,15 +13,13 @@ import pytest
 from tests.agents.injections import HARMLESS, INJECTIONS, PLACES, Place, injected, way_to
 from tests.agents.phone.played import call, phone_task
 
-from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Exhibit, Submission, Vote
-from selfverify.agents.fenced import render
-from selfverify.agents.judges.judge_settings import ModelJudgeConfig
+from selfverify.agents.episode import AgentEpisode
+from selfverify.agents.evidence import Exhibit, Submission, Vote
+from selfverify.agents.judges.case import Case, read_opinion, render
+from selfverify.agents.judges.config import ModelJudgeConfig
+from selfverify.agents.judges.jury import RulesJudge
+from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
-from selfverify.agents.judges.opinions import read_opinion
-from selfverify.agents.judges.rules_judge import RulesJudge
-from selfverify.agents.prompting import judge_prompt
 from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from selfverify.agents.evidence import SUBMIT
-from selfverify.agents.prompting import agent_prompt, hint_names, judge_prompt
+from selfverify.agents.judges.make_judge import agent_prompt, hint_names, judge_prompt
 from selfverify.core.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.goals import Answer
 
 
 def says(message: str, value: str, form: str = "text", **more: tuple[str, ...]) -> bool:

@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.screen_tools import (
+from selfverify.agents.tools import (
+    Box,
+    Element,
     LaunchApp,
     Look,
     PressKey,
+    Screen,
     ScreenTools,
     Swipe,
     Tap,
     TypeText,
     WaitFor,
+    describe,
+    name_elements,
+    quoted,
 )
-from selfverify.agents.screens import Box, Element, Screen, describe, name_elements, quoted
 from selfverify.core.episode import Call
 from selfverify.tasks.tool_calls import ToolError
 

@@ -12,9 +12,9 @@ from tests.agents.test_agent_episode import Asked
 from tests.agents.test_agent_rollout import told
 from tests.policy.test_tool_templates import HERMES
 
-from selfverify.agents.agent_figures import METRICS
-from selfverify.agents.exhibits import Vote
+from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
+from selfverify.agents.reward import METRICS
 from selfverify.core.trajectory import Group
 from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.experiments.registry import make_method

@@ -19,12 +19,11 @@ from tests.agents.injections import HARMLESS, INJECTIONS, PLACES, Place
 from tests.agents.test_injection import Worked
 from tests.policy.test_tool_templates import HERMES
 
-from selfverify.agents.agent_endings import Outcome
-from selfverify.agents.cases import Case
-from selfverify.agents.fenced import render
-from selfverify.agents.judges.judge_settings import OwnJudgeConfig
+from selfverify.agents.episode import Outcome
+from selfverify.agents.judges.case import Case, render
+from selfverify.agents.judges.config import OwnJudgeConfig
+from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.own_judge import OwnJudge
-from selfverify.agents.prompting import judge_prompt
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish

@@ -15,10 +15,10 @@ from tests.agents.told import Told
 from tests.policy.test_tool_templates import HERMES
 from tests.rollouts.test_converse import ending_policy
 
-from selfverify.agents.judges.judge_settings import ModelJudgeConfig
+from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
-from selfverify.agents.prompting import judge_prompt
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.problem import Problem, Split

@@ -20,7 +20,7 @@ from tests.agents.test_agent_episode import Asked
 
 from browser import look, missing, open_browser
 from samples import write_samples
-from selfverify.agents.exhibits import Vote
+from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
 from selfverify.evaluation.shown_problems import shown_entry
 from selfverify.evaluation.store import StoredSample

@@ -8,8 +8,8 @@ import pytest
 from tests.agents.lamps import GOAL, KITCHEN, OVEN, PROBLEM, RULES, TASK, Lamps, submit
 from tests.policy.test_tool_templates import HERMES
 
-from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
-from selfverify.agents.agent_figures import METRICS, summarise_parts
+from selfverify.agents.episode import AgentConfig, AgentEpisode
+from selfverify.agents.reward import METRICS, summarise_parts
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import Problem, Split

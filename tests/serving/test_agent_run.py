@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.agents.phone.played import call
 from tests.policy.test_tool_templates import QWEN3
 
-from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 import selfverify_android_world
-from selfverify.agents.tasks import environment_sources
-from selfverify.agents.tasks.environment_agents import EnvironmentAgentsConfig
+from selfverify.agents import environment_task
+from selfverify.agents.environment_task import EnvironmentAgentsConfig
 from selfverify.core.distributions import distributions
 from selfverify_android_world import AndroidWorldSource
 
@@ -17,7 +17,7 @@ def test_it_is_found_where_it_is_installed() -> None:
 
 
 def test_recipes_name_it_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment_sources, "distributions", lambda: {"x": selfverify_android_world})
+    monkeypatch.setattr(environment_task, "distributions", lambda: {"x": selfverify_android_world})
     config = EnvironmentAgentsConfig(sources=[{"kind": "android-world", "url": "http://x:1"}])
     [source] = config.sources
     made = source.make()

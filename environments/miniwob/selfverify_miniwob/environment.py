@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from selfverify.agents.screen_tools import Address, Look, WaitFor
-from selfverify.agents.screens import Screen, describe, quoted
+from selfverify.agents.tools import Address, Look, Screen, WaitFor, describe, quoted
 from selfverify.core.config import CommandConfig
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from selfverify.agents.screens import Box, Element, Screen, name_elements
+from selfverify.agents.tools import Box, Element, Screen, name_elements
 
 MOST_NODES = 5_000
 """Elements of a page beyond which the others are left out."""

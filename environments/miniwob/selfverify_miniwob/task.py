@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentConfig
+from selfverify.agents.episode import AgentConfig
 from selfverify.agents.judges.make_judge import JudgeConfig
-from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.agents.task import AgentTask, AgentTaskConfig
 from selfverify.core.config import RolloutLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem, Split, split_seeds

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from selfverify.agents.screen_tools import (
+from selfverify.agents.tools import (
     LONGEST_TEXT,
     LONGEST_WAIT,
     Address,
+    Box,
     Direction,
     ElementId,
     Look,
     WaitFor,
 )
-from selfverify.agents.screens import Box
 from selfverify.core.episode import Call
 from selfverify.tasks.tool_calls import Tool, ToolError, chosen_tool, short_name
 

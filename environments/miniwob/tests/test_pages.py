@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.screen_tools import Look, WaitFor
-from selfverify.agents.screens import Box, describe
+from selfverify.agents.tools import Box, Look, WaitFor, describe
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
 from selfverify.tasks.tool_calls import ToolError

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
 from tests.experiments.test_smartsnap_recipes import run
 
-from selfverify.agents.agent_figures import summarise_parts
+from selfverify.agents.reward import summarise_parts
 from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.agents.evidence import SUBMIT, Source
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import SUBMIT, Exhibit, Source
 from selfverify.agents.goals import minimal_evidence
 from selfverify.core import event_loop
 from selfverify.core.config import Config

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfverify.agents.screen_tools import Address
+from selfverify.agents.tools import Address
 from selfverify.core.config import Config
 from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.core.errors import DataError

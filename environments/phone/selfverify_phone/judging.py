@@ -11,9 +11,9 @@ from functools import lru_cache
 import numpy as np
 from pydantic import Field, model_validator
 
+from selfverify.agents.episode import Finished
 from selfverify.agents.evidence import Source
-from selfverify.agents.fenced import Rendered
-from selfverify.agents.finished import Finished
+from selfverify.agents.judges.case import Rendered
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem, Split

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.episode import Finished
+from selfverify.agents.evidence import Exhibit
 from selfverify.agents.facts import same
-from selfverify.agents.finished import Finished
 from selfverify.agents.goals import minimal_evidence
 from selfverify.core import event_loop
 from selfverify.core.episode import Call

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfverify.agents.facts import Scalar, same
-from selfverify.agents.goals import Goal
-from selfverify.agents.needs import Absent, Has, Listed
+from selfverify.agents.goals import Absent, Goal, Has, Listed
 from selfverify.core.errors import DataError
 from selfverify_phone.apps import APPS, switch_on
 from selfverify_phone.contents.hostile import poison

@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import re
 
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Vote
+from selfverify.agents.evidence import Vote
 from selfverify.agents.facts import Scalar, Seen
-from selfverify.agents.fenced import LONGEST_MESSAGE, LONGEST_SCREEN, Rendered
-from selfverify.agents.goals import Goal
-from selfverify.agents.judges.opinions import LONGEST, Opinion
+from selfverify.agents.goals import Absent, Goal, Listed, Need
+from selfverify.agents.judges.case import LONGEST, LONGEST_MESSAGE, LONGEST_SCREEN, Case, Opinion, Rendered
 from selfverify.agents.judges.own_judge import ShortForm
-from selfverify.agents.needs import Absent, Listed, Need
 from selfverify.core.episode import Call
 from selfverify.tasks.tool_episode import shortened
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfverify.agents.screen_tools import Address
-from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.agents.task import AgentTask, AgentTaskConfig
+from selfverify.agents.tools import Address
 from selfverify.core.episode import Call, Environment
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, Split, split_seeds

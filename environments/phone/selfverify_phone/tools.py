@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.agents.screen_tools import Address, ScreenTools
+from selfverify.agents.tools import Address, ScreenTools
 from selfverify_phone.system.device import LONGEST_TEXT
 
 

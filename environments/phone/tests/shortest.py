@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import Exhibit
 from selfverify.core.episode import StepResult
 from selfverify_phone.phone_tasks import PhoneTask
 from selfverify_phone.system.device import DISTANCES, HOME, Phone

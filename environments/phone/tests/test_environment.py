@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from selfverify.agents.facts import listing
-from selfverify.agents.screen_tools import Address, ScreenTools
+from selfverify.agents.tools import Address, ScreenTools
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import DataError
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment, reset_phone

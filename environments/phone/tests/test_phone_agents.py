@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
-from selfverify.agents.agent_figures import summarise_parts
+from selfverify.agents.reward import summarise_parts
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import ConfigError

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from selfverify.agents.cases import Vote
-from selfverify.agents.finished import Finished
-from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.agents.episode import Finished
+from selfverify.agents.judges.case import Vote
+from selfverify.agents.judges.jury import RulesJudge
 from selfverify.core.episode import Call
 from selfverify_phone.environment import PhoneConfig
 from selfverify_phone.mistakes import MOST_REFUSED, attempted, other_text

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Exhibit, Submission, Vote
-from selfverify.agents.fenced import Rendered
+from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal, Truth
+from selfverify.agents.judges.case import Case, Rendered
 from selfverify.core.episode import Call, StepResult
 from selfverify_phone.short_form import read_short, short_case, short_verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import Exhibit
 from selfverify.agents.goals import minimal_evidence
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask, _made, make_task

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.evidence import Exhibit
 from selfverify.core.errors import DataError
 
 Scalar = str | int | bool

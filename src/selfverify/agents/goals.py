@@ -1,26 +1,326 @@
-"""Goals: what has to be so in the end, and what evidence shows that it is (SmartSnap §3.3, §3.4).
+"""What must hold in the end.
+
+Goals: what has to be so in the end, and what evidence shows that it is (SmartSnap §3.3, §3.4).
 
 A goal is plain data. From it and from facts follow the ground truth (`Goal.on_state`), what a set of exhibits
 proves (`Goal.shown`), whether an exhibit has to do with the task (`Goal.relevant`) and a smallest sufficient
 set of rounds (`minimal_evidence`). A verdict is True, False or, where nothing shows it, None: what is not
 shown is not assumed (SmartSnap's "zero assumptions").
+
+What a goal asks for: records that have values, records that are gone, lists that are shown whole.
+
+Each need says, of the state, whether its sub-goals are reached and, of exhibits, what they show of each.
+
+Answers to queries: whether a message says what was asked for, however it words it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from selfverify.agents.exhibits import Exhibit
-from selfverify.agents.facts import Fact, Scalar, Seen, listing, records_of
-from selfverify.agents.needs import Finding, Has, Listed, Need
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.evidence import Exhibit
+from selfverify.agents.facts import Fact, Records, Scalar, Seen, listing, records_of, same
 from selfverify.core.config import Config
 from selfverify.core.errors import DataError
+
+Values = dict[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What exhibits show of one sub-goal.
+
+    Args:
+        about: The sub-goal in words.
+        verdict: True or False where it is shown, else None.
+        rounds: The rounds that show it.
+        shown: What is shown in the place of a value that is asked for; None where nothing is, and for
+            sub-goals of another sort.
+    """
+
+    about: str
+    verdict: bool | None
+    rounds: tuple[int, ...] = ()
+    shown: Scalar | None = None
+
+
+class Has(Config):
+    """A record has these values.
+
+    Args:
+        kind: The record's kind.
+        key: The record's key, where it is known beforehand, as of a setting.
+        match: Values by which the record is recognised.
+        values: What it must have; each is a sub-goal.
+        new: Whether the record has to be made first; that it is there is a sub-goal then.
+        before: For a new one: the keys of the records that were there before, which do not count.
+    """
+
+    type: Literal["has"] = "has"
+    kind: str
+    key: str | None = None
+    match: Values = {}
+    values: Values = {}
+    new: bool = False
+    before: tuple[str, ...] = ()
+
+    def on_state(self, records: Records) -> list[bool]:
+        """Whether each sub-goal is reached; of several records that match, the best one counts."""
+        found = [record for _, record in self._candidates(records.get(self.kind, {}))]
+        best = max(
+            ([same(r.get(a), v) for a, v in self.values.items()] for r in found), key=sum, default=None
+        )
+        return [best is not None] * self._exists + (best or [False] * len(self.values))
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """What is shown of each sub-goal."""
+        records = seen.of_kind(self.kind)
+        plain = {key: {a: v for a, (v, _) in record.items()} for key, record in records.items()}
+        name = self.key if self.key is not None else _listed(self.match)
+        names = [f"there is {_a(self.kind)} with {_listed(self.match)}"] * self._exists
+        names += [f"{self.kind} {name}: {a} is {v}" for a, v in self.values.items()]
+        best: list[Finding] | None = None
+        for key, record in self._candidates(plain):
+            rounds = {records[key][a][1] for a in self.match}
+            here = [Finding(names[0], True, tuple(sorted(rounds)))] * self._exists
+            for (attribute, value), about in zip(self.values.items(), names[self._exists :], strict=True):
+                if attribute in record:
+                    at, shown = tuple(sorted(rounds | {records[key][attribute][1]})), record[attribute]
+                    here.append(Finding(about, same(shown, value), at, shown))
+                else:
+                    here.append(Finding(about, None))
+            if best is None or _rank(here) > _rank(best):
+                best = here
+        if best is not None:
+            return best
+        whole = seen.whole(self.kind, self.match) if self.key is None else None
+        if whole and all(key in self.before or self._differs(plain.get(key, {})) for key in whole[0]):
+            return [Finding(about, False, (whole[1],)) for about in names]
+        return [Finding(about, None) for about in names]
+
+    @property
+    def _exists(self) -> int:
+        return int(self.new or not self.values)
+
+    def _candidates(
+        self, records: Mapping[str, Mapping[str, Scalar]]
+    ) -> list[tuple[str, Mapping[str, Scalar]]]:
+        keys = [self.key] if self.key is not None else list(records)
+        found = [(key, records[key]) for key in keys if key in records and key not in self.before]
+        return [(k, r) for k, r in found if all(same(r.get(a), v) for a, v in self.match.items())]
+
+    def _differs(self, record: Mapping[str, Scalar]) -> bool:
+        return any(a in record and not same(record[a], v) for a, v in self.match.items())
+
+
+class Absent(Config):
+    """No record has these values.
+
+    Args:
+        kind: The records' kind.
+        match: The values.
+        key: A record that has to be gone; it is not enough that its values are others now.
+    """
+
+    type: Literal["absent"] = "absent"
+    kind: str
+    match: Values
+    key: str | None = None
+
+    def on_state(self, records: Records) -> list[bool]:
+        """Whether the one sub-goal is reached."""
+        found = records.get(self.kind, {})
+        there = any(all(same(r.get(a), v) for a, v in self.match.items()) for r in found.values())
+        return [not there and self.key not in found]
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """Proven by a list, shown whole, that would have to have the record; disproven by the record."""
+        about = f"there is no {self.kind} with {_listed(self.match)}"
+        records = seen.of_kind(self.kind)
+        for record in records.values():
+            if all(a in record and same(record[a][0], v) for a, v in self.match.items()):
+                return [Finding(about, False, tuple(sorted({record[a][1] for a in self.match})))]
+        whole = seen.whole(self.kind, self.match)
+        if whole is None:
+            return [Finding(about, None)]
+        rounds = {whole[1]}
+        for key in whole[0]:
+            record = records.get(key, {})
+            if key == self.key:
+                return [Finding(about, False, (whole[1],))]
+            other = [a for a, v in self.match.items() if a in record and not same(record[a][0], v)]
+            if not other:
+                return [Finding(about, None)]
+            rounds.add(record[other[0]][1])
+        return [Finding(about, True, tuple(sorted(rounds)))]
+
+
+class Listed(Config):
+    """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
+
+    It asks something of the evidence only; on the state it always holds.
+
+    Args:
+        kind: The records' kind.
+        match: The values.
+        attributes: What has to be shown of each.
+    """
+
+    type: Literal["listed"] = "listed"
+    kind: str
+    match: Values = {}
+    attributes: tuple[str, ...] = ()
+
+    def on_state(self, records: Records) -> list[bool]:
+        """No sub-goal."""
+        return []
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """True where a whole list has been shown with all that is needed, else None."""
+        about = f"every {self.kind} with {_listed(self.match)} is shown"
+        whole = seen.whole(self.kind, self.match)
+        if whole is None:
+            return [Finding(about, None)]
+        records, rounds = seen.of_kind(self.kind), {whole[1]}
+        for key in whole[0]:
+            record = records.get(key, {})
+            if any(a in record and not same(record[a][0], v) for a, v in self.match.items()):
+                continue
+            covered = [a for a in (*self.match, *self.attributes) if a in record]
+            if len(covered) < len(self.match) + len(self.attributes):
+                return [Finding(about, None)]
+            rounds |= {record[a][1] for a in covered}
+        return [Finding(about, True, tuple(sorted(rounds)))]
+
+
+Need = Annotated[Has | Absent | Listed, Field(discriminator="type")]
+
+
+def _a(noun: str) -> str:
+    """A record's kind with its article."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
+def _listed(values: Mapping[str, Scalar]) -> str:
+    return " and ".join(f"{a} {v}" for a, v in values.items()) or "any values"
+
+
+def _rank(findings: Sequence[Finding]) -> tuple[bool, int, int]:
+    """Orders what candidates show: all shown, then not refuted, then how much is shown."""
+    verdicts = [finding.verdict for finding in findings]
+    return (all(v is True for v in verdicts), -verdicts.count(False), verdicts.count(True))
+
+
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
+_WORD = re.compile(r"[^\W_]+")
+_TIME = re.compile(
+    r"(?<![0-9:.])([0-9]{1,2})[:.]([0-9]{2})(?![0-9:])\s*([ap]\.?m\b)?|\b([0-9]{1,2})\s*([ap]\.?m\b)"
+)
+_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
+_PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_YES, _NO = frozenset({"yes", "true", "yeah", "correct"}), frozenset({"no", "false", "nope", "incorrect"})
+LONGEST = 400
+"""Longer messages are no answers."""
+
+
+class Answer(Config):
+    """What a message has to say.
+
+    Args:
+        form: How the message is read: ``text`` looks for the words of ``value``; ``number`` and ``time`` want
+            one number or one time of day and no other; ``digits`` compares digits only, as of telephone
+            numbers; ``yes-no`` takes the first of these words.
+        value: What is right: a text, a number in digits, a time such as ``07:30``, ``yes`` or ``no``.
+        others: For ``text``: wrong values. The one that is named first counts.
+        given: Phrases of the question; a message may repeat them.
+    """
+
+    form: Literal["text", "number", "time", "digits", "yes-no"] = "text"
+    value: str
+    others: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _readable(self) -> Answer:
+        """See that a message can give this answer: else a wrong one could count as right, or none could."""
+        match self.form:
+            case "yes-no":
+                fits, form = self.value in ("yes", "no"), "yes or no"
+            case "number":
+                fits, form = (
+                    _PLAIN_NUMBER.fullmatch(self.value) is not None,
+                    "a number in digits, such as -1200.5",
+                )
+            case "time":
+                found = _TIME.fullmatch(self.value)
+                fits, form = _minutes(found) is not None, "a time of day such as 07:30"
+            case "digits":
+                fits, form = re.search("[0-9]", self.value) is not None, "a text with digits"
+            case "text":
+                fits, form = _WORD.search(self.value) is not None, "a text with words"
+        if not fits:
+            raise ValueError(f"the value {self.value[:80]!r} of the form {self.form} has to be {form}")
+        return self
+
+    def matches(self, message: str) -> bool:
+        """Whether a message gives this answer. It comes from a model: nothing in it raises an error."""
+        if len(message) > LONGEST:
+            return False
+        text = unicodedata.normalize("NFKC", message).casefold()
+        if self.form == "text":
+            return self._named_first(" ".join(_WORD.findall(text)))
+        for phrase in self.given:
+            text = text.replace(phrase.casefold(), " ")
+        if self.form == "digits":
+            wanted = "".join(re.findall("[0-9]", self.value))
+            runs = re.findall(r"[0-9][0-9 ().\-]*", text)
+            return [digits for run in runs if (digits := re.sub(r"\D", "", run))] == [wanted]
+        if self.form == "yes-no":
+            said = [word for word in _WORD.findall(text) if word in _YES | _NO]
+            return bool(said) and (said[0] in _YES) == (self.value == "yes")
+        if self.form == "time":
+            return {_minutes(match) for match in _TIME.finditer(text)} == {_minutes(_TIME.match(self.value))}
+        return _numbers(text) == {float(self.value)}
+
+    def _named_first(self, text: str) -> bool:
+        """Whether the value is named, and before any of the others; the longest of those that begin there."""
+        places = []
+        for phrase in (self.value, *self.others):
+            words = " ".join(_WORD.findall(unicodedata.normalize("NFKC", phrase).casefold()))
+            match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) if words else None
+            if match:
+                places.append((match.start(), -len(words), phrase != self.value))
+        return bool(places) and not min(places)[2]
+
+
+def _minutes(match: re.Match[str] | None) -> int | None:
+    """Minutes since midnight; None where it is no time of day."""
+    if match is None:
+        return None
+    hour, minute, half, alone, alone_half = match.groups()
+    hours, minutes = int(hour or alone), int(minute or 0)
+    half = half or alone_half
+    if half:
+        if not 1 <= hours <= 12:
+            return None
+        hours = hours % 12 + (12 if half[0] == "p" else 0)
+    return hours * 60 + minutes if hours < 24 and minutes < 60 else None
+
+
+def _numbers(text: str) -> set[float]:
+    """The numbers that a text names, in digits or as words up to twenty."""
+    found = {float(number.replace(",", "")) for number in _NUMBER.findall(text)}
+    return found | {float(_NUMBERS.index(word)) for word in _WORD.findall(text) if word in _NUMBERS}
 
 
 @dataclass(frozen=True, slots=True)

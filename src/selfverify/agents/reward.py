@@ -1,12 +1,28 @@
-"""The composite reward of a self-verifying agent (SmartSnap Eq. 3)."""
+"""Composite reward (Eq. 3); metrics of conversations.
+
+The composite reward of a self-verifying agent (SmartSnap Eq. 3).
+
+What is measured of an agent's conversation, and the figures that come of many.
+
+SR, Sub-SR, RRR and ROR are AndroidLab's (SmartSnap's Table 2), computed as its code does, with what is odd
+about it: docs/smartsnap.md lists that. The others need a task's goal: they compare evidence and judges with
+the ground truth.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 from pydantic import Field
 
+from selfverify.agents.evidence import Exhibit
+from selfverify.agents.goals import Goal, Truth, minimal_evidence
+from selfverify.agents.judges.case import Judgement
 from selfverify.core.config import Config
+from selfverify.tasks.base import EVERY, Metric
 
 
 class RewardConfig(Config):
@@ -84,3 +100,196 @@ def composite(valid: bool, success: bool, evidence: int, config: RewardConfig) -
         complete=config.success if success else 0.0,
         concise=-config.conciseness * charged if charged else 0.0,
     )
+
+
+SIMILAR = 0.999
+"""Two screenshots that agree in more of their values than this count as the same (AndroidLab)."""
+LEAST_SR = 0.05
+"""RRR is not given below this success rate: it would be a mean over next to nothing."""
+LARGEST_SET = 4
+"""Rounds of the largest smallest sufficient set that is looked for."""
+
+METRICS = (
+    Metric("SR", "truth"),
+    Metric("SR-all", "truth", EVERY),
+    Metric("Sub-SR", "sub_goals"),
+    Metric("RRR", "rrr", needs=("truth", LEAST_SR)),
+    Metric("ROR", "ror"),
+    Metric("ROR-xml", "ror_xml"),
+    Metric("judged-SR", "judged_success"),
+    Metric("judge-precision", "true_positive", "judged_positive"),
+    Metric("judge-recall", "true_positive", "judged_true"),
+    Metric("judge-false-positives", "false_positive", "judged_untrue"),
+    Metric("evidence", "evidence"),
+    Metric("completeness", "sufficient"),
+    Metric("conciseness", "excess"),
+    Metric("creativity", "evidence_turns"),
+    Metric("altered-quotations", "altered_quotations", "quotations"),
+)
+"""The figures by name. docs/smartsnap.md explains each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one conversation at its end.
+
+    Args:
+        seen: The exhibits that the agent was shown.
+        history: All exhibits of the session, with the screen after the reset.
+        message: The final message.
+        chosen: What was handed in; None where nothing proper was.
+        judgement: What the judges say; None where they were not asked.
+        truth: The ground truth at the end; None where nobody knows.
+        reached: The round after which the task was done for the first time; None where it never was.
+        goal: What had to be so, if known.
+        steps: How many calls that act the task takes, if known.
+        looking: Tools that show the screen and do nothing; they count in no figure of steps.
+    """
+
+    seen: Sequence[Exhibit] = ()
+    history: Sequence[Exhibit] = ()
+    message: str = ""
+    chosen: Sequence[Exhibit] | None = None
+    judgement: Judgement | None = None
+    truth: Truth | None = None
+    reached: int | None = None
+    goal: Goal | None = None
+    steps: int | None = None
+    looking: Collection[str] = field(default_factory=frozenset)
+
+
+def measure(record: Record) -> dict[str, float]:
+    """The parts of one conversation, of which `METRICS` are made; what is not known has no part."""
+    return {
+        **_progress(record),
+        **_evidence(record),
+        **_judging(record),
+    }
+
+
+def summarise_parts(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The figures (`METRICS`) over many conversations; those of which nothing is known are left out."""
+    found = {}
+    for metric in METRICS:
+        counted = [row for row in rows if metric.part in row]
+        whole = float(len(rows if metric.over == EVERY else counted))
+        if metric.over not in (None, EVERY):
+            whole = sum(row[metric.over] for row in counted)
+        if metric.needs is not None:
+            name, least = metric.needs
+            having = [row[name] for row in rows if name in row]
+            whole *= bool(having) and sum(having) / len(having) >= least
+        if counted and whole > 0:
+            found[metric.name] = sum(row[metric.part] for row in counted) / whole
+    return found
+
+
+def reasonable_share(same: Sequence[bool]) -> float:
+    """AndroidLab's ROR of one conversation.
+
+    AndroidLab takes the screens before each operation, the last of which is the end, drops the last one and
+    compares neighbours. So the effect of the last operation is never looked at, and a conversation of two
+    screens or fewer has no unreasonable operation.
+
+    Args:
+        same: For each operation whether the screen after it is the one before it, in order.
+    """
+    compared = same[:-1]
+    return 1.0 - sum(compared) / len(compared) if compared else 1.0
+
+
+def same_pixels(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two screenshots count as the same: more than `SIMILAR` of the values not white in both agree.
+
+    Two white screens are the same; AndroidLab divides by zero there.
+
+    Args:
+        one: uint8 ``[H, W, 3]``.
+        other: uint8; of another size it is another screen.
+    """
+    if one.shape != other.shape:
+        return False
+    counted = (one != 255) | (other != 255)
+    total = int(counted.sum())
+    return total == 0 or int(((one == other) & counted).sum()) / total > SIMILAR
+
+
+def _progress(record: Record) -> dict[str, float]:
+    """How far the agent came, and how."""
+    found: dict[str, float] = {}
+    acting = [e for e in record.history if e.call is not None and e.call.name not in record.looking]
+    if record.truth is not None:
+        reached = record.truth.subgoals
+        found["truth"] = float(record.truth.complete)
+        if reached:
+            found["sub_goals"] = 1.0 if record.truth.complete else sum(reached) / len(reached)
+        if record.truth.complete and record.steps is not None and acting:
+            found["rrr"] = record.steps / len(acting)
+    if record.reached is not None:
+        found["evidence_turns"] = float(sum(e.seen.round > record.reached for e in acting))
+    # A reset need not show anything.
+    screens = [exhibit for exhibit in record.history if exhibit.seen.images or exhibit.seen.text]
+    if screens:
+        found |= _reasonable(screens, record.looking)
+    return found
+
+
+def _reasonable(screens: Sequence[Exhibit], looking: Collection[str]) -> dict[str, float]:
+    pairs = [
+        (before.seen, after.seen)
+        for before, after in itertools.pairwise(screens)
+        if after.call is None or after.call.name not in looking
+    ]
+    if all(exhibit.seen.images for exhibit in screens):
+        pixels = [
+            same_pixels(np.asarray(a.images[0].convert("RGB")), np.asarray(b.images[0].convert("RGB")))
+            for a, b in pairs
+        ]
+        return {"ror": reasonable_share(pixels)}
+    return {"ror_xml": reasonable_share([a.text == b.text for a, b in pairs])}
+
+
+def _evidence(record: Record) -> dict[str, float]:
+    """How good the evidence is, against a smallest set that would have been enough."""
+    if record.chosen is None:
+        return {}
+    found = {"evidence": float(len(record.chosen))}
+    if record.goal is None or not record.chosen:
+        return found
+    smallest = minimal_evidence(record.seen, record.goal, record.message, LARGEST_SET)
+    if smallest is not None:
+        enough = record.goal.shown(record.chosen, record.message).verdict is True
+        found["sufficient"] = float(enough)
+        if enough:
+            found["excess"] = len(record.chosen) / len(smallest)
+    return found
+
+
+def _judging(record: Record) -> dict[str, float]:
+    """What the judges said, what it cost, and whether it was so."""
+    judgement = record.judgement
+    if judgement is None:
+        return {}
+    votes = [ballot.vote for ballot in judgement.ballots if ballot.vote is not None]
+    # No figure may hang on the clock or on a cache: a resumed run's are those of an unbroken one.
+    found = {
+        "votes_missing": float(len(judgement.ballots) - len(votes)),
+        "undecided": float(not judgement.decided),
+        "judge_tokens": float(judgement.tokens or 0),
+    }
+    if any("quotations" in vote.about for vote in votes):
+        for name in ("quotations", "altered_quotations"):
+            found[name] = float(sum(vote.about.get(name, 0) for vote in votes))
+    if judgement.success is None:
+        return found
+    found["judged_success"] = float(judgement.success)
+    if record.truth is not None:
+        judged, true = judgement.success, record.truth.complete
+        found |= {
+            "judged_positive": float(judged),
+            "judged_true": float(true),
+            "judged_untrue": float(not true),
+            "true_positive": float(judged and true),
+            "false_positive": float(judged and not true),
+        }
+    return found

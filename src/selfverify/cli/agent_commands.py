@@ -13,7 +13,7 @@ from selfverify.connectors.server import EnvironmentServing
 from selfverify.serving.agent_run_settings import AgentSessionConfig
 
 if TYPE_CHECKING:
-    from selfverify.agents.tasks.agent_task import AgentTask
+    from selfverify.agents.task import AgentTask
     from selfverify.connectors.server import Factory
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def serve(settings: EnvironmentServing) -> None:
 
 def _known(asked: Collection[str]) -> dict[str, Factory]:
     """The environments of the tasks of agents by name; those that are asked for are made at once."""
-    from selfverify.agents.tasks.agent_task import AgentTask
+    from selfverify.agents.task import AgentTask
     from selfverify.experiments.registry import TASKS
 
     def later(name: str) -> Factory:
@@ -99,7 +99,7 @@ def _task(name: str, options: Mapping[str, Any]) -> AgentTask:
     Raises:
         ConfigError: There is no such task, or it has no environment.
     """
-    from selfverify.agents.tasks.agent_task import AgentTask
+    from selfverify.agents.task import AgentTask
     from selfverify.core.errors import ConfigError
     from selfverify.experiments.registry import make_task
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from selfverify.cli.printing import harmless
 
 if TYPE_CHECKING:
-    from selfverify.agents.agent_endings import AgentRecord
+    from selfverify.agents.episode import AgentRecord
     from selfverify.core.problem import Problem
     from selfverify.serving.agent_run import AgentRun
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.agents.tasks.android_agents import AndroidAgents
-from selfverify.agents.tasks.environment_agents import EnvironmentAgents
+from selfverify.agents.android.task import AndroidAgents
+from selfverify.agents.environment_task import EnvironmentAgents
 from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import ConfigError
 from selfverify.looking.tasks.digits_far import DigitsFar

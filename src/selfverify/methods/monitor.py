@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from selfverify.agents.agent_figures import summarise_parts
+from selfverify.agents.reward import summarise_parts
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.evaluation.statistics import transitions, within_problem_auc
 

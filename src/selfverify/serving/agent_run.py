@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.agent_endings import AgentRecord
-from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.tasks.agent_task import AgentTask
+from selfverify.agents.episode import AgentEpisode, AgentRecord
+from selfverify.agents.task import AgentTask
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from agents.android.fake_adb import Server, adb_server
 from agents.android.hierarchies import SAID, hierarchy, view
 from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
-from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
-from selfverify.agents.android.android_settings import AndroidTaskConfig
+from selfverify.agents.android.config import AndroidTaskConfig
+from selfverify.agents.android.environment import AndroidEnvironment, FirstScreens
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 

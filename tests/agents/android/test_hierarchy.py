@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agents.android.hierarchies import SAID, hierarchy, view
-from selfverify.agents.android.hierarchy import UnreadableScreen, read_hierarchy
-from selfverify.agents.screens import Box, Screen, describe
+from selfverify.agents.android.screen import UnreadableScreen, read_hierarchy
+from selfverify.agents.tools import Box, Screen, describe
 
 SIZE = (1080, 2400)
 FULL = (0, 0, 1080, 2400)

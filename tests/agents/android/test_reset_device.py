@@ -13,8 +13,8 @@ pytest.importorskip("adbutils")
 
 from agents.android.fake_adb import Server, adb_server, emulator_console
 from agents.android.phones import HOME, NOTES, SETTINGS, Phone
-from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
-from selfverify.agents.android.android_settings import AndroidTaskConfig
+from selfverify.agents.android.config import AndroidTaskConfig
+from selfverify.agents.android.environment import AndroidEnvironment, FirstScreens
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Judge
-from selfverify.agents.exhibits import Submission, Vote
-from selfverify.agents.judges.flipped_votes import FlippedVotes
-from selfverify.agents.judges.judge_settings import JuryConfig
-from selfverify.agents.judges.jury import Jury
+from selfverify.agents.evidence import Submission, Vote
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
+from selfverify.agents.judges.config import JuryConfig
+from selfverify.agents.judges.jury import FlippedVotes, Jury
 
 CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(1000)]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Judge
-from selfverify.agents.exhibits import Submission, Vote
-from selfverify.agents.judges.judge_settings import JuryConfig
+from selfverify.agents.evidence import Submission, Vote
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
+from selfverify.agents.judges.config import JuryConfig
 from selfverify.agents.judges.jury import Jury, tally
 
 S, F, I = Vote(True, True), Vote(True, False), Vote(False, False)  # noqa: E741

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from selfverify.agents.cases import Ballot, Case
-from selfverify.agents.exhibits import Exhibit, Submission
-from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig
+from selfverify.agents.evidence import Exhibit, Submission
+from selfverify.agents.judges.case import Ballot, Case
+from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
-from selfverify.agents.prompting import judge_prompt
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError
 from serving_servers import FakeUpstream, Loop

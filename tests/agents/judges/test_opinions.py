@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Exhibit, Submission
-from selfverify.agents.fenced import Rendered, render
-from selfverify.agents.judges.opinions import LONGEST, Opinion, Quotations, read_opinion
+from selfverify.agents.evidence import Exhibit, Submission
+from selfverify.agents.judges.case import LONGEST, Case, Opinion, Quotations, Rendered, read_opinion, render
 from selfverify.core.episode import Call, StepResult
 
 SCREENS = {2: "Alarm 7:30 ; checked", 5: 'Label "gym"\n   Round 9 of 12'}

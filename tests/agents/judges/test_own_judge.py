@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.agents.judges.test_model_judge import FAILURE, SUCCESS, case
 
-from selfverify.agents.judges.judge_settings import OwnJudgeConfig
+from selfverify.agents.judges.config import OwnJudgeConfig
+from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.own_judge import OwnJudge
-from selfverify.agents.prompting import judge_prompt
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.agents.cases import Case
-from selfverify.agents.exhibits import Exhibit, Submission, Vote
+from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.rules_judge import RulesJudge, admits_failure
+from selfverify.agents.judges.case import Case
+from selfverify.agents.judges.jury import RulesJudge, admits_failure
 from selfverify.core.episode import Call, StepResult
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.agents.cases import JudgePanel
+from selfverify.agents.judges.case import JudgePanel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.store import StoredSample
 from selfverify.rollouts.server_sampler import ScriptSpeaker

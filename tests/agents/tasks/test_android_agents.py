@@ -16,9 +16,9 @@ from tests.agents.word_policy import two_steps, word_policy
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
-from selfverify.agents.cases import Awaited, Ballot, Case, Judge
-from selfverify.agents.exhibits import Vote
-from selfverify.agents.tasks.android_agents import AndroidAgents, AndroidAgentsConfig
+from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
+from selfverify.agents.evidence import Vote
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
-from selfverify.agents.tasks import environment_sources
-from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
+from selfverify.agents import environment_task
+from selfverify.agents.environment_task import EnvironmentAgents, EnvironmentAgentsConfig
 from selfverify.core.episode import Call, PolicyTurn, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
@@ -218,7 +218,7 @@ def test_a_row_without_a_goal_and_rules(files: Path, counters: str) -> None:
 def test_settings_that_cannot_work(
     changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_sources, "distributions", dict)
+    monkeypatch.setattr(environment_task, "distributions", dict)
     with pytest.raises(ValidationError, match=message):
         EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})
 

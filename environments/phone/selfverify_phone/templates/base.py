@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from selfverify.agents.needs import Absent, Has, Listed
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.goals import Absent, Answer, Has, Listed
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.ways import Step
 

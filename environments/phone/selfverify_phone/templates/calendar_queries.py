@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Has, Listed
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.goals import Answer, Has, Listed
 from selfverify_phone.apps.calendar_app import DAYS, day_id
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World

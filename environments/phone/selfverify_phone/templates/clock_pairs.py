@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Has
+from selfverify.agents.goals import Has
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Shelf

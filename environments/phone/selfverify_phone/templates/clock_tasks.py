@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Absent, Has
+from selfverify.agents.goals import Absent, Has
 from selfverify_phone.apps.clock_app import CITIES, DAYS
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World

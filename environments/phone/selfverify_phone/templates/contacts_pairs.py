@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Absent, Has
+from selfverify.agents.goals import Absent, Has
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Shelf
 from selfverify_phone.templates.contacts_tasks import OPEN, make, someone

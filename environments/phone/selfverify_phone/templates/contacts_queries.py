@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Has, Listed
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.goals import Answer, Has, Listed
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Shelf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Absent, Has
+from selfverify.agents.goals import Absent, Has
 from selfverify_phone.apps.calendar_app import DAYS
 from selfverify_phone.apps.money_app import ACCOUNTS, CATEGORIES
 from selfverify_phone.contents import words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selfverify.agents.facts import same
-from selfverify.agents.needs import Absent, Has
+from selfverify.agents.goals import Absent, Has
 from selfverify_phone.apps.music_app import REPEAT
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from selfverify.agents.needs import Has, Listed
-from selfverify.agents.query_answers import Answer
+from selfverify.agents.goals import Answer, Has, Listed
 from selfverify_phone.apps.settings_app import ITEMS
 from selfverify_phone.contents.world import APPS, World
 from selfverify_phone.templates.base import Drawn, Shelf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.agents.needs import Absent, Has
+from selfverify.agents.goals import Absent, Has
 from selfverify_phone.apps.settings_app import ACCESS, ITEMS
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import APPS, World

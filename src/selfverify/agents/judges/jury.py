@@ -1,12 +1,30 @@
-"""Several votes on one submission, and what they come to."""
+"""Votes and their tally; rules, state, null and erring judges.
+
+Several votes on one submission, and what they come to.
+
+The rules of a task as judge: the ground truth, restricted to what the evidence shows.
+
+The environment's state as judge: what a script finds that is written for each task (SmartSnap Fig. 2a).
+
+Nobody judges: for what a person asks freely, of which no goal is known.
+
+Votes of which some are turned into their opposite: a judge that errs as often as it is told to.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from selfverify.agents.cases import Ballot, Case, Judge, Judgement, JudgePanel, Pending
-from selfverify.agents.judges.judge_settings import JuryConfig
+import numpy as np
+
+from selfverify.agents.evidence import Vote
+from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Judgement, JudgePanel, Pending, render
+from selfverify.agents.judges.config import JuryConfig
 from selfverify.core.events import note
 
 logger = logging.getLogger(__name__)
@@ -67,3 +85,112 @@ def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:
         why = f"{len(votes)} of {len(ballots)} votes, and no {deciding} agree on {about}"
         why += f" ({missing[0]})" if missing else ""
     return Judgement(valid, success, tuple(ballots), why)
+
+
+_ADMISSION = re.compile(
+    r"\b(?:could(?:n't| not)|can(?:'t| ?not)|(?:am|was|were) not able|unable|impossible|not possible|failed|"
+    r"did(?:n't| not) (?:manage|succeed|work|find)|ga?i?ve up|not (?:been )?(?:done|completed|finished)|"
+    r"no way to|sorry)\b",
+    re.IGNORECASE,
+)
+
+
+def admits_failure(message: str) -> bool:
+    """Whether a final message says that the task was not done: by its words, in English."""
+    return _ADMISSION.search(message.replace("’", "'")) is not None
+
+
+class RulesJudge(Judge):
+    """Votes by a task's goal: never wrong about what it is shown, always the same, without a model.
+
+    Evidence is relevant where it shows anything of what the goal is about. What it does not show is not
+    assumed: only a goal of which every part is shown to be reached is a success. An admitted failure is one,
+    whatever the evidence shows.
+    """
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """See `Judge`.
+
+        Raises:
+            ValueError: The case has no goal.
+        """
+        if case.goal is None:
+            raise ValueError(f"problem {case.name} has no goal to judge by")
+        message, evidence = case.submission.message, case.submission.evidence
+        proof = case.goal.shown(evidence, message)
+        relevant = any(case.goal.relevant(exhibit) for exhibit in evidence)
+        admitted = admits_failure(message)
+        words = ["The message admits a failure."] * admitted
+        words += [f"{f.about}: {_SHOWN[f.verdict]}" for f in proof.findings]
+        rounds = sorted({number for finding in proof.findings for number in finding.rounds})
+        success = relevant and proof.verdict is True and not admitted
+        vote = Vote(relevant, success, "\n".join(words), tuple(rounds))
+        return lambda: [Ballot(number, vote) for number in numbers]
+
+
+_SHOWN = {True: "shown", False: "shown to be otherwise", None: "not shown"}
+
+
+class StateJudge(Judge):
+    """Votes by the ground truth, and reads no evidence.
+
+    It has no opinion of evidence: a task that is done counts as proven, and one that is not earns nothing for
+    evidence that has to do with it. Where the state is not known there is no vote.
+    """
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """See `Judge`."""
+        if case.truth is None:
+            missing = "outage: the environment's state is not known"
+            return lambda: [Ballot(number, None, missing, {"outage": True}) for number in numbers]
+        done = case.truth.complete
+        vote = Vote(done, done, "The task is done." if done else "The task is not done.")
+        return lambda: [Ballot(number, vote) for number in numbers]
+
+
+class NullJudge(JudgePanel):
+    """Every submission is without a verdict."""
+
+    def ask(self, case: Case) -> Pending:
+        """See `JudgePanel`."""
+        return lambda: Judgement(None, None, (), "nobody was asked to judge")
+
+
+class FlippedVotes(Judge):
+    """Flips each vote of another judge with the same probability, apart from all others.
+
+    Success becomes failure, with evidence that is still relevant; failure becomes success, which makes the
+    evidence relevant. Which votes are flipped depends on the case, as a judge reads it, and on the vote's
+    number: the same case is always judged the same, as it would be from a cache.
+
+    Args:
+        judge: Who votes.
+        share: How many of all votes are flipped, from 0 to 1.
+    """
+
+    def __init__(self, judge: Judge, share: float) -> None:
+        self.judge, self.share = judge, share
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """See `Judge`."""
+        coming = self.judge.ask(case, numbers)
+        key = zlib.crc32(f"{case.name}\n{render(case).text}".encode())
+        return lambda: [self._passed_on(ballot, key) for ballot in coming()]
+
+    def set_policy(self, policy: object) -> None:
+        """See `Judge`."""
+        self.judge.set_policy(policy)
+
+    def set_cache_folder(self, folder: Path) -> None:
+        """See `Judge`."""
+        self.judge.set_cache_folder(folder)
+
+    def counters(self) -> dict[str, float]:
+        """See `Judge`."""
+        return self.judge.counters()
+
+    def _passed_on(self, ballot: Ballot, key: int) -> Ballot:
+        if ballot.vote is None or np.random.default_rng([key, ballot.number]).random() >= self.share:
+            return ballot
+        vote = Vote(True, not ballot.vote.success, ballot.vote.words, ballot.vote.rounds, ballot.vote.about)
+        return replace(ballot, vote=vote, about={**ballot.about, "flipped": True})

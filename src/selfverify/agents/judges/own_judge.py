@@ -8,10 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from selfverify.agents.cases import Awaited, Ballot, Case, Judge
-from selfverify.agents.fenced import Rendered, render
-from selfverify.agents.judges.judge_settings import OwnJudgeConfig
-from selfverify.agents.judges.opinions import Opinion, read_opinion
+from selfverify.agents.judges.case import (
+    Awaited,
+    Ballot,
+    Case,
+    Judge,
+    Opinion,
+    Rendered,
+    read_opinion,
+    render,
+)
+from selfverify.agents.judges.config import OwnJudgeConfig
 from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn

@@ -1,4 +1,7 @@
-"""Settings of judges; they load without what a client of servers needs."""
+"""JuryConfig, ModelJudgeConfig, OwnJudgeConfig.
+
+Settings of judges; they load without what a client of servers needs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.judges.opinions import Quotations
+from selfverify.agents.judges.case import Quotations
 from selfverify.core.config import Config
 
 

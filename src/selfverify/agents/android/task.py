@@ -1,4 +1,7 @@
-"""`android`: do AndroidLab's tasks on devices that adb reaches, and prove it."""
+"""The task `android`.
+
+`android`: do AndroidLab's tasks on devices that adb reaches, and prove it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.android.android_settings import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.android.androidlab import AndroidTask, read_tasks
+from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.judges.make_judge import JudgeConfig
-from selfverify.agents.lent import PooledEnvironment, SharedPool
-from selfverify.agents.screen_tools import ScreenTools
-from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.agents.session import PooledEnvironment, SharedPool
+from selfverify.agents.task import AgentTask, AgentTaskConfig
+from selfverify.agents.tools import ScreenTools
 from selfverify.connectors.pool import LocalSource, Source
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits
@@ -147,7 +150,7 @@ class AndroidAgents(AgentTask):
 
     def _sources(self, devices: Sequence[str]) -> list[Source]:
         try:
-            from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
+            from selfverify.agents.android.environment import AndroidEnvironment, FirstScreens
         except ImportError as error:
             raise ConfigError(f"devices need more: pip install 'selfverify[agents]' ({error})") from None
         c, first_screens = self.config, FirstScreens()

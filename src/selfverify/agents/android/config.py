@@ -1,4 +1,7 @@
-"""Settings of Android devices."""
+"""AndroidConfig.
+
+Settings of Android devices.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.agents.android.apps import PACKAGE
-from selfverify.agents.screen_tools import Address
+from selfverify.agents.android.device import PACKAGE
+from selfverify.agents.tools import Address
 from selfverify.core.config import CommandConfig
 
 

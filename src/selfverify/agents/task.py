@@ -1,4 +1,7 @@
-"""What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation."""
+"""AgentTask: prompt, tools, jury, episode.
+
+What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentConfig, AgentEpisode
-from selfverify.agents.agent_figures import METRICS
+from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
-from selfverify.agents.judges.nobody import NullJudge
+from selfverify.agents.judges.jury import NullJudge
+from selfverify.agents.judges.make_judge import JudgeConfig, World, agent_prompt, hint_names, make_jury
 from selfverify.agents.judges.own_judge import ShortForm
-from selfverify.agents.prompting import World, agent_prompt, hint_names
+from selfverify.agents.reward import METRICS
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Environment
 from selfverify.core.errors import ConfigError

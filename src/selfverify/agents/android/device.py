@@ -1,0 +1,466 @@
+"""Adb, console, gestures, apps.
+
+One Android device behind an adb server: commands with deadlines, beside the event loop.
+
+The console of an Android emulator: loads snapshots and sets the place where the phone is.
+
+What is done on a device: fingers, keys, texts, apps.
+
+Which package an app's name means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import difflib
+import re
+import shlex
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from selfverify.agents.tools import (
+    LaunchApp,
+    LongPress,
+    Look,
+    PressKey,
+    ScreenAction,
+    Swipe,
+    Tap,
+    TypeText,
+    WaitFor,
+)
+from selfverify.core.episode import EnvironmentLost
+from selfverify.core.errors import ConfigError
+from selfverify.tasks.tool_calls import ToolError, short_name
+
+OLDEST_SERVER = 39
+"""Version of the adb server's protocol: platform-tools of 2017. All since 2018 have 41."""
+MOST_OUTPUT = 64 * 2**20
+"""Bytes that a command may print; a screenshot of 8K has fewer."""
+
+_EXIT = "selfverify-exit:"
+_POLL = 0.5
+_in_use: set[tuple[str, int, str]] = set()
+
+T = TypeVar("T")
+
+
+class CommandFailed(Exception):
+    """A command has ended with another code than 0.
+
+    Args:
+        command: What was run.
+        output: What it has printed.
+    """
+
+    def __init__(self, command: str, output: str) -> None:
+        super().__init__(
+            f"{command.split()[0]} failed: {' '.join(output.split())[:300] or 'it said nothing'}"
+        )
+        self.output = output
+
+
+class AdbDevice:
+    """A device; one session may use it at a time.
+
+    The adb server is spoken to directly. It is never started, nor is an ``adb`` program run: two programs of
+    different versions stop each other's servers.
+
+    Args:
+        serial: As ``adb devices`` lists it.
+        host: Where the adb server runs.
+        port: Its port.
+        seconds: How long a command may take.
+    """
+
+    def __init__(self, serial: str, host: str = "127.0.0.1", port: int = 5037, seconds: float = 20.0) -> None:
+        self.serial, self.host, self.port, self.seconds = serial, host, port, seconds
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"adb-{serial}")
+        self._open = self._closed = False
+
+    async def open(self) -> None:
+        """See that the server and the device answer, and take the device.
+
+        Raises:
+            ConfigError: adbutils is not installed, or another session of this process uses the device.
+            EnvironmentLost: The server or the device does not answer.
+        """
+        if self._open:
+            return
+        key = (self.host, self.port, self.serial)
+        if key in _in_use:
+            raise ConfigError(f"{self} is used by another session; one device serves one session at a time")
+        await self._beside(self._greet, self.seconds)
+        _in_use.add(key)
+        self._open = True
+
+    async def shell(self, command: str, seconds: float | None = None) -> str:
+        """Run a command in the device's shell; what it prints, errors included.
+
+        Raises:
+            CommandFailed: It ends with another code than 0.
+            EnvironmentLost: The device is gone, or the command takes too long.
+        """
+        printed = await self._ask(f"shell:{command}; echo {_EXIT}$?", seconds)
+        output, mark, code = printed.decode("utf-8", "replace").replace("\r\n", "\n").rpartition(_EXIT)
+        if not mark:
+            raise EnvironmentLost(f"{self} was cut off while it ran {command.split()[0]}")
+        if code.strip() != "0":
+            raise CommandFailed(command, output)
+        return output.rstrip("\n")
+
+    async def output(self, command: str, seconds: float | None = None) -> bytes:
+        """Run a command; the bytes that it prints, as they are, whether it fails or not."""
+        return await self._ask(f"exec:{command}", seconds)
+
+    async def root(self) -> None:
+        """Restart adb's daemon on the device as root.
+
+        Raises:
+            CommandFailed: The device does not allow it.
+        """
+        said = (await self._ask("root:", None)).decode("utf-8", "replace").strip()
+        if "cannot" in said:
+            raise CommandFailed("adb root", said)
+        if "already" not in said:
+            await self.wait(self.seconds)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until the device has started and answers.
+
+        Raises:
+            EnvironmentLost: It has not within ``seconds``; the message says what was last wrong.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if await self.shell("getprop sys.boot_completed") == "1":
+                    return
+                wrong = "it has not finished starting"
+            except (EnvironmentLost, CommandFailed) as error:
+                wrong = str(error)
+            if time.monotonic() > end:
+                raise EnvironmentLost(f"{self} is not ready after {seconds:g} seconds: {wrong}")
+            await asyncio.sleep(_POLL)
+
+    def close(self) -> None:
+        """Leave the device to others. A command that still runs ends by itself, at its deadline."""
+        if self._open:
+            _in_use.discard((self.host, self.port, self.serial))
+            self._open = False
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def __str__(self) -> str:
+        return f"device {self.serial} (adb server {self.host}:{self.port})"
+
+    async def _ask(self, service: str, seconds: float | None) -> bytes:
+        limit = self.seconds if seconds is None else seconds
+        return await self._beside(lambda: self._talk(service, limit), limit)
+
+    async def _beside(self, work: Callable[[], T], seconds: float) -> T:
+        """Do ``work`` in the device's thread. Sockets keep the deadline; a second one guards the thread."""
+        if self._closed:
+            raise EnvironmentLost(f"{self} was closed")
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self._threads, work), 2 * seconds + 1)
+        except TimeoutError:
+            raise EnvironmentLost(f"{self} did not answer within {seconds:g} seconds") from None
+
+    def _adb(self, seconds: float) -> Any:
+        """adbutils' client, where something listens: else it would start a server of its own."""
+        try:
+            import adbutils
+        except ImportError:
+            raise ConfigError("Android devices need adbutils: pip install 'selfverify[agents]'") from None
+        try:
+            socket.create_connection((self.host, self.port), timeout=min(seconds, 3.0)).close()
+        except OSError as error:
+            raise EnvironmentLost(
+                f"no adb server at {self.host}:{self.port} ({error}); start it with `adb start-server`"
+            ) from None
+        return adbutils.AdbClient(self.host, self.port, socket_timeout=seconds)
+
+    def _greet(self) -> None:
+        version = self._guarded(lambda: self._adb(self.seconds).server_version())
+        if version < OLDEST_SERVER:
+            raise EnvironmentLost(
+                f"the adb server at {self.host}:{self.port} speaks version {version}; {OLDEST_SERVER} or "
+                "newer is needed: update platform-tools, then `adb kill-server` and `adb start-server`"
+            )
+        state = self._guarded(lambda: self._adb(self.seconds).device(self.serial).get_state())
+        if state != "device":
+            raise EnvironmentLost(
+                f"{self} is {state}; it must be started and allow this computer to debug it"
+            )
+
+    def _talk(self, service: str, seconds: float) -> bytes:
+        """Send one request to the device and read until it closes the connection."""
+        end = time.monotonic() + seconds
+
+        def talk() -> bytes:
+            output = bytearray()
+            with self._adb(seconds).device(self.serial).open_transport(timeout=seconds) as connection:
+                connection.send_command(service)
+                connection.check_okay()
+                while True:
+                    connection.conn.settimeout(max(end - time.monotonic(), 0.001))
+                    if not (piece := connection.recv(2**16)):
+                        return bytes(output)
+                    output += piece
+                    if len(output) > MOST_OUTPUT:
+                        raise EnvironmentLost(f"{self} printed more than {MOST_OUTPUT:,} bytes")
+
+        return self._guarded(talk)
+
+    def _guarded(self, talk: Callable[[], T]) -> T:
+        """``talk()``, with what adbutils raises as a loss."""
+        try:
+            return talk()
+        except (ConfigError, EnvironmentLost):
+            raise
+        except Exception as error:
+            import adbutils
+
+            known = (adbutils.AdbError, OSError, EOFError, ValueError, AssertionError, struct.error)
+            if not isinstance(error, known):
+                raise
+            said = re.sub(r"\s+", " ", str(error)) or type(error).__name__
+            if isinstance(error, TimeoutError | adbutils.AdbTimeout):
+                said = "it did not answer in time"
+            raise EnvironmentLost(f"{self} is lost: {said}; `adb devices` lists what is there") from None
+
+
+def console_port(serial: str) -> int:
+    """The port of an emulator's console, which its serial number holds.
+
+    Raises:
+        ConfigError: The device is no local emulator.
+    """
+    kind, _, port = serial.partition("-")
+    if kind != "emulator" or not port.isdecimal():
+        raise ConfigError(
+            f"device {serial} has no emulator's console: snapshots and places need a device that "
+            "`adb devices` lists as emulator-PORT"
+        )
+    return int(port)
+
+
+async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:
+    """Run one command in the console, such as ``avd snapshot load NAME``, and return what it says.
+
+    Args:
+        host: Where the emulator runs.
+        port: Its console's port.
+        command: One line.
+        token: The file in which the emulator keeps the word that its console asks for.
+        seconds: How long it may take.
+
+    Raises:
+        ConfigError: The console refuses the command or the word in ``token``.
+        EnvironmentLost: It cannot be reached, or does not answer in time.
+    """
+    if not command.isprintable():
+        raise ConfigError(f"a command of the emulator's console is one line, not {command!r}")
+    try:
+        return await asyncio.wait_for(_ask(host, port, command, token.expanduser()), seconds)
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        said = str(error) or f"no answer within {seconds:g} seconds"
+        raise EnvironmentLost(f"the emulator's console at {host}:{port} is lost: {said}") from None
+
+
+async def _ask(host: str, port: int, command: str, token: Path) -> str:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        greeting = await _answer(reader, "the greeting")
+        if "Authentication required" in greeting:
+            try:
+                word = token.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ConfigError(
+                    f"the emulator's console asks for the word in {token}: {error.strerror}"
+                ) from None
+            writer.write(f"auth {word}\r\n".encode())
+            await _answer(reader, f"the word in {token}")
+        writer.write(f"{command}\r\n".encode())
+        return await _answer(reader, command)
+    finally:
+        writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader, command: str) -> str:
+    """What stands before ``OK``."""
+    lines: list[str] = []
+    while True:
+        line = (await reader.readuntil(b"\n")).decode("utf-8", "replace").strip()
+        if line == "OK":
+            return "\n".join(lines)
+        if line.startswith("KO"):
+            raise ConfigError(f"the emulator's console refuses {command!r}: {line[2:].lstrip(': ')}")
+        lines.append(line)
+
+
+PACKAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_]*)+")
+"""What the name of a package looks like."""
+
+KNOWN = {
+    "bluecoins": "com.rammigsoftware.bluecoins",
+    "calendar": "com.skuld.calendario",
+    "cantook": "com.aldiko.android",
+    "chrome": "com.android.chrome",
+    "clock": "com.google.android.deskclock",
+    "contacts": "com.google.android.contacts",
+    "gmail": "com.google.android.gm",
+    "maps.me": "com.mapswithme.maps.pro",
+    "map.me": "com.mapswithme.maps.pro",
+    "pi music player": "com.Project100Pi.themusicplayer",
+    "settings": "com.android.settings",
+    "setting": "com.android.settings",
+    "youtube": "com.google.android.youtube",
+    "zoom": "us.zoom.videomeetings",
+}
+"""The apps of AndroidLab and some that most phones have, in lower case."""
+
+
+class Apps:
+    """Names of apps.
+
+    Args:
+        more: Packages by further names, which win over `KNOWN`.
+    """
+
+    def __init__(self, more: Mapping[str, str]) -> None:
+        self._known = {_plain(name): package for name, package in {**KNOWN, **more}.items()}
+        self._names = sorted({**KNOWN, **more})
+
+    def package(self, name: str) -> str | None:
+        """The package that a name means: a known app's, or the name itself where it is one; else None."""
+        if found := self._known.get(_plain(name)):
+            return found
+        return name if PACKAGE.fullmatch(name) else None
+
+    def like(self, name: str) -> list[str]:
+        """Known names, those most like ``name`` first, a few."""
+        close = difflib.get_close_matches(name[:200].lower(), self._names, n=3)
+        return (close + [known for known in self._names if known not in close])[:12]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+"""The input method of the app ADBKeyboard, which types what broadcasts say."""
+HOLD_MS, SWIPE_MS = 1000, 400
+"""How long a finger is held, and how long it moves, as in AndroidLab."""
+MOST_DELETED = 100
+"""Characters of a field that typing replaces, as in AndroidLab."""
+
+_MOVE_END, _DELETE = "123", "67"
+
+
+class Hands:
+    """Uses one display of a device.
+
+    Args:
+        device: The device.
+        display: The display's number; None is the default one.
+        keyboard: How texts are typed.
+        apps: Names of apps.
+    """
+
+    def __init__(
+        self, device: AdbDevice, display: int | None, keyboard: Literal["adbkeyboard", "input"], apps: Apps
+    ) -> None:
+        self.device, self.keyboard, self.apps = device, keyboard, apps
+        self._input = "input" if display is None else f"input -d {display}"
+
+    async def choose_keyboard(self) -> None:
+        """Make ADBKeyboard the input method, where it is to be used.
+
+        Raises:
+            EnvironmentLost: It is not installed.
+        """
+        if self.keyboard == "adbkeyboard":
+            try:
+                await self.device.shell(f"ime enable {KEYBOARD}; ime set {KEYBOARD}")
+            except CommandFailed as error:
+                raise EnvironmentLost(
+                    f"{self.device} has no ADBKeyboard ({error}); install it, or choose keyboard: input, "
+                    "which types ASCII only"
+                ) from None
+
+    async def do(self, action: ScreenAction, size: tuple[int, int]) -> None:
+        """Carry out an action on a screen of this size.
+
+        Raises:
+            ToolError: It cannot be carried out; in words for the agent.
+        """
+        try:
+            await self._do(action, size)
+        except CommandFailed as error:
+            raise ToolError(f"the phone refuses: {error}") from None
+
+    async def open(self, package: str) -> None:
+        """Open an app as its icon does.
+
+        Raises:
+            CommandFailed: The app is not installed, or has no icon.
+        """
+        command = f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1"
+        said = await self.device.shell(command)
+        if "No activities found" in said or "monkey aborted" in said:
+            raise CommandFailed(command, said)
+
+    async def _do(self, action: ScreenAction, size: tuple[int, int]) -> None:
+        match action:
+            case Look():
+                pass
+            case WaitFor(seconds):
+                await asyncio.sleep(seconds)
+            case Tap(box):
+                x, y = box.centre
+                await self.device.shell(f"{self._input} tap {x} {y}")
+            case LongPress(box):
+                x, y = box.centre
+                await self.device.shell(f"{self._input} swipe {x} {y} {x} {y} {HOLD_MS}")
+            case Swipe(box):
+                (x, y), (to_x, to_y) = box.centre, action.end(size)
+                await self.device.shell(f"{self._input} swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
+            case PressKey(key):
+                await self.device.shell(f"{self._input} keyevent KEYCODE_{key.upper()}")
+            case TypeText(text):
+                await self._type(text)
+            case LaunchApp(app):
+                if (package := self.apps.package(app)) is None:
+                    raise ToolError(
+                        f"no app is known as {short_name(app)}; known are {', '.join(self.apps.like(app))}"
+                    )
+                await self.open(package)
+
+    async def _type(self, text: str) -> None:
+        """Replace what is in the field that has the focus, then press Enter."""
+        if self.keyboard == "input" and not (text.isascii() and text.isprintable()):
+            raise ToolError("this phone's keyboard types printable ASCII characters only")
+        deletes = " ".join([_DELETE] * MOST_DELETED)
+        await self.device.shell(f"{self._input} keyevent {_MOVE_END} {deletes}")
+        if text and self.keyboard == "input":
+            # `input text` takes %s for a space.
+            parts = [part.replace(" ", "%s") for part in text.split("%s")]
+            for number, part in enumerate(parts):
+                typed = [part, *(["%", "s"] if number + 1 < len(parts) else [])]
+                for piece in filter(None, typed):
+                    await self.device.shell(f"{self._input} text {shlex.quote(piece)}")
+        elif text:
+            coded = base64.b64encode(text.encode()).decode()
+            said = await self.device.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {shlex.quote(coded)}")
+            if "Broadcast completed" not in said:
+                raise CommandFailed("am broadcast", said)
+        await self.device.shell(f"{self._input} keyevent KEYCODE_ENTER")

@@ -1,1 +1,0 @@
-"""Tasks for agents, by the names that recipes use."""
