@@ -47,12 +47,6 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.step_verifier import StepVerifier
-from selfverify.looking.stop_rules import LOG_RATIO
-from selfverify.looking.tools.pictures import Gallery
-from selfverify.looking.tools.shared import Batched, shared
-from selfverify.looking.tools.similarity import Similarity
-from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.kv_sessions import KVSession, SampleIndex
@@ -61,6 +55,11 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.policy.tiny_models import write_tiny
+from selfverify.visual.stopping import LOG_RATIO
+from selfverify.visual.tools.base import Batched, Toolbox, shared
+from selfverify.visual.tools.detect import Similarity
+from selfverify.visual.tools.gallery import Gallery
+from selfverify.visual.verifier import StepVerifier
 
 STEPS, GROUP, ALIKE = 6, 8, 2
 STEP = "<think>5</think>crop 1 3 3 6 6"

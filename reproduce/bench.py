@@ -12,11 +12,11 @@ from selfverify.core.errors import DataError
 from selfverify.core.files import write_json
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe, recipe_task
-from selfverify.looking.crop_hits import CROP_HIT
-from selfverify.looking.look_episode import STEPS
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.tasks.look_questions import INSTRUCTION
 from selfverify.tasks.row_task import DataFile
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import STEPS
+from selfverify.visual.task import INSTRUCTION
+from selfverify.visual.tools.gallery import CROP_HIT
 
 WITHOUT, MARKED, WITH = "without looking", "set of mark", "looking"
 """Ways of answering: at first sight, with numbers on the images, with tools."""

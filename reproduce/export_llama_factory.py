@@ -34,7 +34,7 @@ from selfverify.core.files import make_output_folder, read_regular, write_bytes,
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.looks_folder import SFT
 from selfverify.experiments.looks.read_pairs import Lines, fault_in, read_lines, read_pairs
-from selfverify.looking.traces import Message, is_image, parts_of
+from selfverify.visual.traces import Message, is_image, parts_of
 
 MARK = "<image>"
 """LLaMA-Factory's place for an image."""

@@ -15,9 +15,8 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from selfverify.core.problem import Split
-from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
-from selfverify.looking.tasks.far_canvas import CELLS
 from selfverify.tasks.digits import digit_bank, paste
+from selfverify.visual.digits_far import CELLS, DigitsFarConfig
 
 MARGIN = 2
 """Pixels by which the window is larger than the largest digit."""

@@ -15,9 +15,9 @@ from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
 from selfverify.evaluation.statistics import seeds_interval
 from selfverify.evaluation.stop_outcomes import WITHIN, outcomes
 from selfverify.evaluation.store import StoredSample
-from selfverify.looking.look_episode import STEPS
-from selfverify.looking.stop_calibration import Kind
 from selfverify.selection.rules import Floats
+from selfverify.visual.episode import STEPS
+from selfverify.visual.stopping import Kind
 
 NO_TOOLS = "no-tools"
 """The row that looking is measured against."""

@@ -20,8 +20,8 @@ from selfverify.cli.printing import figure, print_json, print_table, say
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_text
-from selfverify.looking.look_settings import VisualConfig
 from selfverify.tasks.row_task import DataFile
+from selfverify.visual.config import VisualConfig
 
 NAMED = {WITH: " + VTS-V", MARKED: " + SoM"}
 """What the paper calls ways of answering, behind the model's name."""

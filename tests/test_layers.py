@@ -23,7 +23,7 @@ LAYERS = (
     "connectors",
     "rollouts",
     "agents",
-    "looking",
+    "visual",
     "verifiers",
     "evaluation",
     "reports",

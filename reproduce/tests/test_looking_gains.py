@@ -23,8 +23,8 @@ from selfverify.evaluation.looked import CappedConversation, CappedProblem, Capp
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.looks import capped_looks
 from selfverify.experiments.recipe import to_yaml
-from selfverify.looking.stop_calibration import StopCalibration
 from selfverify.policy.policy import Policy
+from selfverify.visual.stopping import StopCalibration
 
 
 def talk(deltas: Sequence[float], right: Sequence[int], seen: Sequence[float]) -> CappedConversation:

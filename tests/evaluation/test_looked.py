@@ -17,9 +17,9 @@ from selfverify.evaluation.looked import CappedProblem, run_to_cap
 from selfverify.evaluation.looked_arrays import as_arrays
 from selfverify.evaluation.stop_outcomes import always, oracle, self_stop
 from selfverify.experiments.registry import make_task
-from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.visual.digits_far import DigitsFar
 
 CONFIG = EvaluationConfig(problems=6, samples=2, split="validation", batch_problems=4)
 WRONG = {1: 2}

@@ -9,8 +9,8 @@ import pytest
 from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.looked import run_to_cap
 from selfverify.experiments.registry import make_task
-from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.policy.policy import Policy
+from selfverify.visual.digits_far import DigitsFar
 
 
 @pytest.mark.parametrize("problems", [8, pytest.param(128, marks=pytest.mark.slow)])

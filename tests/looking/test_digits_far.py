@@ -12,10 +12,9 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.looking.look_episode import VisualEpisode
-from selfverify.looking.tasks.digits_far import DigitsFar
-from selfverify.looking.tasks.far_canvas import closer
 from selfverify.tasks.digits import digit_bank
+from selfverify.visual.digits_far import DigitsFar, closer
+from selfverify.visual.episode import VisualEpisode
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def test_the_scans_are_those_of_the_split(task: DigitsFar, monkeypatch: pytest.M
         asked.append(split)
         return digit_bank(split)
 
-    monkeypatch.setattr("selfverify.looking.tasks.digits_far.digit_bank", bank)
+    monkeypatch.setattr("selfverify.visual.digits_far.digit_bank", bank)
     task.canvas("validation", 0, 0)
     assert asked == ["validation"]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_calls import VisualCall, read_look_call
 from selfverify.tasks.tool_calls import ToolCall
+from selfverify.visual.calls import VisualCall, read_look_call
 
 
 def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> VisualCall:

@@ -19,18 +19,17 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_episode import VisualEpisode
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.looking_task import VisualToolTask
-from selfverify.looking.stop_rules import After, Never, make_stop_rule
-from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite, rollout
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.base import Task, judge_integer, user_turn
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import VisualEpisode
+from selfverify.visual.stopping import After, Never, make_stop_rule
+from selfverify.visual.task import VisualToolTask
+from selfverify.visual.tools.base import Found, OnImage, Toolbox, VisualTool
 
 
 class Spot(Task):

@@ -14,9 +14,8 @@ from tests.data.test_vstar import write
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.looking.crop_hits import crop_hit
-from selfverify.looking.tasks.look_questions import LookQuestions
-from selfverify.looking.tools.pictures import SeenImage
+from selfverify.visual.task import LookQuestions
+from selfverify.visual.tools.gallery import SeenImage, crop_hit
 
 LOOK = {"tools": ["crop", "zoom_in", "terminate"], "coordinates": "pixels"}
 

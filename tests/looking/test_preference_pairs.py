@@ -9,8 +9,7 @@ import pytest
 from tests.experiments.looks.looks_recipe import trace
 
 from selfverify.core.errors import DataError
-from selfverify.looking.leak_test import leak_test, words_of
-from selfverify.looking.preference_pairs import Pair, Pairing, make_pairs, paired, said_length
+from selfverify.visual.traces import Pair, Pairing, leak_test, make_pairs, paired, said_length, words_of
 
 
 def test_what_both_have_becomes_the_prompt(tmp_path: Path) -> None:

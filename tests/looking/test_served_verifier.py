@@ -11,10 +11,9 @@ from tests.looking.test_step_verifier import question, shown
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.look_stopping import StoppingVerifier
-from selfverify.looking.served_verifier import ServedModel, ServedVerifier
-from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.visual.verifier import ServedModel, ServedVerifier, StoppingVerifier
 from serving_servers import Loop
 
 STEP = "<think>5</think>crop 1 0 0 3 3"

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from tests.data.test_vstar import write
 
 from selfverify.experiments.registry import make_task
-from selfverify.looking.set_of_mark import GLYPHS, MOST_MARKS, marked, spots_of, with_numbers
+from selfverify.visual.tools.crop import GLYPHS, MOST_MARKS, marked, spots_of, with_numbers
 
 
 def street() -> Image.Image:

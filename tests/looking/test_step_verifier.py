@@ -16,12 +16,12 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.step_verifier import StepVerifier
-from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
+from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.visual.verifier import StepVerifier
 
 STEPS = ["Look.\ncrop 1 0 0 3 3", "<think>5</think>crop 2 0 0 2 2", "<answer>5</answer>"]
 

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.look_stopping import StoppingVerifier
-from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration, fit_epsilon, stop_steps
-from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, Verified
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.stopping import (
+    DELTA_R,
+    LOG_RATIO,
+    STOPPING_FILE,
+    StopCalibration,
+    Verified,
+    fit_epsilon,
+    stop_steps,
+)
+from selfverify.visual.verifier import StoppingVerifier
 
 NAN = float("nan")
 DELTA = [[3.0, -0.5, 0.2], [0.4, 2.0, 0.1], [1.0, NAN, NAN]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from selfverify.core.errors import DataError
-from selfverify.looking.stop_figures import step_means, stop_figures
+from selfverify.visual.stopping import step_means, stop_figures
 
 NAN = float("nan")
 DELTA = np.array([[1.0, -3.0], [2.0, 0.5], [0.0, NAN]])

@@ -9,7 +9,7 @@ import pytest
 from tests.experiments.looks.looks_recipe import trace
 
 from selfverify.evaluation.steps import IMAGES
-from selfverify.looking.traces import Curation, Demands, VisualTrace, estimated_length, flattened
+from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
 
 
 def dropped(folder: Path, one: VisualTrace, **demands: Any) -> str:

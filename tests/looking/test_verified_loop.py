@@ -13,15 +13,15 @@ from tests.policy.test_threads import ending
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish, Group
-from selfverify.looking.look_prompt import asked_anew
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.looking_task import VisualToolTask
-from selfverify.looking.step_verifier import StepVerifier
-from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import asked_anew
+from selfverify.visual.stopping import DELTA_R, LOG_RATIO
+from selfverify.visual.task import VisualToolTask
+from selfverify.visual.verifier import StepVerifier
 
 
 def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:

@@ -16,12 +16,12 @@ from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Trainer
 from selfverify.learner.streams import TokenStreams, make_streams
-from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.methods.base import Training
 from selfverify.objectives import likelihood, pairwise
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.visual.digits_far import DigitsFar
 
 SAMPLING = SamplingConfig(group_size=1)
 

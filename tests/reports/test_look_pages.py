@@ -23,17 +23,17 @@ from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.look_steps import step_of
-from selfverify.looking.looking_task import VisualToolTask
-from selfverify.looking.stop_rules import After, StopRule, Verified
-from selfverify.looking.traces import VisualTrace
 from selfverify.reports.film_strip import Pictures
 from selfverify.reports.look_film import film_of_trace, plan_of
 from selfverify.reports.look_page import write_look_page
 from selfverify.reports.report import write_report
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import step_of
+from selfverify.visual.stopping import After, StopRule, Verified
+from selfverify.visual.task import VisualToolTask
+from selfverify.visual.traces import VisualTrace
 from selfverify_phone.contents.hostile import TEXTS
 
 MARKUP = '<script>document.title = "run"</script><img src="x" onerror="document.title = 1">'

@@ -14,7 +14,6 @@ from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
 from selfverify.core.policy_config import AdapterConfig
-from selfverify.looking.look_settings import VisualConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
@@ -22,6 +21,7 @@ from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
 from selfverify.serving.looking_gate import VisualGate
 from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.visual.config import VisualConfig
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
 
 CROP = {"image_index": 1, "bounding_box": [0, 0, 500, 500]}

@@ -16,13 +16,13 @@ from selenium.webdriver.common.by import By
 from tests.serving.test_looking_gate import STEP, asked, looks_once, writing
 
 from browser import DESKTOP, look, missing, open_browser, until
-from selfverify.looking.look_settings import VisualConfig
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
 from selfverify.serving.looking_gate import VisualGate
 from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.visual.config import VisualConfig
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
 from .conftest import png

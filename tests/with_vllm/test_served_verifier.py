@@ -10,11 +10,10 @@ import torch
 from looking.test_step_verifier import STEPS, question, shown
 from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.look_stopping import StoppingVerifier
-from selfverify.looking.step_verifier import StepVerifier
-from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.policy.policy import Policy
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.visual.verifier import StepVerifier, StoppingVerifier
 from with_vllm.conftest import Serving, serving
 
 NAMES = (LOG_RATIO, LOG_RATIO_PLAN)

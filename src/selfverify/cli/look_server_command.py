@@ -8,7 +8,7 @@ from pydantic import Field
 
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
-from selfverify.looking.look_settings import ToolModels
+from selfverify.visual.config import ToolModels
 
 
 class ToolServing(CommandConfig):
@@ -49,9 +49,9 @@ def serve(settings: ToolServing) -> None:
     import typer
 
     from selfverify.connectors.server import EnvironmentServing, address_of, serve_until_told
-    from selfverify.looking.look_settings import VisualConfig
-    from selfverify.looking.make_toolbox import make_toolbox
-    from selfverify.looking.tools.tool_session import LIMITS, ToolSession
+    from selfverify.visual.config import VisualConfig
+    from selfverify.visual.task import make_toolbox
+    from selfverify.visual.tools.server import LIMITS, ToolSession
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}

@@ -16,7 +16,7 @@ from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
 from selfverify.core.config import CommandConfig
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.look_settings import ToolModels
+from selfverify.visual.config import ToolModels
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
 Folder = Annotated[Path, typer.Argument(help="The folder in which the data are made.")]
@@ -38,7 +38,7 @@ def list_tools(ctx: typer.Context, models: ToolModels) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from selfverify.looking.make_toolbox import all_tools
+    from selfverify.visual.task import all_tools
 
     found = all_tools(models)
     rows = [(tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in found]
@@ -204,8 +204,7 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
     from selfverify.experiments.looks.make_sets import make_sets
-    from selfverify.looking.preference_pairs import Pairing
-    from selfverify.looking.traces import Demands
+    from selfverify.visual.traces import Demands, Pairing
 
     demands = Demands(settings.most_tokens, settings.least_calls, not settings.whole_calls)
     pairing = Pairing(
@@ -236,7 +235,7 @@ def leaks(
     Example: `selfverify visual leaks looks`
     """
     from selfverify.experiments.looks.read_pairs import read_pairs
-    from selfverify.looking.leak_test import MOST, leak_test
+    from selfverify.visual.traces import MOST, leak_test
 
     found = leak_test(read_pairs(pairs), words)
     if as_json:

@@ -13,7 +13,7 @@ from selfverify.cli.printing import bar, figure, print_json, print_table
 from selfverify.core.config import CommandConfig
 
 if TYPE_CHECKING:
-    from selfverify.looking.stop_calibration import Target as StopTarget
+    from selfverify.visual.stopping import Target as StopTarget
 
 Target = Annotated[
     str,

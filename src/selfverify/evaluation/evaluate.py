@@ -23,12 +23,12 @@ from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.evaluation.talk_figures import TOOL_COUNTS
-from selfverify.looking.crop_hits import CROP_HIT
-from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task, Verdict
+from selfverify.visual.episode import STEPS
+from selfverify.visual.tools.gallery import CROP_HIT
 
 IMAGE_BACKEND = "image_backend"
 """The setting that names what prepares images (`Policy.image_backend`)."""

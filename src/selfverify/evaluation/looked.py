@@ -20,11 +20,11 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of
 from selfverify.evaluation.sweep import Progress, ResumableBatches
-from selfverify.looking.look_prompt import asked_anew
-from selfverify.looking.look_task import VisualTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import hold_again, rollout
 from selfverify.tasks.answering import SingleTurn
+from selfverify.visual.episode import asked_anew
+from selfverify.visual.task import VisualTask
 
 VERIFIER_WEIGHTS = "verifier_weights"
 """Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""

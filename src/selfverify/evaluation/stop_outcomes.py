@@ -15,8 +15,8 @@ import numpy as np
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.looked_arrays import CappedArrays, Ints
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
-from selfverify.looking.stop_calibration import Kind, stop_steps
 from selfverify.selection.rules import Floats
+from selfverify.visual.stopping import Kind, stop_steps
 
 WITHIN = 0.01
 """How far the smallest fixed number of steps may be below the best one."""

@@ -8,9 +8,6 @@ from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
 from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import ConfigError
-from selfverify.looking.tasks.digits_far import DigitsFar
-from selfverify.looking.tasks.look_questions import LookQuestions
-from selfverify.looking.tasks.marked_questions import MarkedQuestions
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
@@ -32,6 +29,8 @@ from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.math import Math
 from selfverify.tasks.mobile import Mobile
 from selfverify.tasks.word_sums import WordSums
+from selfverify.visual.digits_far import DigitsFar
+from selfverify.visual.task import LookQuestions, MarkedQuestions
 
 _OWN: dict[str, type[Task]] = {
     task.name: task

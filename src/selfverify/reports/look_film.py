@@ -17,13 +17,13 @@ from selfverify.core.episode import PolicyTurn
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
-from selfverify.looking.look_calls import read_look_call
-from selfverify.looking.look_steps import step_of
-from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.reports.film_strip import MOST_STEPS, Pictures, Shown, answer_text
 from selfverify.reports.seen_images import SeenImages, is_finite, numbers
 from selfverify.tasks.tool_calls import json_at
 from selfverify.tasks.tool_episode import shortened
+from selfverify.visual.calls import read_look_call
+from selfverify.visual.episode import step_of
+from selfverify.visual.traces import VisualTrace, is_image, parts_of
 
 LONGEST = 6_000
 """Characters of a text that a frame shows; longer ones lose their middle."""

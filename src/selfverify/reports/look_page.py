@@ -8,11 +8,11 @@ from pathlib import Path
 from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder, write_text
 from selfverify.core.problem import content_text
-from selfverify.looking.traces import VisualTrace
 from selfverify.reports import figures
 from selfverify.reports.film_strip import Pictures
 from selfverify.reports.look_film import film_of_trace
 from selfverify.reports.report import templates
+from selfverify.visual.traces import VisualTrace
 
 
 def write_look_page(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from selfverify.looking.image_parts import ImagePart
 from selfverify.reports.film_strip import Shown
 from selfverify.tasks.tool_calls import is_number
+from selfverify.visual.tools.gallery import ImagePart
 
 
 class SeenImages:

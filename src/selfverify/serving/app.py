@@ -35,8 +35,8 @@ from selfverify.serving.serve_settings import GatewayConfig
 from selfverify.serving.streaming import REQUEST_ID, EventStream
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.looking.looking_task import VisualToolTask
     from selfverify.serving.looking_gate import VisualGate
+    from selfverify.visual.task import VisualToolTask
 
 logger = logging.getLogger("selfverify.serving")
 

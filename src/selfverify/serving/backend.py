@@ -14,8 +14,8 @@ from selfverify.selection.calibration import Fusion
 from selfverify.serving.best_of import BestOf
 
 if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch
-    from selfverify.looking.looking_task import VisualToolTask
     from selfverify.serving.request_images import Picture
+    from selfverify.visual.task import VisualToolTask
 
 Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
 """A streamed chat completion: the events as a model server sends them, and the chunks in them."""

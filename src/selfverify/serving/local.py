@@ -13,7 +13,6 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
-from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.chat import TooLongError, has_too_many_characters
 from selfverify.policy.policy import Policy
 from selfverify.serving.api_errors import ApiError, invalid_value
@@ -27,6 +26,7 @@ from selfverify.serving.own_streams import OwnStream
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, PolicyJudge, Soft
+from selfverify.visual.task import VisualToolTask
 
 _UNSUPPORTED = dict.fromkeys(
     (

@@ -9,7 +9,6 @@ from threading import Lock
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.looking.looking_task import VisualToolTask
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import choose
 from selfverify.serving.asking import only_model
@@ -18,6 +17,7 @@ from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.solve_settings import SolveConfig
 from selfverify.tasks.base import Task
+from selfverify.visual.task import VisualToolTask
 
 
 def look_on_server(

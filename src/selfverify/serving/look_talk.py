@@ -10,13 +10,13 @@ from typing import Any
 from selfverify.clients.openai_client import ServerConfig, Usage, estimated_tokens
 from selfverify.clients.replies import Completion, read_text
 from selfverify.core.problem import Problem
-from selfverify.looking.look_episode import VisualEpisode
-from selfverify.looking.looking_task import VisualToolTask
 from selfverify.rollouts.server_sampler import AwaitedSpeaker, ServerSpeaker, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.told_looks import OnStep, ToldLooks
 from selfverify.tasks.answering import Verdict
+from selfverify.visual.episode import VisualEpisode
+from selfverify.visual.task import VisualToolTask
 
 AT_ONCE = 8
 """Conversations that are held with a server at the same time."""

@@ -14,8 +14,6 @@ from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.selection.rules import Kind
@@ -24,6 +22,8 @@ from selfverify.serving.backend import OnLook
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.told_looks import ToldLooks
 from selfverify.verifiers.base import Verifier, score_groups
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.task import VisualToolTask
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
 """What a request may say. The rest is the operator's: a path in a request must not load anything."""

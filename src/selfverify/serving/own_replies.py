@@ -7,11 +7,11 @@ from typing import Any
 
 from selfverify.clients.replies import Completion
 from selfverify.core.trajectory import TURN_1, Trajectory
-from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.serving.likeliest import Likeliest
 from selfverify.tasks.base import Verdict
+from selfverify.visual.episode import steps_of
 
 
 def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:

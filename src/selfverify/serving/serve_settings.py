@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from selfverify.clients.openai_client import checked_address
 from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import VisualToolConfig
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
+from selfverify.visual.config import VisualToolConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from selfverify.clients.replies import Completion
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
-from selfverify.looking.look_steps import steps_of
-from selfverify.looking.looking_task import VisualToolTask
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
@@ -29,6 +27,8 @@ from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
 from selfverify.verifiers.fused import Fused
 from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.visual.episode import steps_of
+from selfverify.visual.task import VisualToolTask
 
 OnCandidate = Callable[[Candidate], None]
 """Called with each candidate when it is there."""

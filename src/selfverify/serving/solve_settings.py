@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from selfverify.core.config import CommandConfig, SamplingConfig, Seed
-from selfverify.looking.look_settings import VisualToolConfig
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
+from selfverify.visual.config import VisualToolConfig
 
 
 class QuestionConfig(CommandConfig):

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.looking.look_episode import VisualEpisode
 from selfverify.rollouts.wrappers import EpisodeWrapper
+from selfverify.visual.episode import VisualEpisode
 
 OnStep = Callable[[Mapping[str, Any]], None]
 """Told what came of a step (`VisualStep`), once its tool has run; from any thread."""

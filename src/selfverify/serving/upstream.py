@@ -20,8 +20,8 @@ from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
 from selfverify.serving.incoming import with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.looking.looking_task import VisualToolTask
     from selfverify.serving.look_talk import Looked
+    from selfverify.visual.task import VisualToolTask
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
 

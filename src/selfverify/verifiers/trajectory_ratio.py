@@ -8,11 +8,11 @@ import torch
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish, Group, Trajectory
-from selfverify.looking.stop_rules import LOG_RATIO
 from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.score_reading import with_images
 from selfverify.verifiers.base import Scores, no_scores
+from selfverify.visual.stopping import LOG_RATIO
 
 
 class TrajectoryRatio:

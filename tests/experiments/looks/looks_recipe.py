@@ -10,7 +10,7 @@ from PIL import Image
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.looks_folder import image_keeper
 from selfverify.experiments.recipe import Recipe
-from selfverify.looking.traces import VisualTrace
+from selfverify.visual.traces import VisualTrace
 
 
 def far_recipe(**more: Any) -> Recipe:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.experiments.looks import capped_looks
 from selfverify.experiments.recipe import to_yaml
-from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration
 from selfverify.policy.policy import Policy
+from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
 
 
 def run(*words: Any) -> Any:

@@ -25,9 +25,8 @@ from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.preference_pairs import Pairing
-from selfverify.looking.traces import Demands
 from selfverify.policy.policy import Policy
+from selfverify.visual.traces import Demands, Pairing
 from serving_servers import Body, FakeUpstream, Loop
 
 EXPERT = TeacherConfig(expert=True)

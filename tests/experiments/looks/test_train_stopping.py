@@ -15,7 +15,7 @@ from selfverify.experiments.looks import train_stopping as stages
 from selfverify.experiments.looks.make_sets import Sets
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import train
-from selfverify.looking.stop_calibration import STOPPING_FILE
+from selfverify.visual.stopping import STOPPING_FILE
 
 
 def recipe(tmp_path: Path, **more: Any) -> Recipe:

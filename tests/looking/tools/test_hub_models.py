@@ -12,19 +12,15 @@ from PIL import Image
 
 import tiny_tool_models as tiny
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.make_toolbox import all_tools, make_toolbox
-from selfverify.looking.tools.caption import ImageCaptioner
-from selfverify.looking.tools.depth import Depth, depth_map
-from selfverify.looking.tools.finding import GroundingTool
-from selfverify.looking.tools.pictures import Gallery
-from selfverify.looking.tools.sam import Sam
-from selfverify.looking.tools.segment import ImageSegment
-from selfverify.looking.tools.similarity import Similarity
-from selfverify.looking.tools.visual_tool import Found, VisualTool
-from selfverify.looking.tools.zero_shot import ZeroShotDetector
 from selfverify.policy.loading import BUILTIN
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.task import all_tools, make_toolbox
+from selfverify.visual.tools.base import Found, VisualTool
+from selfverify.visual.tools.detect import GroundingTool, Similarity, ZeroShotDetector
+from selfverify.visual.tools.gallery import Gallery
+from selfverify.visual.tools.read import Depth, ImageCaptioner, depth_map
+from selfverify.visual.tools.segment import ImageSegment, Sam
 
 
 @pytest.fixture

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from selfverify.looking.tools.finding import (
+from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.tools.crop import boxes_drawn
+from selfverify.visual.tools.detect import (
     Detection,
     Detector,
     GroundingTool,
     VisualSearch,
+    ZeroShotDetector,
     distinct,
     windows,
 )
-from selfverify.looking.tools.grabcut import GrabCut
-from selfverify.looking.tools.marking import boxes_drawn
-from selfverify.looking.tools.ocr import Ocr, OcrArguments
-from selfverify.looking.tools.pictures import Gallery, space_named
-from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
-from selfverify.looking.tools.zero_shot import ZeroShotDetector
-from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.tools.gallery import Gallery, space_named
+from selfverify.visual.tools.read import Ocr, OcrArguments
+from selfverify.visual.tools.segment import GrabCut, ImageSegment, SegmentArguments
 
 
 def gallery(image: Image.Image) -> Gallery:

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.looking.tools.pictures import Gallery, Made, SpaceName, smaller, space_named
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.tools.gallery import Gallery, Made, SpaceName, smaller, space_named
 
 
 def gallery(size: tuple[int, int] = (200, 100), space: SpaceName = "pixels", shown: int = 10**6) -> Gallery:

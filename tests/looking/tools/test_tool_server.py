@@ -18,21 +18,16 @@ from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.looking_task import VisualToolTask
-from selfverify.looking.make_toolbox import make_toolbox
-from selfverify.looking.tools.cropping import Crop, ZoomIn
-from selfverify.looking.tools.grabcut import GrabCut
-from selfverify.looking.tools.pictures import Gallery, space_named
-from selfverify.looking.tools.segment import ImageSegment
-from selfverify.looking.tools.shared import Batched
-from selfverify.looking.tools.tool_server import RemoteTool, ToolServer, behind_server
-from selfverify.looking.tools.tool_session import LIMITS, ToolSession
-from selfverify.looking.tools.toolbox import Toolbox, ToolFault
-from selfverify.looking.tools.visual_tool import Found, VisualTool
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.task import VisualToolTask, make_toolbox
+from selfverify.visual.tools.base import Batched, Found, Toolbox, ToolFault, VisualTool
+from selfverify.visual.tools.crop import Crop, ZoomIn
+from selfverify.visual.tools.gallery import Gallery, space_named
+from selfverify.visual.tools.segment import GrabCut, ImageSegment
+from selfverify.visual.tools.server import LIMITS, RemoteTool, ToolServer, ToolSession, behind_server
 from serving_servers import Loop
 
 SEGMENT = {"image_index": 2, "bounding_box": [100, 100, 300, 300]}

@@ -12,13 +12,10 @@ import pytest
 from PIL import Image
 
 from selfverify.core.errors import ConfigError
-from selfverify.looking.tools.cropping import Crop, ZoomIn, widened
-from selfverify.looking.tools.overlay import Overlay
-from selfverify.looking.tools.pictures import Gallery
-from selfverify.looking.tools.shared import Batched
-from selfverify.looking.tools.toolbox import MOST_HUNG, Toolbox, ToolFault
-from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.tools.base import MOST_HUNG, Batched, Found, OnImage, Toolbox, ToolFault, VisualTool
+from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, widened
+from selfverify.visual.tools.gallery import Gallery
 
 BOX = {"x_min": 20, "y_min": 10, "x_max": 60, "y_max": 30}
 

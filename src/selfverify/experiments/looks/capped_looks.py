@@ -19,12 +19,19 @@ from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.experiments.run_folder import held_folder
-from selfverify.looking.look_settings import VisualConfig
-from selfverify.looking.look_task import VisualTask
-from selfverify.looking.looking_task import VisualToolTask
-from selfverify.looking.stop_calibration import Kind, StopCalibration, Target, fit_epsilon
-from selfverify.looking.stop_figures import StepMeans, StopFigures, step_means, stop_figures
 from selfverify.policy.policy import Policy
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.stopping import (
+    Kind,
+    StepMeans,
+    StopCalibration,
+    StopFigures,
+    Target,
+    fit_epsilon,
+    step_means,
+    stop_figures,
+)
+from selfverify.visual.task import VisualTask, VisualToolTask
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""

@@ -32,12 +32,12 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
-from selfverify.looking.look_prompt import asked_anew
-from selfverify.looking.look_settings import ANSWER_NOW
-from selfverify.looking.look_task import VisualTask
-from selfverify.looking.traces import VisualTrace, is_image, parts_of
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
+from selfverify.visual.config import ANSWER_NOW
+from selfverify.visual.episode import asked_anew
+from selfverify.visual.task import VisualTask
+from selfverify.visual.traces import VisualTrace, is_image, parts_of
 
 INDUCE = (
     "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "

@@ -16,7 +16,7 @@ from selfverify.core.jsonl_store import STRICT
 from selfverify.evaluation.sweep import Progress, ResumableBatches
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.looking.traces import VisualTrace
+from selfverify.visual.traces import VisualTrace
 
 AT_ONCE = 32
 """Requests that wait for the server at the same time."""

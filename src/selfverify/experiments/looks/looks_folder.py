@@ -25,7 +25,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.experiments.teaching import TaughtConversation, TaughtProblem
-from selfverify.looking.traces import VisualTrace, malformed_message
+from selfverify.visual.traces import VisualTrace, malformed_message
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"

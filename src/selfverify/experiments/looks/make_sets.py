@@ -15,8 +15,17 @@ from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.judge_looks import OnAnswer
 from selfverify.experiments.looks.looks_folder import ABOUT, PAIRS, SFT, VERDICTS, all_traces
-from selfverify.looking.preference_pairs import Pair, Pairing, make_pairs
-from selfverify.looking.traces import Curation, Demands, Message, VisualTrace, is_image, parts_of
+from selfverify.visual.traces import (
+    Curation,
+    Demands,
+    Message,
+    Pair,
+    Pairing,
+    VisualTrace,
+    is_image,
+    make_pairs,
+    parts_of,
+)
 
 JUDGED_WRONG = "a model judged the answer wrong"
 NOT_JUDGED = "no model has judged the answer"

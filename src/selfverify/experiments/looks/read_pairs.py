@@ -12,8 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import naming, read_regular
 from selfverify.experiments.looks.looks_folder import PAIRS
-from selfverify.looking.preference_pairs import Pair
-from selfverify.looking.traces import Message, malformed_message
+from selfverify.visual.traces import Message, Pair, malformed_message
 
 
 def read_pairs(path: Path) -> list[Pair]:

@@ -34,9 +34,7 @@ from selfverify.experiments.run_folder import held_folder
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.learner.checkpoint import MODEL_FOLDER
 from selfverify.learner.loop import StepCallback
-from selfverify.looking.leak_test import MOST, leak_test
-from selfverify.looking.preference_pairs import Pairing
-from selfverify.looking.traces import Demands
+from selfverify.visual.traces import MOST, Demands, Pairing, leak_test
 
 logger = logging.getLogger(__name__)
 

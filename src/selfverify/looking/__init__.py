@@ -1,1 +1,0 @@
-"""Looking again: visual tools, the loop that calls them, and what stops it (VTS-V)."""

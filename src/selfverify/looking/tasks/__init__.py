@@ -1,1 +1,0 @@
-"""Tasks that cannot be answered without looking again."""

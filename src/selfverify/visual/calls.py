@@ -1,0 +1,153 @@
+"""Plan and call of a turn.
+
+Reading what a model writes when it looks: its plan, and the one call in whatever form it knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfverify.core.episode import PolicyTurn
+from selfverify.core.trajectory import Finish
+from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
+
+_VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
+_THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
+_FENCED = re.compile(r"```(?:json)?\s*(?=[\[{])")
+_SOURCE = re.compile(r"original_image|observation_([0-9]{1,3})")
+_GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
+_TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})\s*")
+_RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "image_index"}
+"""Arguments of other models' tools by ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisualCall:
+    """What one turn asks for.
+
+    Args:
+        call: The call; None where there is none, or an error.
+        error: What is wrong with it, in words for the model; empty where nothing is.
+        action_start: The character at which the plan (the paper's t_h) ends and the action (a_h) begins.
+    """
+
+    call: ToolCall | None = None
+    error: str = ""
+    action_start: int = 0
+
+
+class _BrokenLook(Exception):
+    """What was meant as a call and is none; the message says why."""
+
+
+def read_look_call(
+    said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = (), questions: int = 1
+) -> VisualCall:
+    """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
+
+    Beside the forms of `read_calls` (``<tool_call>``, a whole message in JSON, a server's ``tool_calls``)
+    these are known, outside of ``<think>...</think>``:
+
+    - VTS-V: ``{"thought": ..., "action_name": ..., "action": {...}}``, with or without words or a fence
+      around it. The plan ends where the text of ``thought`` ends; in all other forms where the call begins.
+    - Mini-o3: ``<grounding>{"bbox_2d": [...], "source": "original_image" | "observation_2"}</grounding>``, a
+      crop of the question's first image, or of the image that was shown second after the question's
+    - a block fenced as JSON behind words
+    - terse, ``crop 1 0 0 3 3``: tool, image and box, for small models; it is the whole message
+
+    Args:
+        said: What the model has said.
+        tools: See `read_calls`.
+        questions: How many images the question has.
+    """
+    try:
+        found = _in_other_forms(said.text, questions) if said.message is None else None
+        if found is None:
+            read = read_calls(said, tools)
+            start = max(said.text.find("<tool_call>"), 0) if read.start is None else read.start
+            if read.error:
+                return VisualCall(error=read.error, action_start=start)
+            if len(read.calls) > 1:
+                raise _BrokenLook(f"{len(read.calls)} calls in one message, and there may be one")
+            if not read.calls:
+                return VisualCall()
+            found = read.calls[0], start
+    except (_BrokenLook, ValueError) as error:
+        return VisualCall(error=f"the call cannot be read: {error}")
+    call, start = found
+    if said.finish != Finish.STOP:
+        return VisualCall(error="the call was cut off", action_start=start)
+    return VisualCall(ToolCall(call.name, _renamed(call.arguments)), action_start=start)
+
+
+def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
+    """The call in a form that `read_calls` does not know, and where the action begins; None without one."""
+    thought = text.find("</think>")
+    begin = 0 if thought < 0 else thought + len("</think>")
+    if "<think>" in text[begin:] or "<tool_call>" in text[begin:]:
+        return None
+    if (terse := _TERSE.fullmatch(text, begin)) is not None:
+        image, *box = (int(number) for number in terse.groups()[1:])
+        return ToolCall(terse[1], {"image_index": image, "bounding_box": box}), begin
+    if (start := text.find(_GROUNDING, begin)) >= 0:
+        return _grounding(text, start, questions), start
+    if (vts := _VTS.search(text, begin)) is not None:
+        return _vts(text, vts.start())
+    fence = _FENCED.search(text, begin)
+    if fence is None or not text[begin : fence.start()].strip():
+        return None
+    value, end = json_at(text, fence.end())
+    if not isinstance(value, dict) or "name" not in value or not {"arguments", "parameters"} & value.keys():
+        return None
+    if text[end:].strip() != "```":
+        raise _BrokenLook("something other than the end of its block follows it")
+    read = read_calls(PolicyTurn(text[fence.start() :], [], Finish.STOP, 0))
+    if read.error:
+        raise _BrokenLook(read.error.removeprefix("the tool call cannot be read: "))
+    return read.calls[0], fence.start()
+
+
+def _vts(text: str, start: int) -> tuple[ToolCall, int]:
+    """The call whose object begins at ``start``; the action begins behind the thought."""
+    value, end = json_at(text, start)
+    if _VTS.search(text, end):
+        raise _BrokenLook("there is more than one call in the message, and there may be one")
+    if not isinstance(value.get("action_name"), str) or not value["action_name"]:
+        raise _BrokenLook("it has no action_name")
+    arguments = value.get("action", {})
+    if not isinstance(arguments, dict):
+        raise _BrokenLook("its action is no JSON object")
+    if extra := value.keys() - {"thought", "action_name", "action"}:
+        raise _BrokenLook(f"it has an unknown key {min(extra)[:60]!r}")
+    if not isinstance(value.get("thought", ""), str):
+        raise _BrokenLook("its thought is no text")
+    first = _THOUGHT.match(text, start)
+    action = start if first is None else json_at(text, first.end())[1]
+    return ToolCall(value["action_name"], arguments), action
+
+
+def _grounding(text: str, start: int, questions: int) -> ToolCall:
+    """Mini-o3's call whose tag begins at ``start``."""
+    value, end = json_at(text, start + len(_GROUNDING))
+    if not text[end:].lstrip().startswith(_GROUNDED):
+        raise _BrokenLook(f"{_GROUNDED} is missing")
+    if text.count(_GROUNDING) > 1:
+        raise _BrokenLook("there is more than one call in the message, and there may be one")
+    if not isinstance(value, dict) or value.keys() != {"bbox_2d", "source"}:
+        raise _BrokenLook("it needs bbox_2d and source, and nothing else")
+    source = _SOURCE.fullmatch(value["source"]) if isinstance(value["source"], str) else None
+    if source is None:
+        raise _BrokenLook("its source is neither original_image nor observation_ with a number")
+    number = 1 if source.group(1) is None else questions + int(source.group(1))
+    return ToolCall("crop", {"image_index": number, "bounding_box": value["bbox_2d"]})
+
+
+def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by our names. DeepEyes' box has a label, which changes nothing, and means the first image."""
+    if not _RENAMED.keys() & arguments.keys():
+        return dict(arguments)
+    found = {_RENAMED.get(key, key): value for key, value in arguments.items() if key != "label"}
+    return {"image_index": 1} | found

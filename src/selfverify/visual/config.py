@@ -1,0 +1,198 @@
+"""VisualConfig; budget of visual tokens.
+
+The settings of looking: which tools there are, and when it ends.
+
+How many visual tokens a conversation may be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from PIL.Image import Image
+from pydantic import Field, model_validator
+
+from selfverify.core.config import CommandConfig, option_name
+from selfverify.visual.tools.gallery import SpaceName
+
+ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
+
+Results = Literal["shown", "blanked", "swapped"]
+"""What a model is shown of the images that tools make."""
+
+
+class ToolModels(CommandConfig):
+    """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
+
+    detector: str | None = None
+    """With --look: what `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT)."""
+
+    depth_model: str | None = None
+    """With --look: what `depth` measures with (Depth Anything, DPT)."""
+
+    segment_model: str | None = None
+    """With --look: what `segment` works with (SAM). By default GrabCut."""
+
+    similarity_model: str | None = None
+    """With --look: what `similarity` compares with (CLIP, SigLIP)."""
+
+    caption_model: str | None = None
+    """With --look: what `caption` describes with (BLIP, or a model that chats about images)."""
+
+    tool_server: str | None = None
+    """With --look: the address of a server of visual tools (`selfverify visual serve`), which does the work
+    of all tools but `crop`, `zoom_in` and `overlay`. Its models are its own."""
+
+    tool_device: str = "cpu"
+    """With --look: where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
+
+
+def tool_models(settings: ToolModels) -> dict[str, Any]:
+    """What settings say about the models behind tools, alone."""
+    return settings.model_dump(include=set(ToolModels.model_fields))
+
+
+class VisualBaseConfig(ToolModels):
+    """What people say about how a model looks again."""
+
+    tools: list[str] = Field([], json_schema_extra={"option": "tool"})
+    """With --look: a tool that the model may call; repeat the option. By default all that are available."""
+
+    max_steps: int = Field(6, ge=1, le=100)
+    """With --look: the most steps; with the last of them the model is told to answer."""
+
+    max_visual_tokens: int | None = Field(None, ge=1)
+    """With --look: the most visual tokens that are shown, the question's images included. An image that does
+    not fit any more is not shown, and the model is told to answer. For servers a token stands for 28 x 28
+    pixels."""
+
+    stop: str = Field("never", json_schema_extra={"option": "stop_looking"})
+    """With --look: when looking ends before that: `never`, `after:N` steps, or where the `verifier` that
+    --stop-verifier names has heard enough."""
+
+    verifier: str | None = Field(None, json_schema_extra={"option": "stop_verifier"})
+    """With --look: a folder or hub id of a model that hears each step; or URL#MODEL, behind a vLLM server."""
+
+    verifier_base: str | None = Field(None, json_schema_extra={"option": "stop_verifier_base"})
+    """With --look: what the verifier was trained from; by default the model below its adapter. Behind servers
+    it is needed, as URL#MODEL."""
+
+    rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
+    """With --look: whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
+    Δr < ε (`signed`); by default as its calibration says."""
+
+    epsilon: float | None = None
+    """With --look: ε in nats; by default that of the calibration beside the verifier."""
+
+    on_stop: Literal["run", "skip"] = "run"
+    """With --look: whether the tool of the step with which looking ends still runs, as in the paper's
+    Algorithm 1, or plan and call are taken back, and the answer comes from what was there before (`skip`)."""
+
+    terminate: Literal["refuse", "accept"] = "accept"
+    """With --look: whether the model may end looking by itself, by answering or calling `terminate`."""
+
+    calls: Literal["vts", "template"] = "vts"
+    """With --look: how calls are asked for: as VTS-V's JSON, which the question describes, or by the chat
+    template."""
+
+    coordinates: Literal["family", SpaceName] = "family"
+    """With --look: how the model writes places: as its family does (thousandths for a server's), or as
+    named."""
+
+
+class VisualToolConfig(VisualBaseConfig):
+    """Whether and how a model looks at the images again (VTS-V)."""
+
+    look: bool = False
+    """Let the model look at the images again with tools; `selfverify visual` lists them."""
+
+    def settings(self) -> VisualConfig:
+        """How the model looks."""
+        return VisualConfig(**self.model_dump(exclude={"look"}))
+
+    @model_validator(mode="after")
+    def _only_with_look(self) -> VisualToolConfig:
+        if not self.look:
+            values, fields = self.model_dump(exclude={"look"}), VisualBaseConfig.model_fields
+            given = [name for name, value in values.items() if value != fields[name].default]
+            if given:
+                option = option_name(given[0], fields[given[0]]).replace("_", "-")
+                raise ValueError(f"--{option} needs --look")
+        return self
+
+
+class VisualConfig(VisualBaseConfig):
+    """How a model looks again."""
+
+    answer_each_step: bool = False
+    """Whether the model is asked for an answer after every step, beside the conversation, which then goes on
+    as though it had not been asked. So all rules can be compared on the same conversations."""
+
+    results: Results = "shown"
+    """What the model is shown of the images that tools make: themselves; a single colour (`blanked`); or,
+    where the task can, what tools make of another problem's images (`swapped`). The latter two tell whether
+    what is gained is gained by looking."""
+
+    step_price: float = Field(0.0, ge=0, le=1)
+    """What each step takes off the reward of a right answer, down to 0: for training, so that a policy learns
+    to end looking when it has seen enough."""
+
+    errors_in_a_row: int = Field(3, ge=1)
+    """Refused, failed or repeated calls in a row after which the model is told to answer."""
+
+    tool_seconds: float = Field(60.0, gt=0)
+    """How long a tool may take."""
+
+    most_shown: int = Field(1_000_000, ge=64)
+    """Pixels of the largest image that is shown; larger ones are shown smaller."""
+
+    smallest: int = Field(4, ge=1)
+    """Pixels of the shortest side of a part that is looked at."""
+
+    announce: Literal["described", "number"] = "described"
+    """What is said before an image that a tool has made: its number, what it is and its size, or its number
+    alone, which is cheaper for small models."""
+
+    answer_now: str = ANSWER_NOW
+    """What the model is told when looking ends."""
+
+
+PIXELS_PER_TOKEN = 28 * 28
+"""Qwen2-VL and Qwen2.5-VL merge 28 x 28 pixels into one token."""
+TokensOf = Callable[[Image], int]
+"""How many visual tokens an image takes as it is shown."""
+
+
+def estimated_tokens_of(image: Image) -> int:
+    """Those of Qwen2-VL, for models of which nothing is known."""
+    return max(image.width * image.height // PIXELS_PER_TOKEN, 1)
+
+
+class VisualBudget:
+    """Counts what is shown.
+
+    Args:
+        most: The most visual tokens; None is no limit, and nothing is counted.
+        tokens_of: Counts an image's.
+    """
+
+    def __init__(self, most: int | None, tokens_of: TokensOf) -> None:
+        self.most, self.tokens_of = most, tokens_of
+        self.shown = 0
+        """Visual tokens so far."""
+
+    def begin(self, images: Iterable[Image]) -> None:
+        """Count the question's images, which are shown in any case."""
+        if self.most is not None:
+            self.shown = sum(self.tokens_of(image) for image in images)
+
+    def takes(self, image: Image) -> bool:
+        """Whether an image may be shown, which then counts."""
+        if self.most is None:
+            return True
+        more = self.tokens_of(image)
+        if self.shown + more > self.most:
+            return False
+        self.shown += more
+        return True

@@ -1,0 +1,475 @@
+"""Look, reason, stop (VTS-V Algorithm 1).
+
+A conversation in which a model looks again with tools until it is told to answer (VTS-V, Algorithm 1).
+
+What is kept of the steps of a conversation in which a model looks again.
+
+How a question tells a model that it may look again, and how an unfinished conversation is asked anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from PIL.Image import Image, Resampling, new
+
+from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.core.trajectory import ANSWER, Finish, Trajectory
+from selfverify.tasks.answering import JudgeAnswer, SingleTurn
+from selfverify.tasks.base import Space
+from selfverify.tasks.tool_calls import ToolError
+from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
+from selfverify.visual.calls import VisualCall, read_look_call
+from selfverify.visual.config import TokensOf, VisualBudget, VisualConfig, estimated_tokens_of
+from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
+from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault
+from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
+
+
+@dataclass(slots=True)
+class StepAnswer:
+    """An answer beside the conversation.
+
+    Args:
+        answer: The answer as its judge reads it; None where there is none.
+        correct: Whether it is right; None where nobody can tell, as in an outage of the judge.
+        tokens: How many tokens the model wrote.
+    """
+
+    answer: Any
+    correct: bool | None
+    tokens: int
+
+
+@dataclass(slots=True)
+class VisualStep:
+    """What came of one step, as evaluations and pages keep it.
+
+    Args:
+        step: h, from 1.
+        tool: The tool that was called; empty where no call could be read.
+        arguments: Its arguments.
+        error: Why nothing was found; empty where something was.
+        images: The numbers of the images that it made.
+        sources: For each of them the image it was made of (``source``), the region in that image's pixels, if
+            any, its own width and height (``size``), and those of the image it was made of (``of``).
+        duplicate: The step that made the same call; 0 without one.
+        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `visual` (no more tokens); empty
+            where it went on.
+        delta_r: The verifier's Δr, nats; None where there is no verifier.
+        delta_r_plan: The plan's part of it.
+        rule: The rule that the verifier was asked by, `absolute` or `signed`; empty where it only measured.
+        epsilon: That rule's ε, nats.
+        dropped_delta_r: Where the rule has ended looking with the next step, and that was taken back
+            (``on_stop: skip``): its Δr.
+        asked: What the model answers when it is told to after this step (`VisualConfig.answer_each_step`).
+        own: With the same setting the answer with which it would have ended looking, if that was refused.
+    """
+
+    step: int
+    tool: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    images: list[int] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
+    duplicate: int = 0
+    stopped: str = ""
+    delta_r: float | None = None
+    delta_r_plan: float | None = None
+    rule: str = ""
+    epsilon: float | None = None
+    dropped_delta_r: float | None = None
+    asked: StepAnswer | None = None
+    own: StepAnswer | None = None
+
+
+def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    """What a conversation looked at, step by step; nothing for conversations of other kinds."""
+    return [step for segment in trajectory.segments if (step := step_of(segment.parsed)) is not None]
+
+
+def step_of(record: Any) -> Mapping[str, Any] | None:
+    """What is kept of a turn, where it is a `VisualStep`; older files may lack some of its fields."""
+    if not isinstance(record, Mapping) or not _FIRST <= record.keys() <= _NAMES:
+        return None
+    return record if type(record["step"]) is int and isinstance(record["stopped"], str) else None
+
+
+_NAMES = {field.name for field in fields(VisualStep)}
+_FIRST = {"step", "tool", "arguments", "error", "images", "sources", "stopped"}
+
+
+Part = dict[str, Any]
+"""A part of a message in the Hugging Face form."""
+
+_FORM = (
+    "You may look at the images again with tools before you answer. Each turn is one JSON object and "
+    'nothing else: {"thought": what you want to find out, "action_name": the name of a tool, "action": its '
+    "arguments}. What the tool finds is shown to you, and you go on. The images have the numbers 1, 2, ... "
+    "in the order in which they are shown. "
+)
+
+
+def with_tools(problem: Problem, toolbox: Toolbox, space: Space, calls: str) -> Problem:
+    """A problem that says which tools there are.
+
+    Args:
+        problem: The question.
+        toolbox: The tools; those that are not available here are not named.
+        space: How the model writes places.
+        calls: ``template``: the chat template shows the tools. ``vts``: the question describes them, and
+            VTS-V's form of calls.
+    """
+    if calls == "template":
+        return replace(problem, tools=toolbox.schemas())
+    listed = [
+        {key: tool["function"][key] for key in ("name", "description", "parameters")}
+        for tool in toolbox.schemas()
+    ]
+    lines = [json.dumps(tool, ensure_ascii=False) for tool in listed]
+    places = f"Boxes are [x_min, y_min, x_max, y_max] in {words_for(space)}. The tools are:"
+    return replace(problem, messages=_told(problem.messages, "\n\n" + "\n".join([_FORM + places, *lines])))
+
+
+def words_for(space: Space) -> str:
+    """How places are written, in words."""
+    sides = space((640, 480))
+    if sides == (1, 1):
+        return "fractions of an image's width and height, from 0 to 1"
+    if sides == (1000, 1000):
+        return "thousandths of an image's width and height, from 0 to 1000"
+    return "pixels of the image"
+
+
+def asked_anew(
+    problem: Problem, turns: Sequence[tuple[str, Sequence[Part], Sequence[Image]]], role: str, words: str
+) -> Problem:
+    """The problem that a conversation up to some step is, with ``words`` behind what was shown last.
+
+    Args:
+        problem: What was asked.
+        turns: What the model has said in each step, and what it was shown: parts and images.
+        role: Who showed it.
+        words: What the model is told now; empty for nothing.
+    """
+    messages, images = deepcopy(problem.messages), list(problem.images)
+    for text, parts, shown in turns:
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": role, "content": [dict(part) for part in parts]})
+        images += shown
+    return replace(problem, messages=_told(messages, f"\n{words}") if words else messages, images=images)
+
+
+def _told(messages: Sequence[dict[str, Any]], words: str) -> list[dict[str, Any]]:
+    """Messages with ``words`` at the end of the last one."""
+    last = dict(messages[-1])
+    content = last["content"]
+    if isinstance(content, str):
+        last["content"] = content + words
+    else:
+        last["content"] = [*content, {"type": "text", "text": words}]
+    return [*messages[:-1], last]
+
+
+PLAN = "plan"
+"""Channel of the paper's t_h: what the model writes before its call."""
+STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
+"""Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
+LONGEST_RESULT = 12_000
+"""Characters of one observation; the middle of longer ones is left out."""
+
+
+class VisualEpisode(SingleTurn):
+    """Carries out the tools that the model calls and shows what they find, until it is told to answer.
+
+    A turn is a step h: plan t_h and action a_h in the channels ``plan`` and ``action``; what is shown is the
+    observation o_h. The stopping rule is asked after every step, before its tool runs. With the step at which
+    it stops, with the last of ``max_steps``, or after ``errors_in_a_row`` steps that found nothing, the model
+    is told to answer. Its next turn is t_{H+1}, in the channel ``answer``; calls in it are not carried out.
+
+    A call that cannot be read or does not fit, a tool that fails, hangs or is missing: each is an observation
+    that says why, and a step. A call that was made before is not made again; the model is told which images
+    show its result. A message without a call is an answer. Whether it, or a call of `terminate`, ends looking
+    before the rule does, is a setting; where it does not the model is told to look. With ``on_stop: skip``
+    the step at which the rule stops is taken back: its tool does not run, it is no step of the conversation,
+    and the model answers from what it had seen before.
+
+    Args:
+        problem: What is asked, with its tools described.
+        tags: The tags of an answer, in order.
+        verdict: Judges the answer.
+        toolbox: The tools.
+        settings: How the model looks.
+        space: How it writes places.
+        rule: Says when looking ends.
+        originals: The question's images as tools see them, where they are larger than as they are shown.
+        tokens_of: How many visual tokens an image takes; by default one for 28 x 28 pixels.
+    """
+
+    channel = ACTION
+
+    def __init__(
+        self,
+        problem: Problem,
+        tags: Sequence[str],
+        verdict: JudgeAnswer,
+        toolbox: Toolbox,
+        settings: VisualConfig,
+        space: Space,
+        rule: StopRule,
+        originals: Sequence[Image] = (),
+        tokens_of: TokensOf = estimated_tokens_of,
+    ) -> None:
+        super().__init__(problem, tags, verdict)
+        self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
+        self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
+        self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
+        self.may_take_back = settings.on_stop == "skip"
+        self.steps: list[VisualStep] = []
+        self.last_said = ""
+        """What the model said in its last step."""
+        self._shown: tuple[Sequence[Part], Sequence[Image]] = [], []
+        """What was shown last: parts of a message, and images."""
+        self._made: dict[str, int] = {}
+        """By call the step that made it."""
+        self._called, self._faults, self._in_a_row = 0, 0, 0
+        self._answering = False
+        self._ratios: list[float | None] = []
+        """For each turn what the verifier has measured."""
+        self._beside: list[tuple[VisualStep, Literal["asked", "own"], Tagged, int]] = []
+        """Answers beside the conversation: of which step, why, and their tokens."""
+
+    @property
+    def role(self) -> str:
+        """Who shows what tools find: a chat template that shows tools knows their messages."""
+        return "tool" if self.settings.calls == "template" else "user"
+
+    def expected_observations(self) -> Sequence[Observation]:
+        """See `Episode`."""
+        asked = [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
+        return [*asked, Observation(self.settings.answer_now)] if self.may_take_back else asked
+
+    def reset(self) -> None:
+        """See `Episode`.
+
+        Raises:
+            DataError: An image cannot be looked at.
+        """
+        self.gallery.begin(self.problem.id, self.problem.images, self.originals)
+        self._budget.begin(picture.shown for picture in self.gallery.pictures)
+
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`."""
+        read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        self._ratios.append(said.values.get(LOG_RATIO))
+        if self._answering:
+            return self._answer(said, read)
+        if said.finish != Finish.STOP and (read.call or read.error):
+            self.steps.append(VisualStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
+            return Observation(done=True, channels=_cuts(read))
+        step = VisualStep(len(self.steps) + 1)
+        ends = (read.call is None and not read.error) or self._terminates(read)
+        if not ends and self._ratios[-1] is not None:
+            # What means to be the answer has no Δr.
+            step.delta_r = said.values[DELTA_R] = self._ratios[-1]
+            step.delta_r_plan = said.values.get(LOG_RATIO_PLAN)
+            if isinstance(self.rule, Verified):
+                step.rule, step.epsilon = self.rule.kind, self.rule.epsilon
+        stops = self.rule.stops(step.step, said)
+        if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
+            return self._answer(said, read)
+        if ends and self.settings.answer_each_step:
+            self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
+        if stops and self.settings.on_stop == "skip":
+            return self._taken_back(step)
+        self.steps.append(step)
+        step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
+        words, images = self._carried_out(step, read)
+        said.values |= self._measured(step)
+        if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
+            step.stopped = "errors"
+        self._answering = bool(step.stopped)
+        self.last_said = said.text
+        self._shown = words, images
+        asked = self._reply([*words, _text(f"\n{self.settings.answer_now}")], images, _cuts(read))
+        if self._answering:
+            return asked
+        reply = self._reply(words, images, _cuts(read))
+        if self.settings.answer_each_step:
+            reply.probe = asked
+        return reply
+
+    def _taken_back(self, dropped: VisualStep) -> Observation:
+        """Plan and call are taken back, their tool does not run, and the answer is asked for before them."""
+        self._ratios.pop()
+        self._answering = True
+        words, images = self._shown
+        if not self.steps:
+            # A message of a tool would answer no call.
+            return Observation(self.settings.answer_now, undo=True)
+        last = self.steps[-1]
+        last.stopped, last.dropped_delta_r = "rule", dropped.delta_r
+        last.rule, last.epsilon = dropped.rule, dropped.epsilon
+        reply = self._reply([*words, _text(f"\n{self.settings.answer_now}")], [*images])
+        reply.undo = True
+        return reply
+
+    def probed(self, said: PolicyTurn) -> None:
+        """See `Episode`: the answer after the last step."""
+        read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
+
+    def answers(self) -> Sequence[Tagged]:
+        """See `Episode`."""
+        return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
+
+    def result(self) -> EpisodeResult:
+        """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
+
+        With a verifier the score ``log_ratio`` is r(τ) of VTS-V §3.3 without η and Q(s_1): over
+        all turns, the answer among them.
+        """
+        made = super().result()
+        if made.rewards["answer"] > 0:
+            price = self.settings.step_price * len(self.steps)
+            made.rewards["answer"] = max(made.rewards["answer"] - price, 0.0)
+        errors = sum(bool(step.error) for step in self.steps)
+        made.rewards |= {
+            TOOL_CALLS: float(self._called),
+            TOOL_ERRORS: float(errors),
+            FAULTS: float(self._faults),
+            DUPLICATES: float(sum(step.duplicate > 0 for step in self.steps)),
+            STEPS: float(len(self.steps)),
+            SHOWN: float(sum(len(step.images) for step in self.steps)),
+        }
+        if boxes := self.problem.meta.get("target_boxes"):
+            made.rewards[CROP_HIT] = crop_hit(self.gallery.pictures, [tuple(box) for box in boxes])
+        measured = [ratio for ratio in self._ratios if ratio is not None]
+        if measured and len(measured) == len(self._ratios):
+            made.scores[LOG_RATIO] = math.fsum(measured)
+        for step, why, tagged, tokens in self._beside:
+            judged = self.verdict(self.problem, tagged)
+            correct = None if judged.unjudged else judged.correct
+            given = StepAnswer(judged.answer, correct, tokens)
+            step.asked, step.own = (given, step.own) if why == "asked" else (step.asked, given)
+        made.turns = [asdict(step) for step in self.steps] + made.turns
+        return made
+
+    def _terminates(self, read: VisualCall) -> bool:
+        return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
+
+    def _answer(self, said: PolicyTurn, read: VisualCall) -> Observation:
+        """Take a turn as the answer t_{H+1}."""
+        if self._terminates(read):
+            self._answers.append(self._tagged(said, read))
+            return Observation(done=True, channels=[(ANSWER, 0)])
+        return Observation(done=True, channels=self._read(said, ANSWER, split=True))
+
+    def _tagged(self, said: PolicyTurn, read: VisualCall) -> Tagged:
+        """The answer in a turn, also in a call of `terminate`."""
+        if not self._terminates(read):
+            return parse_tagged(said.text, self.tags)
+        assert read.call is not None
+        try:
+            asked = Terminate().read(read.call.arguments)
+        except ToolError:
+            return Tagged()
+        assert isinstance(asked, TerminateArguments)
+        text = asked.final_response
+        tagged = parse_tagged(text, self.tags)
+        return tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True)
+
+    def _carried_out(self, step: VisualStep, read: VisualCall) -> tuple[list[Part], list[Image]]:
+        """The observation o_h: parts of a message, and images."""
+        try:
+            if read.error:
+                raise ToolError(read.error)
+            if read.call is None or self._terminates(read):
+                raise ToolError("it is too early to answer; look at the images with a tool first")
+            step.tool, step.arguments = read.call.name, read.call.arguments
+            chosen = self.toolbox.chosen(read.call.name, read.call.arguments)
+            step.tool = chosen.tool.name
+            words, made = self._found(step, chosen)
+        except ToolError as error:
+            self._faults += isinstance(error, ToolFault)
+            self._in_a_row += 1
+            step.error = str(error)
+            return [_text(f"Error: {shortened(str(error), LONGEST_RESULT)}")], []
+        self._in_a_row = self._in_a_row + 1 if step.duplicate else 0
+        parts = [_text(shortened(words, LONGEST_RESULT))] if words else []
+        images: list[Image] = []
+        for number in made:
+            picture = self.gallery.picture(number)
+            if not self._budget.takes(picture.shown):
+                parts.append(_text(f"\nImage {number} is not shown: too few visual tokens are left."))
+                step.images, step.sources = step.images[: len(images)], step.sources[: len(images)]
+                step.stopped = step.stopped or "visual"
+                break
+            parts += [_text(self._about(number)), {"type": "image"}]
+            images.append(self._result(picture.shown))
+        return parts or [_text("Nothing was found.")], images
+
+    def _result(self, image: Image) -> Image:
+        """What is shown of an image that a tool has made."""
+        if self.settings.results != "blanked":
+            return image
+        # The question's mean colour, so that nothing about the part is told.
+        colour = self.gallery.picture(1).shown.resize((1, 1), Resampling.BOX).getpixel((0, 0))
+        return new(image.mode, image.size, colour)
+
+    def _found(self, step: VisualStep, chosen: Chosen) -> tuple[str, list[int]]:
+        """What a call finds in words, and the numbers of the images that it has made."""
+        if (before := self._made.get(chosen.key)) is not None:
+            step.duplicate = before
+            numbers = ", ".join(map(str, self.steps[before - 1].images))
+            where = f": see image {numbers}" if numbers else ""
+            return f"The same call was made in step {before}{where}. It is not made again.", []
+        found = self.toolbox.run(chosen, self.gallery)
+        self._called += 1
+        self._made[chosen.key] = step.step
+        words = found.text
+        for made in found.images:
+            try:
+                step.images.append(self.gallery.add(made))
+            except ToolError as error:
+                words += f"\n({made.label} is not shown: {error})"
+                continue
+            step.sources.append(self._origin(made))
+        return words, step.images
+
+    def _origin(self, made: Made) -> dict[str, Any]:
+        region = None if made.region is None else list(made.region)
+        of = None if made.source is None else list(self.gallery.picture(made.source).full.size)
+        return {"source": made.source, "region": region, "size": list(made.image.size), "of": of}
+
+    def _about(self, number: int) -> str:
+        """What is said before an image that a tool has made."""
+        if self.settings.announce == "number":
+            return f"{number}:"
+        picture = self.gallery.picture(number)
+        wide, high = picture.shown.size
+        return f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"
+
+    def _measured(self, step: VisualStep) -> dict[str, float]:
+        values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
+        return {name: float(value) for name, value in values.items() if value}
+
+    def _reply(
+        self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None
+    ) -> Observation:
+        return Observation(parts, images, "tool" if self.role == "tool" else "user", channels=cuts or [])
+
+
+def _cuts(read: VisualCall) -> list[tuple[str, int]]:
+    return [(PLAN, 0), (ACTION, read.action_start)] if read.action_start else [(ACTION, 0)]
+
+
+def _text(words: str) -> Part:
+    return {"type": "text", "text": words}

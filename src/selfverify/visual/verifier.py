@@ -1,0 +1,548 @@
+"""Delta r of each step, here or on servers (Lemma 3.1).
+
+The verifier that hears each step of a reasoner: Δr of VTS-V's Lemma 3.1 on kept keys.
+
+A stopping verifier behind servers: Δr of VTS-V's Lemma 3.1 from the log-probabilities of prompts.
+
+What ends looking, made from settings: a rule, and the verifier that it asks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfverify.clients.openai_client import (
+    REFUSALS,
+    OpenAIClient,
+    ServerConfig,
+    image_url,
+    openai_messages,
+    server_url,
+)
+from selfverify.core import event_loop
+from selfverify.core.config import SamplingConfig
+from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
+from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.tags import channel_lengths, token_ends
+from selfverify.core.trajectory import Finish
+from selfverify.objectives.advantage import step_log_ratios
+from selfverify.policy.encoding import longest_row
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
+from selfverify.policy.packing import Continuation
+from selfverify.policy.policy import Policy
+from selfverify.visual.calls import read_look_call
+from selfverify.visual.config import VisualConfig
+from selfverify.visual.stopping import (
+    LOG_RATIO,
+    LOG_RATIO_PLAN,
+    STOPPING_FILE,
+    StopCalibration,
+    StopRule,
+    Verified,
+    make_stop_rule,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One model that reads all conversations, with the keys of what it has read."""
+
+    policy: Policy
+    writer: ReplyEncoder
+    threads: KVSession
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A conversation as the verifier has heard it.
+
+    Args:
+        problem: What it is about.
+        used: Its tokens, the prompt's among them.
+        last: The tokens that the reasoner has said last.
+        turns: How often it has spoken.
+        end: The token that ends a message of the reasoner in the verifier's template, if one does.
+        deaf: Whether something could not be heard, so that nothing more is measured.
+        before: Where it stood before the reasoner was shown something, should that be taken back.
+    """
+
+    problem: Problem
+    used: int
+    last: list[int] = field(default_factory=list)
+    turns: int = 0
+    end: list[int] = field(default_factory=list)
+    deaf: bool = False
+    before: _HeardBefore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HeardBefore:
+    """Where a conversation stood: what brings the readers back there, and fields of `_Heard`."""
+
+    back: Sequence[Callable[[], None]]
+    used: int
+    last: list[int]
+    turns: int
+
+
+class StepVerifier(RolloutHook):
+    """Scores each turn of a reasoner by log V_φ/V_φ0 over its tokens, as soon as it has been said.
+
+    The reasoner R, the verifier V_φ and the base V_φ0 are three roles. R may be anything that says text and
+    sees images, also a model behind a server. V_φ and V_φ0 read the conversation in their own template: the
+    problem, R's words, what tools have shown. Both keep the keys of what they have read, so that a turn costs
+    its own tokens only. Where R's tokenizer is the verifier's the tokens are those that R has sampled; else
+    its text is tokenised anew, without special tokens, with the end of a message behind it.
+
+    A turn's sum over plan and action, in nats, is put into `PolicyTurn.values` as ``log_ratio``, with the
+    plan's part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context
+    or holds what it cannot read, is noted, and nothing is measured in that conversation from then on.
+
+    Args:
+        policy: V_φ.
+        base: V_φ0; None is V_φ without its adapter, which shares its weights.
+        reasoner: R, where it is a policy.
+
+    Raises:
+        ConfigError: There is no base and no adapter, or V_φ and V_φ0 have different tokens.
+    """
+
+    def __init__(self, policy: Policy, base: Policy | None = None, reasoner: Policy | None = None) -> None:
+        base = policy.without_adapter() if base is None else base
+        self.policies = (policy, base)
+        vocabulary = policy.tokenizer.get_vocab()
+        if base.tokenizer is not policy.tokenizer and base.tokenizer.get_vocab() != vocabulary:
+            raise ConfigError(
+                f"the verifier {policy.config.path} and its base {base.config.path} have different tokens; "
+                "the base is the model that the verifier was trained from"
+            )
+        self.reads_tokens = reasoner is not None and reasoner.tokenizer.get_vocab() == vocabulary
+        """Whether it takes R's tokens as they were sampled."""
+        self._readers: list[_Reader] = []
+        self._heard: dict[SampleIndex, _Heard] = {}
+
+    def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
+        """See `RolloutHook`.
+
+        Raises:
+            ConfigError: In a problem the environment speaks first.
+            DataError: The verifier cannot read a problem.
+        """
+        if begins := [problem.id for problem in problems.values() if problem.environment_begins]:
+            raise ConfigError(f"problem {begins[0]}: its environment speaks first, which no verifier follows")
+        by_number = {b: problem for (b, _), problem in sorted(problems.items(), key=lambda item: item[0])}
+        group = SamplingConfig(group_size=max((g for _, g in problems), default=0) + 1, temperature=1.0)
+        self._readers = []
+        for policy in self.policies:
+            prompts = policy.encode(list(by_number.values()))
+            threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
+            self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
+        lengths = dict(zip(by_number, (len(prompt.ids) for prompt in prompts), strict=True))
+        self._heard = {place: _Heard(problem, lengths[place[0]]) for place, problem in problems.items()}
+        for place in self._heard:
+            self._mark(place)
+
+    def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
+        """See `RolloutHook`."""
+        pieces: dict[SampleIndex, Sequence[Continuation]] = {}
+        for place, words in said.items():
+            talk = self._heard[place]
+            if talk.deaf:
+                continue
+            try:
+                talk.last = self._tokens(talk, words)
+            except DataError as error:
+                self._give_up(talk, str(error))
+                continue
+            if talk.last and self._has_room(talk, len(talk.last)):
+                pieces[place] = [Continuation(talk.last)] * len(self._readers)
+            talk.turns += 1
+        own, base = self._hear(pieces, score=True)
+        for place in pieces:
+            talk, words = self._heard[place], said[place]
+            read = read_look_call(words, talk.problem.tools, len(talk.problem.images))
+            _, ends = token_ends(self.policies[0].tokenizer, talk.last)
+            plan = channel_lengths(ends, read.action_start) if read.action_start else 0
+            step = (torch.arange(len(talk.last)) >= plan).long()
+            of_plan, of_action = step_log_ratios(own[place].cpu(), base[place].cpu(), step, 2).tolist()
+            words.values |= {LOG_RATIO: of_plan + of_action, LOG_RATIO_PLAN: of_plan}
+
+    def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
+        """See `RolloutHook`."""
+        pieces: dict[SampleIndex, Sequence[Continuation]] = {}
+        for place, reply in replies.items():
+            talk = self._heard[place]
+            if talk.deaf:
+                continue
+            if reply.undo:
+                self._go_back(talk)
+            else:
+                self._mark(place)
+            try:
+                encoded = [
+                    without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
+                    for reader in self._readers
+                ]
+            except DataError as error:
+                self._give_up(talk, str(error))
+                continue
+            if self._has_room(talk, len(encoded[0].tokens)):
+                pieces[place] = encoded
+        self._hear(pieces, score=False)
+
+    def _mark(self, place: SampleIndex) -> None:
+        """Remember where a conversation stands before something is shown in it."""
+        talk = self._heard[place]
+        back = [reader.threads.mark([place]) for reader in self._readers]
+        talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
+
+    def _go_back(self, talk: _Heard) -> None:
+        """Forget what the reasoner has said last and was shown before that."""
+        assert talk.before is not None
+        for back in talk.before.back:
+            back()
+        talk.used, talk.last, talk.turns = talk.before.used, talk.before.last, talk.before.turns
+
+    def _hear(
+        self, pieces: Mapping[SampleIndex, Sequence[Continuation]], score: bool
+    ) -> tuple[dict[SampleIndex, Tensor], ...]:
+        """Both models read what is new; with ``score`` log-probabilities of V_φ, and those of V_φ0."""
+        if not pieces:
+            return tuple({} for _ in self._readers)
+        for place, piece in pieces.items():
+            self._heard[place].used += len(piece[0].tokens)
+        return tuple(
+            reader.threads.append({place: piece[number] for place, piece in pieces.items()}, score)
+            for number, reader in enumerate(self._readers)
+        )
+
+    def _tokens(self, talk: _Heard, words: PolicyTurn) -> list[int]:
+        """A turn of R as tokens of the verifier.
+
+        Raises:
+            DataError: They hold an image's place, which no words may.
+        """
+        if self.reads_tokens:
+            return list(words.tokens)
+        policy, writer = self.policies[0], self._readers[0].writer
+        ids = policy.tokenizer(words.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if set(ids) & {*policy.suppressed_tokens}:
+            raise DataError(
+                f"problem {talk.problem.id}, turn {talk.turns}: the words hold an image token of the verifier"
+            )
+        if not talk.end:
+            [first, *_] = writer.encode(talk.problem, Observation("."), 1).tokens
+            talk.end = [first] if first in policy.stop_tokens else []
+        return [*ids, *(talk.end if words.finish == Finish.STOP else [])]
+
+    def _has_room(self, talk: _Heard, more: int) -> bool:
+        limit = longest_row(self.policies[0].model)
+        if limit is None or talk.used + more < limit:
+            return True
+        self._give_up(talk, f"{talk.used + more} tokens, and the verifier reads {limit}")
+        return False
+
+    def _give_up(self, talk: _Heard, reason: str) -> None:
+        talk.deaf = True
+        message = f"problem {talk.problem.id}: the verifier cannot follow a conversation any more: {reason}"
+        note(logger, "not_verified", message, problem=talk.problem.id, turn=talk.turns, reason=reason)
+
+
+Message = dict[str, Any]
+Tokens = list[tuple[str, float]]
+"""Tokens as text, with their log-probabilities in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model behind a server that tells the log-probabilities of a prompt, as vLLM does.
+
+    Args:
+        server: Where it is.
+        model: Its name there.
+    """
+
+    server: ServerConfig
+    model: str
+
+    @classmethod
+    def of(cls, address: str) -> ServedModel:
+        """Make one from ``URL#MODEL``.
+
+        Raises:
+            ConfigError: The address is none, or names no model.
+        """
+        url, _, model = address.partition("#")
+        if not model:
+            raise ConfigError(f"a verifier behind a server is given as URL#MODEL, not {address}")
+        server_url(url)
+        return cls(ServerConfig(url), model)
+
+    async def last_message(self, messages: Sequence[Message], tools: Sequence[Any]) -> Tokens:
+        """The tokens of the last message, which is an assistant's, without the one that ends it.
+
+        Raises:
+            ConfigError: The server does not continue messages, or tells no log-probabilities of prompts.
+            ServerError: It cannot be reached or has failed.
+        """
+        body: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0}
+        if tools:
+            body["tools"] = [*tools]
+        whole = {
+            "messages": [*messages], "prompt_logprobs": 1,
+            "add_generation_prompt": False, "continue_final_message": True,
+        }  # fmt: skip
+        try:
+            async with OpenAIClient(self.server) as client:
+                before = await client.chat(body | {"messages": [*messages[:-1]]})
+                reply = await client.chat(body | whole)
+        except ServerError as error:
+            if error.status in REFUSALS:
+                raise ConfigError(f"{self._name}: it refuses prompt_logprobs: {error.message}") from None
+            raise
+        entries, start = reply.get("prompt_logprobs"), (before.get("usage") or {}).get("prompt_tokens")
+        if not isinstance(entries, list) or not isinstance(start, int):
+            raise ConfigError(
+                f"{self._name}: it tells no prompt_logprobs or no usage; a served verifier needs vLLM"
+            )
+        return [self._token(entry) for entry in entries[start:]]
+
+    @property
+    def _name(self) -> str:
+        return f"the verifier's model {self.model} at {self.server.url}"
+
+    def _token(self, entry: Any) -> tuple[str, float]:
+        try:
+            # The prompt's own token comes first; the likeliest one may follow.
+            [first, *_] = entry.values()
+            return str(first["decoded_token"]), float(first["logprob"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ConfigError(f"{self._name}: what it tells of a prompt cannot be read: {entry!r}") from None
+
+
+@dataclass(slots=True)
+class _HeardTalk:
+    """A conversation so far: its messages, whether something could not be heard, and how many messages there
+    were before the reasoner was shown something (0: it was shown nothing)."""
+
+    problem: Problem
+    messages: list[Message] = field(default_factory=list)
+    deaf: bool = False
+    before: int = 0
+
+
+class ServedVerifier(RolloutHook):
+    """Scores each turn by log V_φ/V_φ0 over its tokens, with both models behind servers.
+
+    It does what `step_verifier.StepVerifier` does, with three differences: the token that ends a message
+    is not in the sum; a server keeps keys as it likes (vLLM by its prefix cache, which it leaves alone where
+    it has to tell the log-probabilities of a prompt); and where tokens hold parts of characters the plan's
+    part is known up to these. What a server fails to score is noted as ``not_verified``, and nothing is
+    measured in that conversation from then on.
+
+    Args:
+        verifier: V_φ.
+        base: V_φ0.
+    """
+
+    def __init__(self, verifier: ServedModel, base: ServedModel) -> None:
+        self.models = (verifier, base)
+        self._talks: dict[tuple[int, int], _HeardTalk] = {}
+
+    def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
+        """See `RolloutHook`.
+
+        Raises:
+            ConfigError: In a problem the environment speaks first.
+            DataError: A problem has images without a place.
+        """
+        if begins := [problem.id for problem in problems.values() if problem.environment_begins]:
+            raise ConfigError(f"problem {begins[0]}: its environment speaks first, which no verifier follows")
+        self._talks = {
+            place: _HeardTalk(problem, openai_messages(problem)) for place, problem in problems.items()
+        }
+
+    def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
+        """See `RolloutHook`. Both models are asked about all conversations at the same time.
+
+        Raises:
+            ConfigError: A server cannot tell what is needed.
+        """
+        asked = {}
+        for place, words in said.items():
+            talk = self._talks[place]
+            talk.messages.append({"role": "assistant", "content": words.text})
+            if not talk.deaf and words.text:
+                asked[place] = [
+                    event_loop.start(model.last_message(talk.messages[:], talk.problem.tools))
+                    for model in self.models
+                ]
+        for place, futures in asked.items():
+            talk, words = self._talks[place], said[place]
+            try:
+                own, base = (_checked_tokens(future.result(), words.text) for future in futures)
+                if [token for token, _ in own] != [token for token, _ in base]:
+                    raise DataError("the verifier and its base have different tokens")
+            except (DataError, ServerError) as error:
+                talk.deaf = True
+                name, turn = talk.problem.id, words.turn
+                message = f"problem {name}: the verifier cannot follow a conversation any more: {error}"
+                note(logger, "not_verified", message, problem=name, turn=turn, reason=str(error))
+                continue
+            read = read_look_call(words, talk.problem.tools, len(talk.problem.images))
+            whole = plan = 0.0
+            end = 0
+            for (token, mine), (_, below) in zip(own, base, strict=True):
+                end += len(token)
+                whole += mine - below
+                plan += mine - below if read.action_start and end <= read.action_start else 0.0
+            words.values |= {LOG_RATIO: whole, LOG_RATIO_PLAN: plan}
+
+    def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
+        """See `RolloutHook`."""
+        for place, reply in replies.items():
+            talk = self._talks[place]
+            if reply.undo:
+                self._go_back(talk)
+            else:
+                talk.before = len(talk.messages)
+            left = iter(reply.images)
+            parts = (
+                [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+            )
+            content = [
+                {"type": "image_url", "image_url": {"url": image_url(next(left))}}
+                if part["type"] == "image"
+                else dict(part)
+                for part in parts
+            ]
+            talk.messages.append({"role": "user", "content": content})
+
+    def _go_back(self, talk: _HeardTalk) -> None:
+        """Forget what the reasoner has said last and was shown before that."""
+        if talk.before:
+            del talk.messages[talk.before :]
+        else:
+            # As own models hear it: they have begun to speak, and have said nothing.
+            talk.messages[-1] = {"role": "assistant", "content": ""}
+
+
+def _checked_tokens(tokens: Tokens, text: str) -> Tokens:
+    """The tokens, if they are those of a text.
+
+    Raises:
+        DataError: They are others, as where a template writes something else before a message that it
+            continues.
+    """
+    read = "".join(token for token, _ in tokens)
+    # Parts of characters are told as a mark.
+    if not tokens or ("\ufffd" not in read and read.strip() != text.strip()):
+        raise DataError(f"the server's template writes {read[:80]!r} where {text[:80]!r} was said")
+    return tokens
+
+
+class StoppingVerifier:
+    """The rule that ends looking, and the verifier that measures each step for it.
+
+    A verifier is asked wherever one is named: with another rule its Δr is measured and stops nothing.
+
+    Args:
+        settings: The rule and the verifier.
+
+    Raises:
+        ConfigError: There is no such rule; or the verifier is to stop and is not named, or has no ε.
+        DataError: The calibration beside the verifier cannot be read.
+    """
+
+    def __init__(self, settings: VisualConfig) -> None:
+        self.settings = settings
+        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_address(name)]
+        if served and (len(served) != 2 or any("#" not in name for name in served)):
+            raise ConfigError(
+                f"{served[0]}: a verifier behind a server needs its base behind one, too, both as URL#MODEL "
+                "(verifier and verifier_base)"
+            )
+        self.rule = _rule(settings)
+        self._models: dict[tuple[str, str | None], tuple[Policy, Policy | None]] = {}
+        """By the names of verifier and base what was loaded."""
+
+    def changed(self, settings: VisualConfig) -> StoppingVerifier:
+        """What ends looking with other settings; models that were loaded for these are not loaded again.
+
+        Raises:
+            ConfigError: See the class.
+            DataError: See the class.
+        """
+        made = StoppingVerifier(settings)
+        made._models = self._models
+        return made
+
+    def listener(self, reasoner: Policy | None) -> RolloutHook | None:
+        """The verifier for the conversations of one rollout; None where there is none.
+
+        Its models are loaded when it is first asked for. A verifier that is the reasoner itself is not loaded
+        again.
+
+        Raises:
+            ConfigError: It cannot be loaded, or has no base.
+        """
+        path, base = self.settings.verifier, self.settings.verifier_base
+        if path is None:
+            return None
+        if is_address(path):
+            assert base is not None
+
+            return ServedVerifier(ServedModel.of(path), ServedModel.of(base))
+        if (path, base) not in self._models:
+            own = reasoner if reasoner is not None and reasoner.config.path == path else None
+            policy = own or (
+                Policy.load(path) if reasoner is None else Policy.load(reasoner.config.for_model(path))
+            )
+            below = None if base is None else Policy.load(policy.config.for_model(base))
+            self._models[path, base] = policy, below
+        return StepVerifier(*self._models[path, base], reasoner=reasoner)
+
+
+def is_address(name: str) -> bool:
+    """Whether a verifier's name is that of a server."""
+    return name.startswith(("http://", "https://"))
+
+
+def _rule(settings: VisualConfig) -> StopRule:
+    if settings.stop != "verifier":
+        return make_stop_rule(settings.stop)
+    if settings.verifier is None:
+        raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
+    rule, epsilon = settings.rule, settings.epsilon
+    if rule is None or epsilon is None:
+        if epsilon is None and is_address(settings.verifier):
+            raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
+        folder = Path(settings.verifier)
+        if epsilon is not None and not (folder / STOPPING_FILE).exists():
+            return Verified("absolute", _checked("absolute", epsilon))
+        found = StopCalibration.load(folder)
+        if rule is not None and rule != found.rule:
+            raise ConfigError(
+                f"{folder / STOPPING_FILE} holds ε for the rule {found.rule}, and the rule is {rule}; set "
+                "epsilon"
+            )
+        rule, epsilon = found.rule, found.epsilon if epsilon is None else epsilon
+    return Verified(rule, _checked(rule, epsilon))
+
+
+def _checked(rule: str, epsilon: float) -> float:
+    if rule == "absolute" and epsilon < 0:
+        raise ConfigError(f"epsilon: |Δr| is never below {epsilon}; ε has to be above 0")
+    return epsilon
