@@ -50,7 +50,7 @@ from selfverify.serving.best_of import Choosing
 from selfverify.serving.solve import Solution, solve
 from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.verifiers.base import Scores, Verifier
-from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft
+from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft
 
 TASK = "digits-pick"
 SIZES = (1, 2, 4, 8, 12, 16)

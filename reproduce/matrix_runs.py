@@ -29,9 +29,8 @@ from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.by_policy import Form, PolicyJudge
-from selfverify.verifiers.reward_model import RewardModel, reward_identity
-from selfverify.verifiers.value_head import ValueHead, has_value_head
+from selfverify.verifiers.policy_verifiers import Form, PolicyJudge
+from selfverify.verifiers.reward_models import RewardModel, ValueHead, has_value_head, reward_identity
 
 Say = Callable[[str], None]
 _OneModel = Policy | ServerAnswerer | RewardModel | ValueHead
@@ -227,7 +226,7 @@ def _make_judge(name: str, behind: Mapping[str, Verifier], held: _Held, form: Fo
 
 
 def _server_judge(address: str, name: str, how: ServedModelConfig) -> Verifier:
-    from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
+    from selfverify.verifiers.make_verifier import ServerJudge  # it needs the extra `serve`
 
     return ServerJudge.measuring(address, name, how)
 

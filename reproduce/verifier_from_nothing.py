@@ -28,7 +28,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
-from selfverify.verifiers.by_policy import PolicyJudge
+from selfverify.verifiers.policy_verifiers import PolicyJudge
 
 COLUMNS = {
     "written AUC": ("sampled", "within_problem_auc"),

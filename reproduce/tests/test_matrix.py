@@ -24,7 +24,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Fusion
-from selfverify.verifiers.by_policy import PolicyJudge
+from selfverify.verifiers.policy_verifiers import PolicyJudge
 
 
 def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from selfverify.core.trajectory import Finish, Group
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.verifiers.base import verify
-from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
+from selfverify.verifiers.policy_verifiers import TrajectoryRatio
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import asked_anew
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO

@@ -28,9 +28,8 @@ from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawsConfig
-from selfverify.verifiers.by_policy import Soft
-from selfverify.verifiers.make_verifier import make_verifier
-from selfverify.verifiers.server_judge import ServerJudge
+from selfverify.verifiers.make_verifier import ServerJudge, make_verifier
+from selfverify.verifiers.policy_verifiers import Soft
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
 from serving_servers import served_locally as served
 

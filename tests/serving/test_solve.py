@@ -28,7 +28,7 @@ from selfverify.serving.own_replies import reply_of
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.tasks.answering import SelfCorrection
-from selfverify.verifiers.by_policy import Inline
+from selfverify.verifiers.policy_verifiers import Inline
 from serving_servers import tagged
 
 

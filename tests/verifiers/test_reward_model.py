@@ -15,7 +15,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import Verdict, user_turn
-from selfverify.verifiers.reward_model import RewardModel, reward_identity
+from selfverify.verifiers.reward_models import RewardModel, reward_identity
 
 
 def saved(folder: Path, labels: int | None = 1, longest: int = 512) -> Path:

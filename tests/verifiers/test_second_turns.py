@@ -22,7 +22,7 @@ from selfverify.rollouts.rollout import recite
 from selfverify.tasks.answering import SingleTurn
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
-from selfverify.verifiers.second_turns import SecondTurns
+from selfverify.verifiers.policy_verifiers import SecondTurns
 
 WORDS = "Check the answer."
 CLOSE = Image.effect_mandelbrot((84, 56), (-2, -1, 1, 1), 20).convert("RGB")

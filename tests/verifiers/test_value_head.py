@@ -18,7 +18,7 @@ from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.tiny_models import tiny_image_processor
 from selfverify.tasks.base import Verdict
-from selfverify.verifiers.value_head import VALUE_HEAD, ValueHead, has_value_head
+from selfverify.verifiers.reward_models import VALUE_HEAD, ValueHead, has_value_head
 
 CONFIG = PolicyConfig(device="cpu")
 

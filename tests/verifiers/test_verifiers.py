@@ -16,8 +16,8 @@ from selfverify.policy.scores import read_scores
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import OPENING, verify
-from selfverify.verifiers.by_policy import Inline, PolicyJudge, Repeated, Soft, _continue
 from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft, _continue
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from selfverify.serving.likeliest import Likeliest, likeliest
 from selfverify.serving.own_prompts import own_prompt
 from selfverify.serving.own_streams import OwnStream
 from selfverify.verifiers.base import Verifier, score_groups
-from selfverify.verifiers.server_judge import ServerJudge
+from selfverify.verifiers.make_verifier import ServerJudge
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from selfverify.serving.own_replies import completion_of, looked_completion
 from selfverify.serving.own_streams import OwnStream
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier
-from selfverify.verifiers.by_policy import Inline, PolicyJudge, Soft
+from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Soft
 from selfverify.visual.task import VisualToolTask
 
 _UNSUPPORTED = dict.fromkeys(

@@ -25,8 +25,7 @@ from selfverify.serving.solve_settings import CandidateConfig, DrawsConfig, Solv
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
-from selfverify.verifiers.fused import Fused
-from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.verifiers.make_verifier import Fused, make_verifier
 from selfverify.visual.episode import steps_of
 from selfverify.visual.task import VisualToolTask
 

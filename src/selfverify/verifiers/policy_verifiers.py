@@ -1,4 +1,11 @@
-"""Verifiers that run a policy of this library: the one that wrote the answers, or another one."""
+"""Inline, soft, judge, repeated, second turns, trajectory ratio.
+
+Verifiers that run a policy of this library: the one that wrote the answers, or another one.
+
+A verifier that re-examines: how often does the model keep its answer in a second turn?
+
+A verifier of whole trajectories: how much likelier they are than before its training (VTS-V §3.3).
+"""
 
 from __future__ import annotations
 
@@ -8,20 +15,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import DataError
+from selfverify.core.episode import Observation
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import CHECK, RATE, SCORE_TAG, parse_score, parse_tagged, token_ends
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.chat import TooLongError
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
+from selfverify.rollouts.conversation import said_of
 from selfverify.rollouts.rollout import Rollout
-from selfverify.rollouts.score_reading import read_rollout_scores
+from selfverify.rollouts.score_reading import read_rollout_scores, with_images
+from selfverify.selection.rules import box_iou
+from selfverify.tasks.answering import SECOND_TURN
+from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
+from selfverify.visual.stopping import LOG_RATIO
 
 logger = logging.getLogger(__name__)
 
@@ -203,3 +220,137 @@ def _ask(policy: Policy, groups: Sequence[Group], request: str) -> Asked:
             continue
         asked.append((b, g, prompt))
     return asked
+
+
+MAX_NEW_TOKENS = 256
+"""The length limit of a second turn."""
+
+SAME_BOX = 0.5
+"""IoU above which two boxes count as one answer, as in votes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurns:
+    """The share of K second turns (AdaPO Eq. 1) whose answer is the candidate's own.
+
+    The share estimates π(y₂ = y₁ | q, y₁, x). It says something only for a policy that keeps right answers
+    (low M₁→₀) and changes wrong ones (M₀→₁): look at the policy's M₀→₁ first. A policy that repeats whatever
+    it said gives every candidate 1, and a choice by such scores is random. Second turns that were cut off or
+    cannot be read are left out. A candidate with only such second turns has no score, nor has one that was
+    cut off itself.
+
+    Args:
+        policy: Writes the second turns.
+        task: Reads their answers.
+        words: The request that opens a second turn.
+        repeats: K, the number of second turns per candidate.
+        name: The name that the scores are stored under.
+    """
+
+    policy: Policy
+    task: Task
+    words: str = SECOND_TURN
+    repeats: int = 4
+    name: str = "turns"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`. Every conversation is prefilled once for its K second turns."""
+        asked: Asked = []
+        writer = ReplyEncoder(self.policy.encoder)
+        encoded = self.policy.encode([group.problem for group in groups])
+        for b, (group, prompt) in enumerate(zip(groups, encoded, strict=True)):
+            request = writer.encode(group.problem, Observation(self.task.ask_again(self.words)), 1)
+            for g, trajectory in enumerate(group.trajectories):
+                readable = trajectory.parsed is not None and trajectory.parsed.answer is not None
+                if readable and trajectory.finish == Finish.STOP:
+                    said = trajectory.tokens
+                    more = [*said, *without_written_end(said, request).tokens]
+                    shown = with_images(self.policy, group.problem.id, trajectory, more)
+                    asked.append((b, g, self.policy.encoder.extended(prompt, shown)))
+
+        def kept(sample: Sample, group: Group, g: int) -> float | None:
+            if sample.finish != Finish.STOP:
+                return None
+            again = self.task.verdict(
+                group.problem, parse_tagged(said_of(self.policy, sample).text, self.task.tags)
+            )
+            return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
+
+        return mean_of_samples(self.policy, groups, asked, self.repeats, MAX_NEW_TOKENS, kept)
+
+    def _same(self, first: Verdict, second: Verdict) -> bool:
+        if self.task.kind == "continuous":
+            return bool(box_iou(first.answer, second.answer) > SAME_BOX)
+        return first.key == second.key
+
+
+class TrajectoryRatio:
+    """r(τ) = Σ log V_φ/V_φ0 over all that the policy wrote, the answer t_{H+1} among it; nats, any sign.
+
+    η and Q(s_1) of the paper are left out: they are the same for all trajectories of a problem. Longer
+    trajectories have more terms, and r(τ) is not divided by their number, as in the paper.
+
+    What was measured while a trajectory was made (`looking.step_verifier.StepVerifier`) is taken as it is.
+    Else the whole is read anew, for which the tokens have to be the verifier's. Trajectories that were lost
+    have no score.
+
+    Args:
+        policy: V_φ; None takes what was measured, and gives others no score.
+        base: V_φ0; None is V_φ without its adapter.
+
+    Raises:
+        ConfigError: V_φ has neither base nor adapter.
+    """
+
+    def __init__(self, policy: Policy | None, base: Policy | None = None, name: str = "ratio") -> None:
+        if policy is None and base is not None:
+            raise ConfigError("a base without a verifier measures nothing")
+        self.policy = policy
+        self.base = policy.without_adapter() if policy is not None and base is None else base
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """See `Verifier`."""
+        return self._name
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`.
+
+        Raises:
+            DataError: A problem or an image cannot be encoded.
+        """
+        found = no_scores(groups)
+        for b, group in enumerate(groups):
+            for g, trajectory in enumerate(group.trajectories):
+                if trajectory.finish != Finish.ERROR:
+                    found[b][g] = trajectory.scores.get(LOG_RATIO)
+            if self.policy is None or self.base is None:
+                continue
+            anew = [
+                g
+                for g, trajectory in enumerate(group.trajectories)
+                if found[b][g] is None and trajectory.finish != Finish.ERROR and trajectory.written
+            ]
+            read = [group.trajectories[g] for g in anew]
+            for g, value in zip(anew, self._read(self.policy, self.base, group, read), strict=True):
+                found[b][g] = value
+        return found
+
+    @torch.no_grad()
+    def _read(
+        self, policy: Policy, base: Policy, group: Group, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """r of some trajectories of a problem, each read by both models in one pass."""
+        values = []
+        for trajectory in trajectories:
+            written = torch.tensor([s.author == "policy" for s in trajectory.segments for _ in s.tokens])
+            rows = []
+            for model in (policy, base):
+                piece = with_images(model, group.problem.id, trajectory, trajectory.tokens)
+                needed = written[None, None]
+                rows.append(
+                    model.logprobs(model.encode([group.problem]), [[piece]], needed=needed)[0, 0].cpu()
+                )
+            values.append(step_log_ratios(rows[0], rows[1], written.long() - 1, 1).item())
+        return values
