@@ -39,7 +39,7 @@ from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.metrics import SampleTable, accuracy
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration, fit_calibration

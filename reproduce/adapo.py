@@ -26,7 +26,7 @@ from reproduce.grid_results import MeasuredRun, difference, measure_samples, poo
 from reproduce.scripts import show
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
-from selfverify.evaluation.store import find_store, read_samples
+from selfverify.evaluation.samples import find_store, read_samples
 from selfverify.experiments.recipe import load_recipe
 
 FIRST, SECOND = "turns.acc@t1", "turns.acc@t2"

@@ -27,7 +27,7 @@ from reproduce.grid_results import MeasuredRun, difference, measure_samples, poo
 from reproduce.scripts import ask_methods, asked_methods, show, with_interval
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
-from selfverify.evaluation.store import find_store, read_samples
+from selfverify.evaluation.samples import find_store, read_samples
 
 PASS = "pass@1"
 SHOWN = ("pass@1", "majority", "best", "weighted", "within_problem_auc", "logprob.within_problem_auc")

@@ -16,10 +16,10 @@ from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import ACCURACY, Columns, choices
-from selfverify.evaluation.held_out import target_boxes
+from selfverify.evaluation.evaluate import target_boxes
 from selfverify.evaluation.metrics import HEADLINE, SampleTable
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.evaluation.statistics import ratio_draws, turn_shares
-from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.tasks.base import Metric, Task

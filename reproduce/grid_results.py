@@ -27,9 +27,9 @@ from reproduce.grid_tables import markdown
 from reproduce.statistics import compare
 from selfverify.core.errors import DataError, __version__
 from selfverify.core.files import write_json, write_text
-from selfverify.evaluation.error_classes import ERRORS
-from selfverify.evaluation.held_out import HeldOut, target_boxes
-from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, statistics
+from selfverify.evaluation.evaluate import HeldOut, target_boxes
+from selfverify.evaluation.metrics import ERRORS, HEADLINE, Boxes, SampleTable, statistics
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.evaluation.statistics import (
     Statistic,
     draws,
@@ -39,7 +39,6 @@ from selfverify.evaluation.statistics import (
     pooled_draws,
     row_mean,
 )
-from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import RunData, load_run, read_metrics

@@ -8,7 +8,7 @@ from typing import Any
 
 from reproduce.grid_file import BEFORE
 from reproduce.statistics import holm
-from selfverify.evaluation.error_classes import ERRORS
+from selfverify.evaluation.metrics import ERRORS
 
 
 @dataclass(frozen=True, slots=True)

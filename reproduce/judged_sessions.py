@@ -16,7 +16,7 @@ from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem, Split
-from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
+from selfverify.evaluation.samples import StoredProblem, StoredSample, find_store
 from selfverify.reports.agent_records import calls_of, end_of, turns_of
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.mistakes import drawn_task, erring_session

@@ -35,9 +35,8 @@ from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import write_json
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.looked import VERIFIER_WEIGHTS, CappedProblem
-from selfverify.evaluation.looked_arrays import as_arrays
-from selfverify.evaluation.store import StoredProblem, read_samples
+from selfverify.evaluation.samples import StoredProblem, read_samples
+from selfverify.evaluation.visual_metrics import VERIFIER_WEIGHTS, CappedProblem, as_arrays
 from selfverify.experiments.looks.capped_looks import CAP_FILE, CappedLooks, weights_digest
 from selfverify.experiments.looks.train_stopping import LOOKING
 from selfverify.experiments.looks.train_stopping import VERIFIER as VERIFIER_RUN

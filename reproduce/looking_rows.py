@@ -10,11 +10,9 @@ import numpy as np
 
 from reproduce.tables import grid, number, percent
 from selfverify.core.errors import DataError
-from selfverify.evaluation.looked import CappedProblem
-from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
+from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import seeds_interval
-from selfverify.evaluation.stop_outcomes import WITHIN, outcomes
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.visual_metrics import WITHIN, CappedArrays, CappedProblem, as_arrays, outcomes
 from selfverify.selection.rules import Floats
 from selfverify.visual.episode import STEPS
 from selfverify.visual.stopping import Kind

@@ -17,11 +17,10 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_output_folder, write_json, write_text
 from selfverify.core.policy_config import PolicyConfig, ServedModelConfig, is_served
 from selfverify.core.problem import Problem
+from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
 from selfverify.evaluation.breakdown import columns_of
-from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.held_out import HeldOut
-from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
-from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.evaluate import HeldOut, evaluate
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task

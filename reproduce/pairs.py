@@ -18,6 +18,7 @@ from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.breakdown import MOST_VALUES, Columns
 from selfverify.evaluation.metrics import SampleTable
+from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import (
     Statistic,
     auc_statistic,
@@ -26,7 +27,6 @@ from selfverify.evaluation.statistics import (
     on_all,
     percentile_interval,
 )
-from selfverify.evaluation.store import StoredSample
 from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier
 

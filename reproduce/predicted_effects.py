@@ -33,6 +33,7 @@ from reproduce.turn_keeping import TurnTable, breakeven_statistic, keeping, turn
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
 from selfverify.evaluation.metrics import SampleTable
+from selfverify.evaluation.samples import CORRECT_1, StoredSample, find_store, read_samples
 from selfverify.evaluation.statistics import (
     Statistic,
     bootstrap_interval,
@@ -40,7 +41,6 @@ from selfverify.evaluation.statistics import (
     on_all,
     ratio_statistic,
 )
-from selfverify.evaluation.store import CORRECT_1, StoredSample, find_store, read_samples
 from selfverify.objectives import (
     RewardShape,
     binary_end,

@@ -29,10 +29,10 @@ from reproduce.scripts import show, with_interval
 from reproduce.statistics import compare
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import differences, write_json
-from selfverify.evaluation.fuse import fusion_of_samples, with_fused
+from selfverify.evaluation.calibrate import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import SampleTable, statistics
+from selfverify.evaluation.samples import StoredSample, find_store, read_samples
 from selfverify.evaluation.statistics import draws, on_all
-from selfverify.evaluation.store import StoredSample, find_store, read_samples
 from selfverify.selection.calibration import Fusion
 from selfverify.selection.rules import Floats
 

@@ -22,8 +22,8 @@ from reproduce.scripts import show
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
 from selfverify.evaluation.metrics import SampleTable
+from selfverify.evaluation.samples import CORRECT_1, find_store, read_samples
 from selfverify.evaluation.statistics import bootstrap_interval, on_all, turn_statistics
-from selfverify.evaluation.store import CORRECT_1, find_store, read_samples
 from selfverify.reports.figures import PALETTE, STYLE
 
 PARTS = (

@@ -24,8 +24,8 @@ import typer
 from reproduce.scripts import named_folders, script
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import write_json
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.evaluation.statistics import seeds_interval
-from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import measure, recipe_task
 from selfverify.policy.policy import Policy

@@ -13,8 +13,8 @@ from reproduce.grid_file import BEFORE
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
 from selfverify.core.problem import Problem
-from selfverify.evaluation.held_out import HeldOut
-from selfverify.evaluation.store import CORRECT_1, STORES, StoredSample, find_store, read_samples
+from selfverify.evaluation.evaluate import HeldOut
+from selfverify.evaluation.samples import CORRECT_1, STORES, StoredSample, find_store, read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_json, read_metrics
 from selfverify.tasks.base import Task

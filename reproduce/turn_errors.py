@@ -25,8 +25,8 @@ from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
+from selfverify.evaluation.samples import StoredSample, StoredVerdict, find_store, read_samples
 from selfverify.evaluation.statistics import percentile_interval, pooled_draws, ratio_draws
-from selfverify.evaluation.store import StoredSample, StoredVerdict, find_store, read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task

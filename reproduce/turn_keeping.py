@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import by_problem
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.evaluation.statistics import Statistic, ratio, ratio_statistic
-from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.objectives import breakeven_gap
 from selfverify.selection.rules import Floats, number_keys
 

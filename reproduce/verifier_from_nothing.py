@@ -20,10 +20,9 @@ from reproduce.grid_results import MeasuredRun, pooled
 from reproduce.pairs import judge_samples
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
-from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.metrics import SampleTable, statistics
-from selfverify.evaluation.rule_scores import with_rule_scores
-from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.samples import StoredSample, read_samples, with_rule_scores
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

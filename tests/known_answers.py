@@ -9,7 +9,7 @@ from PIL import Image
 from samples import sample
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 
 Answers = list[list[tuple[str, float | None]]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.jsonl_store import open_journal
-from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.evaluation.samples import StoredProblem, StoredSample
 
 
 def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> StoredSample:

@@ -11,7 +11,7 @@ from tests.samples import sample, write_samples
 
 from reproduce import adapo as program
 from reproduce.grid_results import task_results
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 RECIPE = load_recipe("adapo-digits-check", ["evaluation.problems=4"])

@@ -18,7 +18,7 @@ from reproduce.stored_runs import run_sources
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.metrics import SampleTable, accuracy, summarise
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.registry import make_task
 
 PROBLEMS, SAMPLES = 20, 8

@@ -21,7 +21,7 @@ from reproduce.grid import StudyJob, run_study
 from reproduce.grid_file import load_study, plan
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError, FileError
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments import run as run_module
 from selfverify.experiments.recipe import load_recipe, to_yaml
 

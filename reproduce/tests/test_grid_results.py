@@ -24,9 +24,8 @@ from reproduce.grid_tables import (
 )
 from samples import sample
 from selfverify.core.errors import DataError
-from selfverify.evaluation.error_classes import MALFORMED
-from selfverify.evaluation.metrics import paired_difference
-from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.evaluation.metrics import MALFORMED, paired_difference
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
 from selfverify.reports.run_data import RunData
 

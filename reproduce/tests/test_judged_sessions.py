@@ -14,7 +14,7 @@ from selfverify.agents.judges.jury import RulesJudge
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 PHONE = PhoneAgentsConfig.model_validate({"text": "terse", "agent": {"first_screen": "given"}})

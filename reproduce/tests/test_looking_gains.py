@@ -19,8 +19,8 @@ from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_o
 from reproduce.looking_rows import RowOfSeed, gains, of_looks, of_samples, table_of
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import write_journal
-from selfverify.evaluation.looked import CappedConversation, CappedProblem, CappedStep
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
+from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep
 from selfverify.experiments.looks import capped_looks
 from selfverify.experiments.recipe import to_yaml
 from selfverify.policy.policy import Policy

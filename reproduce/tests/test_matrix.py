@@ -19,7 +19,7 @@ from reproduce.matrix_runs import run_matrix
 from reproduce.pairs import JudgedProblem, judge_samples, matrix
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

@@ -12,7 +12,7 @@ from tests.samples import sample, write_samples
 
 from reproduce import predicted_effects as program
 from selfverify.core.errors import DataError
-from selfverify.evaluation.store import StoredSample, StoredStep, StoredVerdict
+from selfverify.evaluation.samples import StoredSample, StoredStep, StoredVerdict
 
 
 def turn(number: int, key: str) -> StoredStep:

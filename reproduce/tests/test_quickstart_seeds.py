@@ -12,7 +12,7 @@ import pytest
 from tests.samples import sample, write_samples
 
 from reproduce import quickstart_seeds as program
-from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.samples import StoredSample, read_samples
 
 ERRORS = (None, "wrong sum", "digit not shown")
 

@@ -9,7 +9,7 @@ import pytest
 
 from reproduce.smartsnap_gains import RECIPE, SETS, figures_of, gain, kinds_of, models_of
 from selfverify.core.errors import ConfigError
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
 

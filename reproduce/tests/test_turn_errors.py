@@ -10,7 +10,7 @@ import pytest
 from tests.samples import sample, write_samples
 
 from reproduce import turn_errors as program
-from selfverify.evaluation.store import StoredSample, StoredStep, StoredVerdict
+from selfverify.evaluation.samples import StoredSample, StoredStep, StoredVerdict
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task

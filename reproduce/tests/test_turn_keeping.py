@@ -7,8 +7,8 @@ import pytest
 
 from reproduce.turn_keeping import TurnTable, breakeven_statistic, keeping, turn_rates
 from selfverify.core.errors import DataError
+from selfverify.evaluation.samples import StoredSample, StoredStep, StoredVerdict
 from selfverify.evaluation.statistics import on_all
-from selfverify.evaluation.store import StoredSample, StoredStep, StoredVerdict
 
 
 def turn(number: int, key: str | None, correct: bool) -> StoredStep:

@@ -22,7 +22,7 @@ from selfverify.connectors.process import ProcessSource
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory, valid_trajectories
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import HUNG

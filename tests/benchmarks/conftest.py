@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from tests.samples import sample
 
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

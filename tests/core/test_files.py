@@ -22,7 +22,7 @@ from selfverify.core.jsonl_store import JsonlStore
 from selfverify.data.conversations import write_conversations
 from selfverify.data.images import ImageRef, read_image
 from selfverify.data.rows import open_rows
-from selfverify.evaluation.steps import written_images
+from selfverify.evaluation.samples import written_images
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
 

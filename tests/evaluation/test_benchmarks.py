@@ -29,7 +29,7 @@ from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy

@@ -13,7 +13,7 @@ from known_answers import GROUNDED, Answers, grounding_rows, judged
 from samples import sample
 from selfverify.evaluation.breakdown import breakdown, choices, paired_metrics
 from selfverify.evaluation.metrics import SampleTable, curves, summarise
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.tasks.base import EVERY, Metric, Task
 from selfverify.tasks.digits import DigitsSum
 from selfverify.tasks.grounding import Grounding

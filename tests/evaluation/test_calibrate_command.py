@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from samples import sample, write_samples
 from selfverify.cli.main import app
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.selection.calibration import Calibration
 
 

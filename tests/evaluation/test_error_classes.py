@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from samples import sample
-from selfverify.evaluation.error_classes import MALFORMED, NOT_STORED, tabulate_errors
-from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.metrics import MALFORMED, NOT_STORED, summarise, tabulate_errors
+from selfverify.evaluation.samples import StoredSample
 
 BLIND = [
     sample("p0", 0, True, 0.9, logprob=-1.0),

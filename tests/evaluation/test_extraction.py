@@ -21,7 +21,7 @@ from selfverify.evaluation.extraction import (
     read_again,
     stands_in,
 )
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.policy.decoding import Sample as Drawn
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
-from selfverify.evaluation.calibrate import calibrate
-from selfverify.evaluation.fuse import fit_fusion, fusion_of_samples, with_fused
+from selfverify.evaluation.calibrate import calibrate, fit_fusion, fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.selection.calibration import Calibration, Fusion
 
 

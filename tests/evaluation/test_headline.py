@@ -14,8 +14,8 @@ from tests.samples import sample
 
 from selfverify.evaluation.headline import MOST, WIDEST, Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference, summarise
-from selfverify.evaluation.stop_outcomes import compared
-from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.evaluation.samples import StoredSample, StoredStep
+from selfverify.evaluation.visual_metrics import compared
 
 Summary = dict[str, Any]
 

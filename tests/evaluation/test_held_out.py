@@ -11,7 +11,7 @@ from data_files import base64_png, png, write_jsonl
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 

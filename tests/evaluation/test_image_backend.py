@@ -12,7 +12,7 @@ from selfverify import Policy, make_task
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 
 CONFIG = EvaluationConfig(problems=1, samples=1)
 

@@ -13,9 +13,14 @@ from tests.sampled_threads import drawn, sampled_threads
 
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.evaluation.looked import CappedProblem, run_to_cap
-from selfverify.evaluation.looked_arrays import as_arrays
-from selfverify.evaluation.stop_outcomes import always, oracle, self_stop
+from selfverify.evaluation.visual_metrics import (
+    CappedProblem,
+    always,
+    as_arrays,
+    oracle,
+    run_to_cap,
+    self_stop,
+)
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy

@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from selected import majority_weights, weighted_weights
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable, accuracy, curves, paired_difference, summarise
+from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import (
     auc_statistic,
     average_precision_statistic,
@@ -20,7 +21,6 @@ from selfverify.evaluation.statistics import (
     spread,
     within_problem_auc,
 )
-from selfverify.evaluation.store import StoredSample
 from selfverify.selection.rules import (
     Candidates,
     best_of_majority_weights,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfverify.evaluation.reliability import augrc, aurc, brier, ece, reliability, risk_coverage
+from selfverify.evaluation.metrics import augrc, aurc, brier, ece, reliability, risk_coverage
 
 NAN = float("nan")
 

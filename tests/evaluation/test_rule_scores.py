@@ -7,7 +7,7 @@ from tests.samples import sample
 
 from selfverify.core.problem import Problem
 from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.rule_scores import with_rule_scores
+from selfverify.evaluation.samples import with_rule_scores
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task
 

@@ -13,9 +13,9 @@ from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.policy_config import PolicyConfig
+from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
-from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.experiments.data_filter import Filter
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy

@@ -16,10 +16,9 @@ from selfverify.core.config import EvaluationConfig
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
+from selfverify.evaluation.answerers import ServerAnswerer
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.served_answerer import ServerAnswerer
-from selfverify.evaluation.store import StoredSample, read_samples
-from selfverify.evaluation.talk_figures import mean_time, timing_file
+from selfverify.evaluation.samples import StoredSample, mean_time, read_samples, timing_file
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task, Verdict, judge_integer, user_turn
 from selfverify.tasks.tool_calls import ToolError, tool

@@ -20,8 +20,14 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.data.images import read_image
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import StoredSample, StoredVerdict, read_samples
-from selfverify.evaluation.talk_figures import PHASES, mean_time, timing_file
+from selfverify.evaluation.samples import (
+    PHASES,
+    StoredSample,
+    StoredVerdict,
+    mean_time,
+    read_samples,
+    timing_file,
+)
 from selfverify.experiments.registry import TASKS
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_report

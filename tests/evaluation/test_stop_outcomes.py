@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfverify.core.errors import ConfigError
-from selfverify.evaluation.looked_arrays import CappedArrays
-from selfverify.evaluation.stop_outcomes import (
+from selfverify.evaluation.visual_metrics import (
+    CappedArrays,
     StopOutcome,
     always,
     compared,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from samples import sample, write_samples
 from selfverify.core.errors import DataError
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from selfverify.core import ranks
-from selfverify.evaluation.sweep import ResumableBatches
+from selfverify.evaluation.samples import ResumableBatches
 
 
 @dataclass(frozen=True)

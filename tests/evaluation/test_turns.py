@@ -6,7 +6,7 @@ import pytest
 
 from samples import sample
 from selfverify.evaluation.metrics import paired_difference, summarise
-from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 
 
 def turned(problem: int, number: int, first: int | None, second: int) -> StoredSample:

@@ -18,7 +18,7 @@ from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConf
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.collect import collect
 from selfverify.experiments.conversation_export import export_conversations
 from selfverify.experiments.reanswer import reanswer

@@ -24,7 +24,7 @@ from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.atif_samples import read_exported
-from selfverify.evaluation.store import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
+from selfverify.evaluation.samples import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
 from selfverify.experiments.data_export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS
 from selfverify.rollouts.atif import read_atif, rollout_from_atif

@@ -8,7 +8,7 @@ import pytest
 
 import vllm_standin
 from selfverify.core.errors import ConfigError
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.data_filter import Filter
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe

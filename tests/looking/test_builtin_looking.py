@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfverify.core.config import EvaluationConfig
-from selfverify.evaluation.looked import run_to_cap
+from selfverify.evaluation.visual_metrics import run_to_cap
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.visual.digits_far import DigitsFar

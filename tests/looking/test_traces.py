@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.experiments.looks.looks_recipe import trace
 
-from selfverify.evaluation.steps import IMAGES
+from selfverify.evaluation.samples import IMAGES
 from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
 
 

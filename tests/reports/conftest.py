@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from samples import write_samples
 from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 
 
 def _samples(problems, accuracy, separation, seed):

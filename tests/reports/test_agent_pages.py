@@ -22,8 +22,8 @@ from browser import look, missing, open_browser
 from samples import write_samples
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
-from selfverify.evaluation.shown_problems import shown_entry
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.evaluate import shown_entry
+from selfverify.evaluation.samples import StoredSample
 from selfverify.reports.agent_film import agent_film
 from selfverify.reports.film_strip import Drawings, Pictures, embedded
 from selfverify.reports.report import write_report

@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 
 from browser import DESKTOP, PHONE, look, missing, open_browser
 from samples import sample, write_samples
-from selfverify.evaluation.store import StoredStep, StoredVerdict
+from selfverify.evaluation.samples import StoredStep, StoredVerdict
 from selfverify.reports.report import write_report
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")

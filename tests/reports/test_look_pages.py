@@ -18,8 +18,7 @@ from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, content_parts
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.steps import IMAGES, written_images
-from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
 from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherConfig

@@ -12,8 +12,7 @@ from PIL import Image
 import samples as made
 from samples import write_samples
 from selfverify.core.errors import DataError
-from selfverify.evaluation.store import StoredStep, read_samples
-from selfverify.evaluation.talk_figures import note_time
+from selfverify.evaluation.samples import StoredStep, note_time, read_samples
 from selfverify.reports.figures import running_mean
 from selfverify.reports.gallery import gallery
 from selfverify.reports.report import write_overview, write_report

@@ -16,7 +16,7 @@ from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of, turns_by_category
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.metrics import SampleTable, summarise
-from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.reports.figures import PALETTE, Bubble, draw_bubbles

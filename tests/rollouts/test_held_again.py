@@ -16,7 +16,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import roll_out
 from selfverify.tasks.base import Task, Verdict

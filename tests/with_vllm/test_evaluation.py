@@ -12,7 +12,7 @@ from reproduce.matrix import app as matrix
 from reproduce.pairs import JudgedProblem
 from selfverify.cli.main import app
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.store import StoredSample, find_store, read_samples
+from selfverify.evaluation.samples import StoredSample, find_store, read_samples
 from with_vllm.conftest import Serving
 from with_vllm.test_colocated import colocated
 

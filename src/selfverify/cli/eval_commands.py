@@ -133,7 +133,7 @@ def _calibrate(samples: Path, settings: EvaluateConfig, as_json: bool) -> None:
     if output is None:
         raise ConfigError("--calibrate: say with --output FILE where the calibration is written")
     from selfverify.evaluation.calibrate import calibrate as fit
-    from selfverify.evaluation.store import find_store, read_samples
+    from selfverify.evaluation.samples import find_store, read_samples
     from selfverify.selection.calibration import CALIBRATION_FILE
 
     sampled, stored = read_samples(find_store(samples))

@@ -85,7 +85,7 @@ def export(
 
 def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
     """Write one file of conversations for fine-tuning."""
-    from selfverify.evaluation.store import find_store
+    from selfverify.evaluation.samples import find_store
     from selfverify.experiments.conversation_export import export_conversations
 
     if settings.rollouts or settings.only:

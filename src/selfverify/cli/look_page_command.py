@@ -27,7 +27,7 @@ def page(
 
     Example: `selfverify visual page looks --output looks.html`
     """
-    from selfverify.evaluation.steps import IMAGES
+    from selfverify.evaluation.samples import IMAGES
     from selfverify.experiments.looks.looks_folder import all_traces
     from selfverify.reports.look_page import write_look_page
 

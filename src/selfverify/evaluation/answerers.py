@@ -1,25 +1,41 @@
-"""Who answers the problems of an evaluation or a filter: a policy here, or a model behind a server."""
+"""A policy or a server as what is measured.
+
+Who answers the problems of an evaluation or a filter: a policy here, or a model behind a server.
+
+A model behind an OpenAI-compatible server answers the problems of an evaluation or a filter.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
+from selfverify.core.errors import ConfigError
 from selfverify.core.jsonl_store import Row
+from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.problem import Problem
-from selfverify.evaluation.extraction import Extractor, make_extractor
-from selfverify.evaluation.sweep import ResumableBatches
-from selfverify.evaluation.talk_figures import note_time
+from selfverify.core.tags import SCORE_TAG
+from selfverify.core.trajectory import Group
+from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor, make_extractor
+from selfverify.evaluation.samples import ResumableBatches, note_time
 from selfverify.policy.encoding import Encoder
+from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout, roll_out
+from selfverify.rollouts.rollout import OpenEpisode, Rollout, opening, roll_out
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:
+    from selfverify.core.config import RolloutLimits
+
 
 T = TypeVar("T")
 
@@ -135,3 +151,114 @@ class PolicyAnswerer(Answerer):
             return make_rows([*asked.problems], rollout)
 
         sweep.store(ranks.everywhere(made))
+
+
+class ServerAnswerer(Answerer):
+    """Asks a server. Each problem is stored as soon as all its answers are there.
+
+    What `Answerer.weights` says is the model's address: nobody here sees whether the server's weights change.
+
+    Args:
+        config: Its ``path`` is ``URL#MODEL``; ``server`` says how it is asked.
+
+    Raises:
+        ConfigError: The path is none of a server, several processes were started, or what asks servers is not
+            installed.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        from selfverify.clients.openai_client import ModelOnServer
+
+        if not is_served(config.path):
+            raise ConfigError(f"policy.path={config.path}: a model behind a server is given as URL#MODEL")
+        if ranks.count() > 1:
+            raise ConfigError(f"policy.path={config.path}: one process asks a server; start it alone")
+        self.config, how = config, config.server
+        self._like: Loaded | None = None
+        self.served = ModelOnServer.of(config.path, "policy.path", how.timeout_s, how.tries)
+
+    def check(self, config: EvaluationConfig) -> None:
+        """See `Answerer`: a server does not say which score is the likeliest."""
+        if config.score == "greedy":
+            raise ConfigError(
+                "evaluation.score=greedy cannot be read from a server; say soft (it needs the probabilities "
+                "of tokens) or sampled"
+            )
+
+    def introduce(self, task: Task) -> None:
+        """See `Answerer`. A task's judge that is the policy itself has nobody to ask."""
+        if task.writes_places or self.config.server.like is not None:
+            task.set_coordinate_space(self.space)
+
+    def weights(self) -> str:
+        """See `Answerer`: the address."""
+        return self.served.address
+
+    def extractor(self, path: str) -> Extractor:
+        """See `Answerer`: a model of this library."""
+        if path == SELF:
+            raise ConfigError("evaluation.extractor=self: a served model reads nothing again; name a model")
+        return PolicyExtractor(Policy.load(self.config.for_model(path)), path)
+
+    def answer(
+        self,
+        asked: AskedProblems,
+        sweep: ResumableBatches[Row],
+        make_rows: MakeRows[Row],
+        begin: OpenEpisode | None = None,
+        limits: RolloutLimits | None = None,
+    ) -> None:
+        """See `Answerer`. Problems that have a row are not asked again.
+
+        Args:
+            asked: What is asked.
+            sweep: Gets the rows.
+            make_rows: Makes them.
+            begin: Begins each conversation, in place of what ``asked`` says.
+            limits: As of ``begin``.
+        """
+        from selfverify.rollouts.server_sampler import ServerRollouts
+
+        left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
+        indices = [*left]
+        if begin is None:
+            begin, limits = opening(asked.task, asked.second_turn)
+
+        turns = (limits or asked.task.limits).turns
+
+        def keep(place: int, group: Group, again: Counter[int], seconds: dict[str, float]) -> None:
+            if asked.store is not None and turns > 1:
+                note_time(asked.store, len(group.trajectories), seconds)
+            held_again = Counter({(0, number): count for number, count in again.items()})
+            sweep.store(make_rows([indices[place]], Rollout([], [group], held_again=held_again)))
+
+        at_once = self.config.server.concurrent
+        scores = asked.scores and SCORE_TAG in asked.task.tags
+        rollouts = ServerRollouts(
+            self.served, asked.task, asked.sampling, at_once, begin, limits, asked.retries, scores
+        )
+        rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
+
+    def space(self, size: tuple[int, int]) -> tuple[int, int]:
+        """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
+
+        Raises:
+            ConfigError: It names none.
+        """
+        like = self.config.server.like
+        if like is None:
+            raise ConfigError(
+                "this task has places in images, and families of models write them in different units: name "
+                "a model of the served one's family with policy.server.like=FOLDER_OR_ID"
+            )
+        if self._like is None:
+            with torch.device("meta"):
+                config = self.config.model_copy(update={"path": like, "device": "meta"})
+                self._like = load_structure(config)
+        loaded = self._like
+        return loaded.family.coordinate_space(loaded.model, loaded.image_processor, size)
+
+
+def make_answerer(config: PolicyConfig) -> Policy | ServerAnswerer:
+    """Load a policy, or make what asks the server that the path names."""
+    return ServerAnswerer(config) if is_served(config.path) else Policy.load(config)

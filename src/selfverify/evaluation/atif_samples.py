@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from selfverify.core.errors import DataError
 from selfverify.core.jsonl_store import STRICT
-from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify.rollouts.atif import (
     OURS,
     VERSION,

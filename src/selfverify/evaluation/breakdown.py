@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from selfverify.core.problem import Problem
 from selfverify.evaluation.metrics import HEADLINE, SampleTable
+from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.evaluation.statistics import (
     Statistic,
     bootstrap_interval,
@@ -23,7 +24,6 @@ from selfverify.evaluation.statistics import (
     ratio_statistic,
     transitions,
 )
-from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.selection.rules import Floats, box_iou
 from selfverify.selection.strategies import STRATEGIES, Strategy, blocks, mixtures
 from selfverify.tasks.base import EVERY, Metric, Task

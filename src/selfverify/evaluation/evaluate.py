@@ -1,34 +1,184 @@
-"""Sample a policy on held-out problems, store every sample once, and summarise what is stored."""
+"""Evaluate(): sample, store, summarise.
+
+Sample a policy on held-out problems, store every sample once, and summarise what is stored.
+
+The problems of an evaluation: how many there are, and what becomes of those that cannot be used.
+
+Writing down the problems that a report shows: their images, questions and targets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from selfverify.core import ranks
-from selfverify.core.config import EvaluationConfig
+from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
+from selfverify.core.files import make_folder, naming, write_json
+from selfverify.core.images import to_rgb
+from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, PolicyAnswerer
 from selfverify.evaluation.breakdown import breakdown
+from selfverify.evaluation.calibrate import with_fused
 from selfverify.evaluation.extraction import Extractor, read_again
-from selfverify.evaluation.fuse import with_fused
-from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of, target_boxes
 from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.rule_scores import with_rule_scores
-from selfverify.evaluation.steps import stored_steps
-from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
-from selfverify.evaluation.sweep import Progress, ResumableBatches
-from selfverify.evaluation.talk_figures import TOOL_COUNTS
+from selfverify.evaluation.samples import (
+    CORRECT_1,
+    TOOL_COUNTS,
+    Progress,
+    ResumableBatches,
+    StoredProblem,
+    StoredSample,
+    make_problems,
+    stored_steps,
+    with_rule_scores,
+)
+from selfverify.policy.encoding import Encoder
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.selection.calibration import Fusion
-from selfverify.tasks.base import Task, Verdict
+from selfverify.tasks.base import NotCounted, Task, Verdict
 from selfverify.visual.episode import STEPS
 from selfverify.visual.tools.gallery import CROP_HIT
+
+logger = logging.getLogger(__name__)
+
+NAMED = 10
+"""A summary lists at most so many reasons."""
+
+
+def measured_with(
+    weights: str,
+    task: Task,
+    config: EvaluationConfig,
+    max_new_tokens: int,
+    more: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """All that decides what an evaluation stores; a store goes on with the same alone.
+
+    Args:
+        weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
+        task: Its options count, too.
+        config: What changes nothing that is stored is left out.
+        max_new_tokens: Length limit of a response.
+        more: What else decides it; its entries come last.
+    """
+    return {
+        "task": task.name,
+        "task_options": task.config.model_dump(mode="json"),
+        "max_new_tokens": max_new_tokens,
+        "weights": weights,
+        **config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
+        **(more or {}),
+    }
+
+
+def sampling_of(
+    config: EvaluationConfig, max_new_tokens: int, engine: Literal["own", "vllm"] = "own"
+) -> SamplingConfig:
+    """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
+    return SamplingConfig(
+        group_size=config.samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_new_tokens=max_new_tokens,
+        engine=engine,
+    )
+
+
+class HeldOut:
+    """The problems of `EvaluationConfig.split`, by index.
+
+    Args:
+        task: Makes the problems.
+        config: How many problems there are, and what to do about broken ones.
+
+    Raises:
+        ConfigError: The configuration asks for all problems of a task whose problems never end.
+    """
+
+    def __init__(self, task: Task, config: EvaluationConfig) -> None:
+        self.task, self.config = task, config
+        known = task.count(config.split)
+        if known is None and config.problems is None:
+            raise ConfigError(
+                f"task {task.name} makes problems without end: set evaluation.problems to a number"
+            )
+        self.total: int = min(n for n in (known, config.problems) if n is not None)
+        """The number of indices. Some may be of problems that cannot be used."""
+        self._made: dict[int, Problem] = {}
+        self._broken: dict[int, str] = {}
+        self._not_counted: set[int] = set()
+
+    def make(self, indices: Iterable[int], encoder: Encoder | None = None) -> dict[int, Problem]:
+        """Make the problems with these indices; returns those that can be used.
+
+        A problem cannot be used if it cannot be made, if the task's scoring does not count it, or if the
+        ``encoder`` cannot encode it.
+
+        Raises:
+            DataError: A problem cannot be used, and `EvaluationConfig.on_bad` is ``refuse``.
+        """
+        problems, unusable = make_problems(self.task, self.config.split, 0, indices, encoder)
+        # Without their images: those of a whole benchmark may not fit into memory.
+        self._made |= {index: replace(problem, images=[]) for index, problem in problems.items()}
+        for index, error in unusable.items():
+            if isinstance(error, NotCounted):
+                self._not_counted.add(index)
+            elif self.config.on_bad == "refuse":
+                raise error
+            elif index not in self._broken:
+                self._broken[index] = str(error)
+                name = f"{self.task.name}/{self.config.split}#{index}"
+                message = f"a problem is left out: {error}"
+                note(logger, "problem_skipped", message, problem=name, reason=str(error))
+        return problems
+
+    def share(self) -> None:
+        """Tell all processes what each of them has made and left out. All processes have to call this."""
+        for made, broken, not_counted in ranks.gather((self._made, self._broken, self._not_counted)):
+            self._made |= made
+            self._broken |= broken
+            self._not_counted |= not_counted
+
+    def known(self, indices: Iterable[int]) -> dict[int, Problem]:
+        """Return the problems with these indices that some process has made, without their images."""
+        return {index: self._made[index] for index in indices if index in self._made}
+
+    def left_out(self) -> dict[str, Any]:
+        """Count what was left out: ``{"left_out": {"rows", "problems", "not_counted", "reasons"}}``.
+
+        ``rows`` counts rows of the data file that make no problem, ``problems`` counts problems that cannot
+        be made or encoded, and ``not_counted`` those that the task's scoring does not count. The result is
+        empty if nothing was left out.
+        """
+        rows = self.task.broken(self.config.split)
+        counts = {"rows": len(rows), "problems": len(self._broken), "not_counted": len(self._not_counted)}
+        if not any(counts.values()):
+            return {}
+        reasons = [*rows, *(self._broken[index] for index in sorted(self._broken))]
+        return {"left_out": {**counts, "reasons": reasons[:NAMED]}}
+
+    def why(self) -> str:
+        """Say in a sentence why no problem is left."""
+        if self._broken:
+            first = self._broken[min(self._broken)]
+            return f"none of {len(self._broken)} problems can be used; the first: {first}"
+        return f"task {self.task.name} counts none of {len(self._not_counted)} problems"
+
+
+def target_boxes(task: Task, problems: Iterable[Problem]) -> dict[str, Any] | None:
+    """Return the true boxes by problem id; None for a task whose answers are no boxes."""
+    return {problem.id: problem.target for problem in problems} if task.kind == "continuous" else None
+
 
 IMAGE_BACKEND = "image_backend"
 """The setting that names what prepares images (`Policy.image_backend`)."""
@@ -52,7 +202,7 @@ def evaluate(
     With a ``second_turn`` all figures are about the second answers, and a table ``turns`` is added. Where
     problems have ``meta["categories"]`` (lists of values by column), a table ``turns_by_category`` is added.
     `selfverify.evaluation.breakdown` adds the task's own figures and those by category, and
-    `selfverify.evaluation.error_classes` a table ``errors`` where the task names classes of error.
+    `selfverify.evaluation.metrics` a table ``errors`` where the task names classes of error.
     ``left_out`` counts problems that could not be evaluated, if there were any.
 
     Args:
@@ -212,3 +362,40 @@ def _summary(
             "evaluation.score=sampled counts the written ones, from the same samples"
         )
     return summary
+
+
+def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int) -> None:
+    """Write the first ``count`` problems of a split into ``folder``, for the report."""
+    make_folder(folder)
+    entries = []
+    made = HeldOut(task, config)
+    for index, problem in made.make(range(min(count, made.total))).items():
+        name = f"{index:05d}.png"
+        if problem.images:
+            with naming(folder / name):
+                to_rgb(problem.images[0]).save(folder / name)  # PNG knows no CMYK
+        entries.append(shown_entry(task, problem, name))
+    write_json(folder / "problems.json", entries)
+
+
+def shown_entry(task: Task, problem: Problem, image: str) -> dict[str, Any]:
+    """Return what is shown of a problem, whose image, where it has one, is called ``image``."""
+    entry = {
+        "id": problem.id,
+        "question": problem.meta.get("question", ""),
+        "target": problem.target,
+        "image": image if problem.images else None,
+    }
+    if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
+        # Answers are places: the size that their coordinates refer to, and outlines of what is meant.
+        entry["frame"] = problem.meta.get("screen") or problem.images[0].size
+        entry["regions"] = [
+            *problem.meta.get("polygons", ()),
+            *map(_corners, problem.meta.get("ui_boxes", ())),
+        ]
+    return entry
+
+
+def _corners(box: Sequence[float]) -> list[list[float]]:
+    x1, y1, x2, y2 = box
+    return [[x1, y1], [x2, y1], [x2, y2], [x1, y2]]

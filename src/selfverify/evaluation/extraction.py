@@ -18,7 +18,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
 from selfverify.core.trajectory import Group, Segment, Trajectory
-from selfverify.evaluation.store import CORRECT_1
+from selfverify.evaluation.samples import CORRECT_1
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task, Verdict, user_turn

@@ -140,7 +140,7 @@ def headline(
 
     Args:
         after: A summary (`selfverify.evaluation.evaluate`), or what rules that end looking come to
-            (`selfverify.evaluation.stop_outcomes`).
+            (`selfverify.evaluation.visual_metrics`).
         before: The summary before training. Without it there is one column of values, with their intervals.
         changes: The differences between the two, with intervals (`evaluation.statistics.paired`), by the
             figures' names in summaries.

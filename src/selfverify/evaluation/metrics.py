@@ -1,31 +1,43 @@
-"""A sample set as arrays, and its metrics: how right answers are, how well judged, what choosing gains.
+"""Pass@1, maj@N, best@N, AUC, AP, ECE with intervals.
+
+A sample set as arrays, and its metrics: how right answers are, how well judged, what choosing gains.
 
 Everything is computed from stored samples, G per problem. Answers without a readable score take no part in
 the verification metrics (AUC, AP, mean, spread); in best-of-N they lose to every answer with a score. A
 metric that cannot be measured (a single class, no scores) is None, never NaN.
+
+Whether confidences mean what they say, and what abstaining by them would gain.
+
+All functions take confidences and verdicts of any one shape; answers without a confidence (NaN) take no part.
+Within-problem AUC is about choosing and not about abstaining; it is in `selfverify.evaluation.statistics`.
+
+Figures by class of error: how often answers err in a way that a task names, and whether scores see it.
+
+A task names the classes of its wrong answers (`Task.errors`) and puts each into one (`Verdict.error`). A
+verifier that tells right answers from wrong ones well may still be blind to one class: that shows only when
+right answers are compared with that class alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.error_classes import (
-    ERRORS,
-    ErrorClasses,
-    error_classes,
-    error_statistics,
-    error_table,
+from selfverify.evaluation.samples import (
+    CORRECT_1,
+    DECODINGS,
+    TEXT_RULES,
+    TOOL_COUNTS,
+    StoredSample,
+    talk_figures,
 )
-from selfverify.evaluation.reliability import reliability
-from selfverify.evaluation.rule_scores import TEXT_RULES
 from selfverify.evaluation.statistics import (
     Statistic,
     auc_statistic,
@@ -40,11 +52,225 @@ from selfverify.evaluation.statistics import (
     turn_statistics,
     within_problem_auc,
 )
-from selfverify.evaluation.store import CORRECT_1, DECODINGS, StoredSample
-from selfverify.evaluation.talk_figures import TOOL_COUNTS, talk_figures
 from selfverify.selection.calibration import FUSED
 from selfverify.selection.rules import Candidates, Floats, box_array, number_keys
 from selfverify.selection.strategies import STRATEGIES, expected_correctness, find_strategy
+
+
+def brier(confidence: ArrayLike, correct: ArrayLike) -> float | None:
+    """Mean squared difference of confidence and verdict: 0 is perfect, a constant one half gives 1/4."""
+    values, labels = _known(confidence, correct)
+    return float(((values - labels) ** 2).mean()) if len(values) else None
+
+
+def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float | None:
+    """Expected calibration error over ``bins`` bins of equal mass.
+
+    The mean over answers of |accuracy - mean confidence| of the bin they fall in. Bins are cut from the
+    sorted confidences; equal confidences share the bin that the middle one of them falls into.
+    """
+    values, labels = _known(confidence, correct)
+    if not len(values):
+        return None
+    order = np.argsort(values, kind="stable")
+    values, labels = values[order], labels[order]
+    position = np.arange(len(values)) * min(bins, len(values)) // len(values)
+    _, first, group, many = np.unique(values, return_index=True, return_inverse=True, return_counts=True)
+    bin_of = position[first + (many - 1) // 2][group]
+    count = np.bincount(bin_of, minlength=bins)
+    gap = np.bincount(bin_of, values, bins) - np.bincount(bin_of, labels, bins)
+    return float(np.abs(gap).sum() / count.sum())
+
+
+def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Floats]:
+    """Return coverage k/n and selective risk ``[n]`` when only the k most confident answers are given.
+
+    Equal confidences come in random order; the risk is the expected one.
+    """
+    values, labels = _known(confidence, correct)
+    wrong = 1.0 - labels
+    order = np.argsort(-values, kind="stable")
+    ranked, wrong = values[order], wrong[order]
+    _, group = np.unique(-ranked, return_inverse=True)
+    expected = (
+        (np.bincount(group, wrong) / np.maximum(np.bincount(group), 1))[group] if len(ranked) else wrong
+    )
+    count = np.arange(1, len(ranked) + 1)
+    return count / max(len(ranked), 1), np.cumsum(expected) / count
+
+
+def aurc(confidence: ArrayLike, correct: ArrayLike) -> float | None:
+    """Area under the risk-coverage curve: mean selective risk over all coverages; lower is better."""
+    _, risk = risk_coverage(confidence, correct)
+    return float(risk.mean()) if len(risk) else None
+
+
+def augrc(confidence: ArrayLike, correct: ArrayLike) -> float | None:
+    """Area under the generalised risk-coverage curve (arXiv:2407.01032): mean of coverage times risk.
+
+    The generalised risk at a coverage is the share of *all* answers that are given and wrong, so that a few
+    confident mistakes do not weigh on every coverage as they do in `aurc`. Lower is better, at most 1/2.
+    """
+    coverage, risk = risk_coverage(confidence, correct)
+    if not len(risk):
+        return None
+    joint = np.concatenate([[0.0], coverage * risk])
+    return float(((joint[1:] + joint[:-1]) / 2).mean())
+
+
+def reliability(confidence: ArrayLike, correct: ArrayLike) -> dict[str, float | None]:
+    """Return ``ece``, ``brier``, ``aurc`` and ``augrc`` by name."""
+    return {f.__name__: f(confidence, correct) for f in (ece, brier, aurc, augrc)}
+
+
+def _known(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Floats]:
+    values = np.ravel(np.asarray(confidence, dtype=np.float64))
+    labels = (np.ravel(np.asarray(correct, dtype=np.float64)) > 0.5).astype(np.float64)
+    if values.shape != labels.shape:
+        raise ValueError(f"{len(values)} confidences for {len(labels)} verdicts")
+    known = ~np.isnan(values)
+    return values[known], labels[known]
+
+
+MALFORMED = "malformed"
+"""The class of answers that cannot be read, in every task that names classes."""
+ERRORS = "errors"
+"""The table of a summary that has these figures, and the beginning of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorClasses:
+    """Which of the samples ``[P, G]`` err in which way.
+
+    Args:
+        masks: The samples of each class; empty where there are no classes.
+        without: How many answers are wrong and readable and have no class.
+    """
+
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    without: int = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether answers were stored without their classes: some are wrong, and not one has a class."""
+        return self.without > 0 and not any(mask.any() for n, mask in self.masks.items() if n != MALFORMED)
+
+
+def error_classes(rows: Sequence[Sequence[StoredSample]], named: Sequence[str] = ()) -> ErrorClasses:
+    """Return the samples of each class: those that the task has named, in its order, and `MALFORMED`.
+
+    Classes that samples have and the task has not named follow. There are none where neither the task nor a
+    sample names a class. An answer that could not be judged has none.
+    """
+    found = {s.error for row in rows for s in row if s.error}
+    if not named and not found:
+        return ErrorClasses()
+
+    def of(sample: StoredSample) -> str | None:
+        unread = sample.answer is None and not sample.correct and sample.finish != Finish.ERROR
+        return sample.error or (MALFORMED if unread else None)
+
+    own = np.array([[of(sample) or "" for sample in row] for row in rows])
+    wrong = np.array([[not s.correct and s.finish != Finish.ERROR for s in row] for row in rows])
+    masks = {name: own == name for name in dict.fromkeys([*named, *sorted(found), MALFORMED])}
+    return ErrorClasses(masks, int((wrong & (own == "")).sum()))
+
+
+def error_statistics(
+    classes: ErrorClasses, correct: Floats, score: Floats, logprob: Floats
+) -> dict[str, Statistic]:
+    """Return the figures of each class, named ``errors.CLASS.FIGURE``, as functions of problem weights.
+
+    ``share`` is the share of all answers. ``within_problem_auc`` and ``auc`` compare right answers with the
+    class alone, in the same problem and over all. ``logprob_within_problem_auc`` is what the answer's mean
+    log-probability reaches without having been taught. Where the classes were not stored, shares are unknown.
+
+    Args:
+        classes: The classes.
+        correct: ``[P, G]`` in {0, 1}.
+        score: ``[P, G]``; NaN where a sample has no score.
+        logprob: ``[P, G]``, likewise.
+    """
+    found: dict[str, Statistic] = {}
+    for name, mask in classes.masks.items():
+        share = np.where(classes.lost and name != MALFORMED, np.nan, row_mean(mask))
+        compared = mask | (correct > 0.5)
+        own, free = (np.where(compared, values, np.nan) for values in (score, logprob))
+        found |= {
+            f"{ERRORS}.{name}.share": mean_statistic(share),
+            f"{ERRORS}.{name}.within_problem_auc": mean_statistic(within_problem_auc(own, correct)),
+            f"{ERRORS}.{name}.auc": auc_statistic(own, correct),
+            f"{ERRORS}.{name}.logprob_within_problem_auc": mean_statistic(within_problem_auc(free, correct)),
+        }
+    return found
+
+
+def error_table(
+    classes: ErrorClasses, correct: Floats, values: Mapping[str, float | None]
+) -> dict[str, dict[str, Any]]:
+    """Return each class's figures, how many ``answers`` it has, and why figures are ``missing``.
+
+    Args:
+        classes: The classes.
+        correct: ``[P, G]`` in {0, 1}.
+        values: The figures by the names of `error_statistics`; None where undefined.
+    """
+    table = {}
+    for name, mask in classes.masks.items():
+        start, lost = f"{ERRORS}.{name}.", classes.lost and name != MALFORMED
+        own = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+        lacking = [figure for figure, value in own.items() if value is None]
+        why = NOT_STORED.format(count=classes.without) if lost else _why(mask, correct)
+        table[name] = {
+            "answers": None if lost else int(mask.sum()),
+            **own,
+            **({MISSING: why} if lacking else {}),
+        }
+    return table
+
+
+NOT_STORED = (
+    "{count} wrong answers were stored without their class, by another version: delete them, evaluate again"
+)
+"""Why nothing is known of a class that samples of another version do not have."""
+
+
+def _why(mask: NDArray[np.bool_], correct: Floats) -> str:
+    """Why right answers and those of a class cannot be compared."""
+    if not mask.any():
+        return "no answer is of this class"
+    if not (correct > 0.5).any():
+        return "no answer is right"
+    return "no problem has a right answer and one of this class that both have a score"
+
+
+MISSING = "missing"
+"""The reason why a class lacks figures."""
+
+COLUMNS = {
+    "answers": "Answers",
+    "share": "Share of all",
+    "within_problem_auc": "AUC within a problem",
+    "auc": "AUC",
+    "logprob_within_problem_auc": "The log-prob's within a problem",
+    MISSING: "Why figures are missing",
+}
+"""The columns of a table for people, and their titles."""
+
+
+def tabulate_errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for people for each class: its name as ``error``, and `COLUMNS` where any row has one.
+
+    A column that no class has a figure in, as those of scores where a task has none, is left out, and no row
+    says why it lacks it.
+    """
+    table: Mapping[str, Mapping[str, Any]] = summary.get(ERRORS) or {}
+    figures = [name for name in COLUMNS if name != MISSING]
+    kept = [name for name in figures if any(row.get(name) is not None for row in table.values())]
+    rows = {name: {"error": name, **{key: row.get(key) for key in kept}} for name, row in table.items()}
+    why = {name: table[name].get(MISSING) for name, row in rows.items() if None in row.values()}
+    return [row | ({MISSING: why.get(name)} if any(why.values()) else {}) for name, row in rows.items()]
+
 
 Boxes = Mapping[str, Sequence[float]]
 """The true boxes by problem id."""
@@ -233,10 +459,10 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
     ``sampled.*``, or ``soft.*``, is of the `other_reading` of scores.
-    ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.fuse`), and so are
-    ``text_rule.*`` and ``text_rule_read.*`` (`selfverify.evaluation.rule_scores`).
+    ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.calibrate`), and so
+    are ``text_rule.*`` and ``text_rule_read.*`` (`selfverify.evaluation.samples`).
     ``errors.*`` is there where samples, or the task, have classes of error
-    (`selfverify.evaluation.error_classes`).
+    (`selfverify.evaluation.metrics`).
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]

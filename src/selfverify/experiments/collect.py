@@ -12,7 +12,7 @@ from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.data.conversations import check_output, journal_of, write_conversations
-from selfverify.evaluation.sweep import Progress
+from selfverify.evaluation.samples import Progress
 from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task

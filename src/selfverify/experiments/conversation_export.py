@@ -11,7 +11,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.conversations import check_output, write_conversations
-from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.evaluation.samples import StoredProblem, StoredSample
 from selfverify.experiments.questions import Remade
 from selfverify.policy.chat import text_only
 from selfverify.rollouts.atif import without_end

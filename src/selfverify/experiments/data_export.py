@@ -32,9 +32,7 @@ from selfverify.core.files import (
 from selfverify.core.jsonl_store import read_journal
 from selfverify.data.images import read_image
 from selfverify.evaluation.atif_samples import sample_to_atif
-from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
-from selfverify.evaluation.sweep import Progress
+from selfverify.evaluation.samples import IMAGES, Progress, StoredProblem, StoredSample, find_store
 from selfverify.experiments.questions import Asked, Questions
 from selfverify.learner.rollout_log import NAME, ROLLOUTS_FOLDER
 from selfverify.rollouts.atif import (

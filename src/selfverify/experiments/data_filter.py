@@ -12,9 +12,8 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish, Group
 from selfverify.data.preferences import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
-from selfverify.evaluation.answerers import AskedProblems
-from selfverify.evaluation.served_answerer import ServerAnswerer, make_answerer
-from selfverify.evaluation.sweep import Progress, ResumableBatches, make_problems
+from selfverify.evaluation.answerers import AskedProblems, ServerAnswerer, make_answerer
+from selfverify.evaluation.samples import Progress, ResumableBatches, make_problems
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method

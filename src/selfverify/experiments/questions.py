@@ -14,8 +14,8 @@ from selfverify.core.files import read_regular
 from selfverify.core.images import to_rgb
 from selfverify.core.problem import Problem
 from selfverify.data.images import file_inside
-from selfverify.evaluation.shown_problems import shown_entry
-from selfverify.evaluation.store import StoredProblem
+from selfverify.evaluation.evaluate import shown_entry
+from selfverify.evaluation.samples import StoredProblem
 from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_entries
 from selfverify.rollouts.atif import without_surrogates

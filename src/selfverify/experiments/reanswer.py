@@ -20,7 +20,7 @@ from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.data.conversations import check_output, journal_of, write_conversations
-from selfverify.evaluation.sweep import Progress, ResumableBatches
+from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.policy.decoding import derived_seed

@@ -18,14 +18,9 @@ from selfverify.core.jsonl_store import read_rows
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
-from selfverify.evaluation.answerers import Answerer
-from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.served_answerer import make_answerer
-from selfverify.evaluation.shown_problems import write_gallery
-from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.store import read_samples
-from selfverify.evaluation.sweep import Progress
-from selfverify.evaluation.talk_figures import timing_file
+from selfverify.evaluation.answerers import Answerer, make_answerer
+from selfverify.evaluation.evaluate import evaluate, write_gallery
+from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task

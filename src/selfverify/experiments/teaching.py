@@ -21,7 +21,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.sweep import Progress, ResumableBatches
+from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherConfig

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.evaluation.samples import StoredSample, StoredStep
 from selfverify.reports.agent_records import CallRecord, EndRecord, TurnRecord, calls_of, end_of, turns_of
 from selfverify.reports.film_strip import MOST_STEPS, Drawings, Pictures, Shown, strip
 from selfverify.tasks.base import Frame, Mark, Task

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.evaluation.metrics import by_problem
-from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import IMAGES, StoredSample
 from selfverify.reports.agent_film import agent_film
 from selfverify.reports.agent_records import end_of
 from selfverify.reports.film_strip import Drawings, Pictures, Shown

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from selfverify.core.episode import Call
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 
 
 class CallRecord(BaseModel):

@@ -16,7 +16,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb
 from selfverify.core.trajectory import Finish
 from selfverify.data.images import FORMATS, file_inside
-from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.evaluation.samples import StoredSample, StoredStep
 
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""

@@ -10,8 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
-from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample
 from selfverify.reports.film_strip import Pictures, Shown, answer_text, embedded, sample_strip
 from selfverify.reports.look_film import film_of_sample
 from selfverify.reports.places import BEST, OTHER, VOTE, draw_places

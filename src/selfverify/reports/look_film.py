@@ -16,7 +16,7 @@ from typing import Any
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.samples import StoredSample
 from selfverify.reports.film_strip import MOST_STEPS, Pictures, Shown, answer_text
 from selfverify.reports.seen_images import SeenImages, is_finite, numbers
 from selfverify.tasks.tool_calls import json_at

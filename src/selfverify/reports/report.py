@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from selfverify.core.errors import DataError
 from selfverify.core.files import flatten, make_folder, write_bytes, write_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
-from selfverify.evaluation.error_classes import COLUMNS, ERRORS, MISSING, tabulate_errors
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.metrics import COLUMNS, ERRORS, MISSING, tabulate_errors
+from selfverify.evaluation.samples import StoredSample
 from selfverify.reports import charts, figures
 from selfverify.reports.agent_film import agent_film
 from selfverify.reports.agent_gallery import agent_gallery, has_agents
@@ -44,7 +44,7 @@ def write_report(
 
     A run's folder holds ``metrics.json`` (``{"before": summary, "after": summary, "settings": {...}}``),
     ``metrics.jsonl`` (one object per training step), ``samples-before.jsonl`` and ``samples-after.jsonl``
-    (`selfverify.evaluation.store`), and ``gallery/problems.json`` (a list of ``{"id", "question", "target",
+    (`selfverify.evaluation.samples`), and ``gallery/problems.json`` (a list of ``{"id", "question", "target",
     "image"}``, images relative to it). A part whose file is missing is left out, with a line that says so.
 
     Args:

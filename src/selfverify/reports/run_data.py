@@ -16,8 +16,7 @@ from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
 from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
-from selfverify.evaluation.store import StoredSample, read_samples
-from selfverify.evaluation.talk_figures import mean_time
+from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
 from selfverify.reports.figures import Line
 
 STAGES = ("before", "after")
@@ -77,7 +76,7 @@ class _Rule(BaseModel):
 
 
 class _Stopping(BaseModel):
-    """What rules that end looking come to (`selfverify.evaluation.stop_outcomes`)."""
+    """What rules that end looking come to (`selfverify.evaluation.visual_metrics`)."""
 
     rules: dict[str, _Rule]
     verifier: dict[str, dict[str, Any]]
@@ -120,7 +119,7 @@ class RunData:
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
-        talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.talk_figures.mean_time`),
+        talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.samples.mean_time`),
             by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.figures.PALETTE`).

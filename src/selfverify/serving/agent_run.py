@@ -18,8 +18,7 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.steps import written_images
-from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.evaluation.samples import StoredSample, StoredStep, written_images
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.rollout import rollout

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.evaluation.steps import IMAGES
+from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.looks.looks_folder import image_keeper
 from selfverify.experiments.recipe import Recipe
 from selfverify.visual.traces import VisualTrace

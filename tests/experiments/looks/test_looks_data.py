@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.evaluation.steps import IMAGES
+from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
 from selfverify.experiments.looks.judge_looks import judge_looks
 from selfverify.experiments.looks.looks_folder import Way, all_traces

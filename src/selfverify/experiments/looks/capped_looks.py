@@ -12,10 +12,14 @@ import numpy as np
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import file_digests, naming
-from selfverify.evaluation.looked import VERIFIER_WEIGHTS, run_to_cap
-from selfverify.evaluation.looked_arrays import CappedArrays, as_arrays
-from selfverify.evaluation.stop_outcomes import compared
-from selfverify.evaluation.sweep import Progress
+from selfverify.evaluation.samples import Progress
+from selfverify.evaluation.visual_metrics import (
+    VERIFIER_WEIGHTS,
+    CappedArrays,
+    as_arrays,
+    compared,
+    run_to_cap,
+)
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.experiments.run_folder import held_folder

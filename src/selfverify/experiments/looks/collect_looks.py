@@ -18,8 +18,7 @@ import numpy as np
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
-from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.sweep import Progress
+from selfverify.evaluation.samples import IMAGES, Progress
 from selfverify.experiments.looks.looks_folder import (
     SOURCES,
     Way,

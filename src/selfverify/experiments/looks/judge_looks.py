@@ -13,7 +13,7 @@ from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
-from selfverify.evaluation.sweep import Progress, ResumableBatches
+from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.visual.traces import VisualTrace

@@ -23,7 +23,7 @@ from PIL.Image import Image
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.steps import IMAGES, written_images
+from selfverify.evaluation.samples import IMAGES, written_images
 from selfverify.experiments.teaching import TaughtConversation, TaughtProblem
 from selfverify.visual.traces import VisualTrace, malformed_message
 

@@ -12,7 +12,7 @@ from typing import Any
 from selfverify.core.errors import DataError
 from selfverify.core.files import write_json, written_whole
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.steps import IMAGES
+from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.looks.judge_looks import OnAnswer
 from selfverify.experiments.looks.looks_folder import ABOUT, PAIRS, SFT, VERDICTS, all_traces
 from selfverify.visual.traces import (

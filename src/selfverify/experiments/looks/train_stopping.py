@@ -22,7 +22,7 @@ from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import write_json, write_text
-from selfverify.evaluation.sweep import Progress
+from selfverify.evaluation.samples import Progress
 from selfverify.experiments.looks.capped_looks import CappedLooks, calibrate_stopping
 from selfverify.experiments.looks.collect_looks import branch_looks, collect_looks
 from selfverify.experiments.looks.looks_folder import PAIRS

@@ -15,8 +15,7 @@ from selfverify.core.files import differences, write_json
 from selfverify.evaluation.breakdown import paired_metrics
 from selfverify.evaluation.headline import Headline, headline
 from selfverify.evaluation.metrics import paired_difference
-from selfverify.evaluation.rule_scores import with_rule_scores
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.samples import read_samples, with_rule_scores
 from selfverify.experiments.looks.capped_looks import CappedLooks, compare_stopping
 from selfverify.experiments.looks.train_stopping import LOOKING, VERIFIER, train_stopping
 from selfverify.experiments.quickstart.showcases import SHOWCASES, Paper, Showcase

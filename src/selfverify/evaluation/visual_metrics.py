@@ -1,0 +1,544 @@
+"""Conversations held to the cap; what each stopping rule comes to.
+
+Conversations in which a model looked to the cap and was asked for an answer after every step.
+
+All rules that end looking read these: what each of them would have come to is a matter of arithmetic
+(`selfverify.evaluation.visual_metrics`). They are held once, stored, and gone on with where that was stopped.
+
+Conversations that were held to the cap (`selfverify.evaluation.visual_metrics`) as arrays.
+
+What each rule that ends looking comes to, on the same conversations (VTS-V, Algorithm 1).
+
+A rule is a function from conversations to the step after which each is told to answer; the answers after
+every step are known (`selfverify.evaluation.visual_metrics`), so that nothing is sampled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfverify.core import ranks
+from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
+from selfverify.core.episode import Episode
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.jsonl_store import STRICT
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish, Trajectory
+from selfverify.evaluation.evaluate import HeldOut, measured_with, sampling_of
+from selfverify.evaluation.samples import Progress, ResumableBatches
+from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.rollout import hold_again, rollout
+from selfverify.selection.rules import Floats
+from selfverify.tasks.answering import SingleTurn
+from selfverify.visual.episode import asked_anew
+from selfverify.visual.stopping import Kind, stop_steps
+from selfverify.visual.task import VisualTask
+
+VERIFIER_WEIGHTS = "verifier_weights"
+"""Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""
+
+
+@dataclass(slots=True)
+class CappedStep:
+    """A step of such a conversation.
+
+    Args:
+        delta_r: The verifier's Δr, nats; None where it has measured nothing.
+        delta_r_plan: The plan's part of it.
+        correct: Whether the answer that was asked for after the step is right (1 or 0); None where nobody can
+            tell.
+        own: The same of the answer with which the model wanted to end looking in this step, which was
+            refused; None where it wanted no such thing.
+        tokens: What the model wrote in the step.
+        visual_tokens: Of the images that the step showed.
+        tool: The tool that was called.
+        error: Why nothing was found.
+        seen: How much of what the answer needs has been shown after the step, from 0 to 1; None where the
+            task does not know.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    delta_r: float | None
+    delta_r_plan: float | None
+    correct: float | None
+    own: float | None
+    tokens: int
+    visual_tokens: int
+    tool: str
+    error: str
+    seen: float | None = None
+
+
+@dataclass(slots=True)
+class CappedConversation:
+    """One such conversation.
+
+    Args:
+        steps: Its steps.
+        before: Whether the answer is right that is asked for without a look.
+        final: Whether the answer is right with which it ended.
+        enough: After which step everything needed has been shown, 0 where it never has; None where the task
+            does not know.
+        lost: Whether its episode failed, so that nothing can be said of it.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    steps: list[CappedStep]
+    before: float | None
+    final: float | None
+    enough: int | None
+    lost: bool
+
+
+@dataclass(slots=True)
+class CappedProblem:
+    """The conversations about one problem.
+
+    Args:
+        index: The problem's index in its split.
+        problem: Its id.
+        digest: What it asks and wants.
+        visual_tokens: Of the question's images.
+        talks: The conversations.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    problem: str
+    digest: str
+    visual_tokens: int
+    talks: list[CappedConversation]
+
+
+def run_to_cap(
+    policy: Policy,
+    task: VisualTask,
+    config: EvaluationConfig,
+    store: Path,
+    *,
+    max_new_tokens: int = 48,
+    describe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Mapping[int, CappedProblem]:
+    """Let a model look at problems to the cap of its steps; after each it is asked for an answer, too.
+
+    Args:
+        policy: The reasoner.
+        task: How it looks; no rule stops it. With ``terminate: refuse`` its own ending does not, either.
+        config: Which problems, how many conversations about each, how they are drawn.
+        store: The journal. An unfinished one of the same settings is gone on with.
+        max_new_tokens: Length limit of a turn.
+        describe: More settings for the journal's header.
+        progress: Called after each batch.
+
+    Returns:
+        The rows by index.
+
+    Raises:
+        ConfigError: The journal belongs to other settings.
+        DataError: A problem cannot be made or read, and ``config.on_bad`` is ``refuse``.
+    """
+    task = task.looking_by({"stop": "never", "answer_each_step": True})
+    task.set_coordinate_space(policy.coordinate_space)
+    task.set_policy(policy)
+    looking = {"looking": task.settings.model_dump(mode="json")}
+    weights = policy.whole(policy.fingerprint)
+    settings = measured_with(weights, task, config, max_new_tokens, {**looking, **(describe or {})})
+    sampling = sampling_of(config, max_new_tokens)
+    held_out = HeldOut(task, config)
+
+    def held() -> Mapping[int, CappedProblem]:
+        total, batch = held_out.total, config.batch_problems
+        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
+        for share in sweep.shares():
+            problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
+            hold = partial(_held, policy, task, problems, config, sampling)
+            sweep.store(ranks.everywhere(hold))
+        return sweep.rows
+
+    return policy.whole(held)
+
+
+def _held(
+    policy: Policy,
+    task: VisualTask,
+    problems: Mapping[int, Problem],
+    config: EvaluationConfig,
+    sampling: SamplingConfig,
+) -> list[CappedProblem]:
+    if not problems:
+        return []
+    asked, seeds = [*problems.values()], [config.seed * 1_000_003 + index for index in problems]
+    held = rollout(policy, task, asked, seeds, sampling)
+    hold_again(policy, task, held, seeds, sampling, config.retries)
+    silent = task.looking_by({"verifier": None})
+    # As it is asked where the first step is taken back: it has begun to speak, and has said nothing.
+    told: list[dict[str, Any]] = [{"type": "text", "text": task.settings.answer_now}]
+    unseen = [asked_anew(problem, [("", told, [])], "user", "") for problem in asked]
+
+    def once(problem: Problem, seed: int) -> Episode:
+        return SingleTurn(problem, task.tags, task.verdict)
+
+    before = rollout(policy, silent, unseen, seeds, sampling, once, RolloutLimits(turns=1))
+    image = policy.loaded.family.placeholder(policy.model)
+    rows = []
+    for index, prompt, group, plain in zip(problems, held.prompts, held.groups, before.groups, strict=True):
+        talks = [
+            _talk(task, group.problem, one, _verdict(other), image)
+            for one, other in zip(group.trajectories, plain.trajectories, strict=True)
+        ]
+        shown = 0 if image is None else int((prompt.ids == image).sum())
+        rows.append(CappedProblem(index, group.problem.id, group.problem.digest(), shown, talks))
+    return rows
+
+
+def _verdict(trajectory: Trajectory) -> float | None:
+    return None if trajectory.finish == Finish.ERROR else trajectory.rewards.get("correct")
+
+
+def _talk(
+    task: VisualTask, problem: Problem, trajectory: Trajectory, before: float | None, image: int | None
+) -> CappedConversation:
+    own = [s for s in trajectory.segments if s.author == "policy"]
+    records = [s.parsed for s in own if isinstance(s.parsed, dict)]
+    final, steps, seen = _verdict(trajectory), [], task.seen(problem, records)
+    for number, record in enumerate(records):
+        following = [s for s in trajectory.segments if s.author == "environment" and s.turn == number + 1]
+        last = number + 1 == len(records)
+        asked, refused = record["asked"], record["own"]
+        if asked is not None:
+            correct = _right(asked)
+        else:
+            # The conversation's own answer follows the last step; without one there is none to be judged.
+            correct = final if last else 0.0
+        steps.append(
+            CappedStep(
+                record["delta_r"],
+                record["delta_r_plan"],
+                correct,
+                None if refused is None else _right(refused),
+                sum(len(s.tokens) for s in own if s.turn == number),
+                0 if image is None else sum(s.tokens.count(image) for s in following),
+                record["tool"],
+                record["error"],
+                None if seen is None else seen[number],
+            )
+        )
+    return CappedConversation(steps, before, final, task.enough(problem, records), trajectory.lost)
+
+
+def _right(answer: Mapping[str, Any]) -> float | None:
+    return None if answer["correct"] is None else float(answer["correct"])
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CappedArrays:
+    """Conversations as arrays: N conversations about P problems, of at most H steps, H above 0.
+
+    Args:
+        problem: ``[N]`` the problem's place, from 0 to P - 1.
+        lengths: ``[N]`` how many steps each has.
+        delta_r: ``[N, H]`` Δr, nats; NaN where nothing was measured, and behind the last step.
+        delta_r_plan: ``[N, H]`` the plan's part of it.
+        correct: ``[N, H + 1]`` whether the answer after h = 0, 1, ... steps is right; NaN behind the last.
+        own: ``[N, H]`` whether the model's own, refused answer in a step is right; NaN where there is none.
+        final: ``[N]`` whether the answer is right with which the conversation ended.
+        visual: ``[N, H + 1]`` visual tokens that have been shown after h steps, the question's among them.
+        enough: ``[N]`` the step after which everything needed had been shown, 0 where it never had; None
+            where the task does not know.
+        left_out: How many conversations were left out, as they failed or a judge had no verdict.
+        seen: ``[N, H + 1]`` how much of what the answer needs had been shown after h steps, from 0 to 1; NaN
+            behind the last step, None where the task does not know.
+        names: The ids of the P problems.
+    """
+
+    problem: Ints
+    lengths: Ints
+    delta_r: Floats
+    delta_r_plan: Floats
+    correct: Floats
+    own: Floats
+    final: Floats
+    visual: Floats
+    enough: Ints | None
+    left_out: int
+    seen: Floats | None = None
+    names: Sequence[str] = ()
+
+    @property
+    def problems(self) -> int:
+        """P."""
+        return int(self.problem.max(initial=-1)) + 1
+
+
+def as_arrays(rows: Mapping[int, CappedProblem]) -> CappedArrays:
+    """The conversations of a journal as arrays; those of which nothing can be said are left out and counted.
+
+    Raises:
+        DataError: None is left.
+    """
+    kept: list[tuple[int, CappedProblem, CappedConversation]] = []
+    left_out, place = 0, 0
+    for index in sorted(rows):
+        whole = [talk for talk in rows[index].talks if _is_whole(talk)]
+        left_out += len(rows[index].talks) - len(whole)
+        kept += [(place, rows[index], talk) for talk in whole]
+        place += bool(whole)
+    if not kept:
+        raise DataError(
+            f"all {left_out} conversations failed or have no verdict; there is nothing to compare"
+        )
+    talks = [talk for _, _, talk in kept]
+    most = max(1, *(len(talk.steps) for talk in talks))
+
+    def steps(figure: Callable[[CappedStep], float | None]) -> Floats:
+        filled = np.full((len(talks), most), np.nan)
+        for row, talk in zip(filled, talks, strict=True):
+            values = [figure(step) for step in talk.steps]
+            row[: len(values)] = [np.nan if value is None else value for value in values]
+        return filled
+
+    before = np.array([talk.before for talk in talks], dtype=np.float64)
+    first = np.array([row.visual_tokens for _, row, _ in kept], dtype=np.float64)
+    shown = np.nan_to_num(steps(lambda step: step.visual_tokens))
+    enough = [talk.enough for talk in talks]
+    known = all(step.seen is not None for talk in talks for step in talk.steps) and None not in enough
+    seen = np.column_stack([np.zeros(len(talks)), steps(lambda step: step.seen)])
+    return CappedArrays(
+        np.array([number for number, _, _ in kept], dtype=np.int64),
+        np.array([len(talk.steps) for talk in talks], dtype=np.int64),
+        steps(lambda step: step.delta_r),
+        steps(lambda step: step.delta_r_plan),
+        np.column_stack([before, steps(lambda step: step.correct)]),
+        steps(lambda step: step.own),
+        np.array([talk.final for talk in talks], dtype=np.float64),
+        first[:, None] + np.column_stack([np.zeros(len(talks)), np.cumsum(shown, axis=1)]),
+        None if None in enough else np.array(enough, dtype=np.int64),
+        left_out,
+        seen if known else None,
+        [row.problem for row in {id(row): row for _, row, _ in kept}.values()],
+    )
+
+
+def _is_whole(talk: CappedConversation) -> bool:
+    verdicts: Sequence[float | None] = [talk.before, talk.final, *(step.correct for step in talk.steps)]
+    return not talk.lost and None not in verdicts
+
+
+WITHIN = 0.01
+"""How far the smallest fixed number of steps may be below the best one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOutcome:
+    """What a rule comes to in each of N conversations.
+
+    Args:
+        right: ``[N]`` how often the answer is right, from 0 to 1.
+        steps: ``[N]`` how many steps were made.
+        visual: ``[N]`` the visual tokens that were shown.
+        early: ``[N]`` whether looking ended before everything needed had been shown; None where the task does
+            not know.
+        late: ``[N]`` whether it ended after more steps than were needed.
+        seen: ``[N]`` how much of what the answer needs had been shown, from 0 to 1; None where the task does
+            not know.
+    """
+
+    right: Floats
+    steps: Floats
+    visual: Floats
+    early: Floats | None
+    late: Floats | None
+    seen: Floats | None = None
+
+
+def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
+    """Looking ends with given steps; where a conversation has fewer, as it did.
+
+    A step in which the model wants to answer by itself ends looking with that answer, and is no look.
+
+    Args:
+        looked: The conversations.
+        at: ``[N]`` the step, from 1; 0 is an answer without a look.
+        on_stop: ``skip``: the step that ends looking is dropped, and the answer comes from what was there
+            before it.
+    """
+    rows, ends = np.arange(len(at)), at > looked.lengths
+    place = np.minimum(at, looked.lengths)
+    own = looked.own[rows, np.maximum(place - 1, 0)]
+    takes_own = ~ends & (place > 0) & ~np.isnan(own)
+    place = place - (takes_own | (~ends & (place > 0) & (on_stop == "skip")))
+    answered = np.where(ends, looked.final, looked.correct[rows, place])
+    return _outcome(looked, np.where(takes_own, own, answered), place)
+
+
+def own_end(looked: CappedArrays) -> Ints:
+    """``[N]`` the step in which the model wants to answer by itself; `never` where it does not."""
+    wants = ~np.isnan(looked.own)
+    return np.where(wants.any(1), wants.argmax(1) + 1, never(looked)).astype(np.int64)
+
+
+def never(looked: CappedArrays) -> int:
+    """A step beyond all conversations."""
+    return looked.delta_r.shape[1] + 1
+
+
+def self_stop(looked: CappedArrays) -> StopOutcome:
+    """The model ends looking by itself, with the first answer that it gives of its own accord."""
+    return stopped(looked, own_end(looked))
+
+
+def always(looked: CappedArrays, steps: int) -> StopOutcome:
+    """Looking ends after a fixed number of steps."""
+    return stopped(looked, np.full(len(looked.lengths), steps))
+
+
+def verifier_steps(looked: CappedArrays, rule: Kind, epsilon: float) -> Ints:
+    """``[N]`` the step with which the verifier ends looking (Lemma 3.1); `never` where it does not."""
+    at = stop_steps(looked.delta_r, rule, epsilon, looked.lengths)
+    shown = looked.delta_r[np.arange(len(at)), np.maximum(at - 1, 0)]
+    fulfils = (np.abs(shown) if rule == "absolute" else shown) < epsilon
+    return np.where(fulfils, at, never(looked)).astype(np.int64)
+
+
+def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
+    """Random stopping: a rule's stopping times belong to other conversations.
+
+    The mean over all permutations of the times, each as likely; no permutation is drawn.
+    """
+    times, counts = np.unique(at, return_counts=True)
+    parts = [stopped(looked, np.full(len(at), time)) for time in times]
+
+    def mean(of: Callable[[StopOutcome], Floats | None]) -> Floats:
+        whole: Floats = np.average([of(part) for part in parts], axis=0, weights=counts)
+        return whole
+
+    found = StopOutcome(
+        mean(lambda o: o.right), mean(lambda o: o.steps), mean(lambda o: o.visual), None, None
+    )
+    if looked.enough is None:
+        return found
+    seen = None if looked.seen is None else mean(lambda o: o.seen)
+    return replace(found, early=mean(lambda o: o.early), late=mean(lambda o: o.late), seen=seen)
+
+
+def oracle(looked: CappedArrays) -> StopOutcome:
+    """Looking ends with the first step after which everything needed has been shown.
+
+    Raises:
+        ConfigError: The task does not know what is needed.
+    """
+    if looked.enough is None:
+        raise ConfigError("this task does not know which looks are needed, so that it has no oracle")
+    return stopped(looked, np.where(looked.enough > 0, looked.enough, never(looked)))
+
+
+def _outcome(looked: CappedArrays, right: Floats, steps: Ints) -> StopOutcome:
+    visual = looked.visual[np.arange(len(steps)), steps]
+    made = StopOutcome(right.astype(np.float64), steps.astype(np.float64), visual, None, None)
+    if looked.enough is None:
+        return made
+    early = ((looked.enough == 0) | (steps < looked.enough)).astype(np.float64)
+    late = ((looked.enough > 0) & (steps > looked.enough)).astype(np.float64)
+    seen = None if looked.seen is None else looked.seen[np.arange(len(steps)), steps]
+    return replace(made, early=early, late=late, seen=seen)
+
+
+def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
+    """What all rules come to, by name.
+
+    With ``accept`` the model may end looking before the verifier does, with ``skip`` the step that ends
+    looking is dropped, and ``random`` gives the verifier's stopping times to other conversations.
+
+    Args:
+        looked: The conversations.
+        epsilons: ε of the verifier's rules that are to be compared.
+    """
+    found = {f"always {n}": always(looked, n) for n in range(looked.delta_r.shape[1] + 1)}
+    own = own_end(looked)
+    found["self-stop"] = stopped(looked, own)
+    for rule, epsilon in epsilons.items():
+        at = verifier_steps(looked, rule, epsilon)
+        found[rule] = stopped(looked, at)
+        found[f"{rule}, skip"] = stopped(looked, at, on_stop="skip")
+        found[f"{rule}, accept"] = stopped(looked, np.minimum(at, own))
+        found[f"{rule}, random"] = shuffled(looked, at)
+    if looked.enough is not None:
+        found["oracle"] = oracle(looked)
+    return found
+
+
+def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, dict[str, Any]]:
+    """Figures of all rules, with intervals over problems, and each verifier's rule against the others.
+
+    Args:
+        looked: See `outcomes`.
+        epsilons: See `outcomes`.
+
+    Returns:
+        ``rules``: by name ``accuracy`` with its 95 % ``interval``, ``steps``, ``visual_tokens``, and where
+        the task knows ``too_early``, ``too_late`` and ``crop_hit``, the share of what is needed that had been
+        shown. ``verifier``: by rule ``best_n`` and ``smallest_n``,
+        the smallest fixed number of steps within `WITHIN` of the best; ``gap_to_smallest_n``, ``over_random``
+        and ``over_self_stop``, paired differences of accuracy with intervals; and ``steps_share`` of the
+        smallest.
+    """
+    found = outcomes(looked, epsilons)
+    rules: dict[str, Any] = {}
+    for name, outcome in found.items():
+        rules[name] = {
+            "accuracy": float(outcome.right.mean()),
+            "interval": bootstrap_interval(_mean(looked, outcome.right), looked.problems),
+            "steps": float(outcome.steps.mean()),
+            "visual_tokens": float(outcome.visual.mean()),
+        }
+        if outcome.early is not None and outcome.late is not None:
+            shares = {"too_early": float(outcome.early.mean()), "too_late": float(outcome.late.mean())}
+            rules[name] |= shares
+        if outcome.seen is not None:
+            rules[name]["crop_hit"] = float(outcome.seen.mean())
+    fixed = {n: found[f"always {n}"] for n in range(1, looked.delta_r.shape[1] + 1)}
+    best = max(fixed, key=lambda n: (fixed[n].right.mean(), -n), default=0)
+    near = [n for n in fixed if fixed[n].right.mean() >= fixed[best].right.mean() - WITHIN]
+    against: dict[str, Any] = {}
+    for rule in epsilons if near else ():
+        own, smallest = found[rule], fixed[min(near)]
+        against[rule] = {
+            "epsilon": epsilons[rule],
+            "best_n": best,
+            "smallest_n": min(near),
+            "gap_to_smallest_n": _difference(looked, own.right - smallest.right),
+            "steps_share": float(own.steps.mean() / smallest.steps.mean()),
+            "over_random": _difference(looked, own.right - found[f"{rule}, random"].right),
+            "over_self_stop": _difference(looked, own.right - found["self-stop"].right),
+        }
+    return {"rules": rules, "verifier": against}
+
+
+def _mean(looked: CappedArrays, values: Floats) -> Statistic:
+    """The mean over conversations, of which whole problems are drawn."""
+    sums = np.bincount(looked.problem, values, minlength=looked.problems)
+    counts = np.bincount(looked.problem, minlength=looked.problems).astype(np.float64)
+    return lambda weights: ratio(weights @ sums, weights @ counts)
+
+
+def _difference(looked: CappedArrays, values: Floats) -> dict[str, Any]:
+    statistic = _mean(looked, values)
+    return {
+        "mean": on_all(statistic, looked.problems),
+        "interval": bootstrap_interval(statistic, looked.problems),
+    }
