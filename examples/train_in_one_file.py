@@ -22,7 +22,7 @@ from selfverify import Policy, Problem, SamplingConfig, make_task
 from selfverify.core.trajectory import valid_trajectories
 from selfverify.learner.streams import TokenStreams, batch_weights, select, stack, stack_choices
 from selfverify.methods.adpo import ADPO, ADPOConfig
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.metrics import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.decoding import derived_seed
 from selfverify.rollouts.rollout import Rollout, rollout

@@ -21,13 +21,12 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method
-from selfverify.methods.adapo import AdaPOConfig
-from selfverify.methods.adapo_adpo import AdaPOADPOConfig
+from selfverify.methods.adapo import AdaPOADPOConfig, AdaPOConfig
 from selfverify.methods.adpo import ADPOConfig
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.metrics import group_metrics
 from selfverify.methods.score import SCoReConfig
+from selfverify.methods.sft import TurnsSFTConfig
 from selfverify.methods.star import STaRConfig
-from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy

@@ -179,10 +179,9 @@ def test_learner_knows_no_method() -> None:
 
 def test_methods_do_not_know_each_other() -> None:
     """A method shares what is common with the others, and nothing else, unless it is made of them."""
-    shared = {"methods.base", "methods.monitor", "methods.two_turn_method"}
+    shared = {"methods.base", "methods.metrics"}
     made_of = {
         "methods.adapo_adpo": {"methods.adapo", "methods.adpo"},
-        "methods.turns_sft": {"methods.sft"},
     }
     for name in MODULES:
         if name.startswith("methods.") and name not in shared:

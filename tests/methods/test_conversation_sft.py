@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.learner.streams import UNTRAINED, make_streams, select
-from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
+from selfverify.methods.sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import DemonstratedTurn, Task, Verdict, user_turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.methods.grpo import GRPO
-from selfverify.methods.monitor import conversation_metrics
+from selfverify.methods.metrics import conversation_metrics
 
 
 def conversation(turns: int, finish: Finish, **rewards: float) -> Trajectory:

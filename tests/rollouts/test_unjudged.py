@@ -8,7 +8,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Group, valid_trajectories
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.metrics import group_metrics
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite

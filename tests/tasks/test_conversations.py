@@ -13,7 +13,7 @@ from tests.data.test_tool_conversations import SAID, TOOLS
 
 from selfverify.core.errors import DataError
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.methods.conversation_sft import ConversationSFT
+from selfverify.methods.sft import ConversationSFT
 from selfverify.tasks.conversations import Conversations
 
 CALL = '<tool_call>\n{"name": "tap", "arguments": {"id": "f"}}\n</tool_call>'

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from selfverify.core.config import SamplingConfig
-from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
+from selfverify.methods.sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 from selfverify_phone.copying import conversation, known_words, write_copying

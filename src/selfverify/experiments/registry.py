@@ -8,19 +8,15 @@ from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
 from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import ConfigError
-from selfverify.methods.adapo import AdaPO
-from selfverify.methods.adapo_adpo import AdaPOADPO
+from selfverify.methods.adapo import AdaPO, AdaPOADPO
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Method
-from selfverify.methods.conversation_sft import ConversationSFT
 from selfverify.methods.dpo import DPO
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.score import SCoRe
-from selfverify.methods.self_imitation import SelfImitation
-from selfverify.methods.sft import SFT
+from selfverify.methods.sft import SFT, ConversationSFT, SelfImitation, TurnsSFT
 from selfverify.methods.smartsnap import SmartSnap
 from selfverify.methods.star import STaR
-from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.tasks.base import Task
 from selfverify.tasks.conversations import Conversations, Preferences
 from selfverify.tasks.digits import DigitsLocate, DigitsShown, DigitsSum

@@ -19,7 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, parse_tagged, token_ends
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.adpo import ADPO, ADPOConfig
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.metrics import group_metrics
 
 _READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
 """The figures of a completion that each process tells the others."""

@@ -1,4 +1,9 @@
-"""What a method is: how to roll out, and how to turn a group into credits."""
+"""Method, Training, TwoTurnMethod.
+
+What a method is: how to roll out, and how to turn a group into credits.
+
+What methods have in common that train on second turns.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +22,16 @@ from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.core.trajectory import ANSWER, SCORE, Credit, Finish, Group, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, TURN_1, TURN_2, Credit, Finish, Group, Trajectory
 from selfverify.data.preferences import read_verdicts
-from selfverify.methods.monitor import conversation_metrics, group_metrics
+from selfverify.methods.metrics import conversation_metrics, group_metrics, turn_metrics
+from selfverify.tasks.answering import SECOND_TURN, SelfCorrection
 from selfverify.tasks.base import Task
 
-if TYPE_CHECKING:  # credit needs no model: other trainers take it without transformers
+if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
     from selfverify.rollouts.rollout import Rollout
+
 
 Objective = Literal["surrogate", "likelihood", "pairwise"]
 
@@ -266,3 +273,60 @@ def scores(group: Group) -> torch.Tensor:
     return torch.tensor(
         [t.scores.get("sampled", float("nan")) for t in group.trajectories], dtype=torch.float64
     )
+
+
+class TwoTurnConfig(MethodConfig):
+    """The request that the second turn answers."""
+
+    second_turn: str = Field(
+        SECOND_TURN, min_length=1, description="What the second turn, and every further one, is asked."
+    )
+
+
+class TwoTurnMethod(Method):
+    """Learns from two-turn trajectories; by default it samples groups of them and compares each group.
+
+    Attributes:
+        split_score: Whether the second turn's score is a segment of its own.
+    """
+
+    split_score: ClassVar[bool] = False
+    compares = True
+    config: TwoTurnConfig
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The two turns, and the score where it is split off."""
+        return (TURN_1, TURN_2, SCORE) if self.split_score else (TURN_1, TURN_2)
+
+    @property
+    def limits(self) -> RolloutLimits:
+        """Two turns."""
+        return RolloutLimits(turns=2)
+
+    def open(self, task: Task, problem: Problem, seed: int) -> Episode:
+        """A conversation in which the policy is asked to re-examine its answer."""
+        words = task.ask_again(self.config.second_turn)
+        return SelfCorrection(problem, task.tags, task.verdict, words, split_score=self.split_score)
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The common figures and those of the turns."""
+        return group_metrics(groups) | turn_metrics(groups)
+
+    def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:
+        """Second turns that are not measured, or measured after another request.
+
+        A method of supervised fine-tuning is mostly not measured at all, so it may leave them out.
+        """
+        faults = []
+        words, asked = self.config.second_turn, evaluation.second_turn
+        if asked is None and self.objective == "surrogate":
+            faults.append(
+                f"evaluation.second_turn: {self.name} trains second turns; measure them, too: {words!r}"
+            )
+        elif asked not in (None, words):
+            faults.append(
+                f"evaluation.second_turn: {asked!r} is not what {self.name} trains with "
+                f"(method.second_turn: {words!r})"
+            )
+        return faults

@@ -17,8 +17,7 @@ from torch import Tensor
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import TURN_1, TURN_2, Credit, Group, valid_trajectories
-from selfverify.methods.base import column
-from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
+from selfverify.methods.base import TwoTurnConfig, TwoTurnMethod, column
 from selfverify.objectives import group_advantage
 
 

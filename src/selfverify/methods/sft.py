@@ -1,9 +1,29 @@
-"""Supervised fine-tuning on a task's demonstrations, through the same learner (the cold start)."""
+"""SFT on answers, conversations, second turns, own successes.
+
+Supervised fine-tuning on a task's demonstrations, through the same learner (the cold start).
+
+Supervised fine-tuning on whole conversations that a task demonstrates (an agent's cold start).
+
+The demonstrated turns are said to the task's own episode, so that what lies between them is what the episode
+really replies, and each turn is cut into the channels that the episode gives it.
+
+Supervised fine-tuning on second turns: demonstrated ones (the two-turn cold start), or the policy's own.
+
+The policy's own second turns are sampled at every step, and those that are right are learnt. STaR
+(`selfverify.methods.star`) differs: it samples with a fixed model, and learns afterwards.
+
+Filtered self-imitation: the policy learns from its own conversations that succeeded, as if demonstrated.
+
+The baseline of reinforcement learning with the same sampling: groups are sampled as there, and those of their
+conversations that were found a success are learnt by likelihood (rejection sampling fine-tuning, RAFT; Dong
+et al. 2023, arXiv:2304.06767). Failures teach nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -12,12 +32,26 @@ from pydantic import Field
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.tags import SCORE_TAG
-from selfverify.core.trajectory import ANSWER, SCORE, Credit, Finish, Group, Segment, Trajectory
-from selfverify.methods.base import Method, MethodConfig
-from selfverify.tasks.base import Task
+from selfverify.core.tags import SCORE_TAG, parse_tagged
+from selfverify.core.trajectory import (
+    ANSWER,
+    CONTEXT,
+    SCORE,
+    TURN_2,
+    Credit,
+    Finish,
+    Group,
+    Segment,
+    Trajectory,
+)
+from selfverify.methods.base import Method, MethodConfig, TwoTurnConfig, TwoTurnMethod, column
+from selfverify.methods.metrics import agent_metrics, conversation_metrics, group_metrics, turn_metrics
+from selfverify.tasks.answering import worth_imitating
+from selfverify.tasks.base import DemonstratedTurn, Task
+from selfverify.tasks.tool_episode import ACTION
 
 if TYPE_CHECKING:
+    from selfverify.policy.decoding import Sample
     from selfverify.policy.policy import Policy
     from selfverify.rollouts.rollout import Rollout
 
@@ -109,3 +143,260 @@ class SFT(Method):
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Mean quality of what was shown."""
         return {"quality": float(np.mean([t.rewards["quality"] for g in groups for t in g.trajectories]))}
+
+
+OBSERVED = "observed"
+"""Channel of the episode's replies where they are taught."""
+
+
+class ConversationSFTConfig(MethodConfig):
+    """Which demonstrations are shown, and how much each weighs."""
+
+    demonstrations: int = Field(1, ge=1, description="Conversations that are shown for each problem.")
+    share_turns: bool = Field(
+        False,
+        description="Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), "
+        "together with `learner.denominator: trajectory`.",
+    )
+    observed: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of what the episode replies in words, which is then taught, too. A fresh small "
+        "model learns from it to copy words; a pretrained one does not need it.",
+    )
+
+
+class ConversationSFT(Method):
+    """Negative log-likelihood of demonstrated turns; what the episode shows is taught on request only."""
+
+    name = "conversations-sft"
+    summary = "supervised fine-tuning on whole conversations (cold start of agents)"
+    config_class = ConversationSFTConfig
+    config: ConversationSFTConfig
+    objective = "likelihood"
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Hold the demonstrated conversations; nothing is sampled from the policy.
+
+        A conversation whose episode fails takes no part in training, nor does one that is longer than the
+        limit of the task's conversations (``episode.tokens``).
+
+        Raises:
+            DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
+                they are longer than the model's context.
+        """
+        from selfverify.rollouts.rollout import Rollout
+        from selfverify.rollouts.script_sampler import within_limits
+
+        prompts, groups = policy.encode(problems), []
+        for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
+            rng = np.random.default_rng(seed)
+            shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
+            told = [self._told(policy, task, problem, seed, turns) for turns in shown]
+            groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
+        return Rollout(prompts, groups)
+
+    def _told(
+        self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[DemonstratedTurn]
+    ) -> Trajectory:
+        from selfverify.rollouts.script_sampler import encode_demonstration
+
+        told = encode_demonstration(
+            policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns]
+        )
+        for segment in told.segments:
+            if segment.author == "policy" and not turns[segment.turn].taught:
+                segment.channel = CONTEXT
+        if self.config.observed:
+            for segment in told.segments:
+                if segment.author == "environment" and not segment.images:
+                    # Nobody sampled a demonstration: whoever wrote its tokens, they are taught or not.
+                    segment.channel, segment.author = OBSERVED, "policy"
+        return told
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """1 for all tokens of the policy's and of replies that are taught; none for ``context``."""
+        ones = torch.ones(len(group.trajectories), dtype=torch.float64)
+        weight = 1.0 / column(group, "turns") if self.config.share_turns else 1.0
+        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
+        return [
+            Credit(c, ones, weight=weight * (self.config.observed if c == OBSERVED else 1.0), valid=valid)
+            for c in dict.fromkeys(own)
+            if c != CONTEXT
+        ]
+
+
+class TurnsSFTConfig(TwoTurnConfig):
+    """Where second turns come from, and which are learnt."""
+
+    source: Literal["demonstrated", "checked", "sampled"] = Field(
+        "demonstrated",
+        description="Behind the policy's own first turns: the first one again where it is right and a right "
+        "demonstration where it is wrong (cold start); or `checked`, the first one again where it passes the "
+        "task's check of what it says, be it right or wrong, and the check with a right answer behind it "
+        "otherwise; or the policy's own second turns, where right.",
+    )
+    keep_right: bool = Field(
+        True,
+        description="Learn from second turns behind a right first one, too.",
+    )
+    rehearsal: SFTConfig | None = Field(
+        None,
+        description="Demonstrations as `sft` shows them, beside the second turns, so that "
+        "first answers and their scores are not forgotten. `{}` takes that method's defaults.",
+    )
+
+
+class TurnsSFT(TwoTurnMethod):
+    """Negative log-likelihood of second turns, behind first turns as the policy really writes them."""
+
+    name = "turns-sft"
+    summary = "supervised fine-tuning on second turns (two-turn cold start)"
+    config_class = TurnsSFTConfig
+    config: TurnsSFTConfig
+    objective = "likelihood"
+    compares = False
+
+    def __init__(self, config: TurnsSFTConfig | None = None) -> None:
+        super().__init__(config)
+        self.rehearsal = SFT(self.config.rehearsal) if self.config.rehearsal else None
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Sample first turns, sample or write the second turns, and add the demonstrations to rehearse."""
+        from selfverify.rollouts.rollout import Rollout
+
+        if self.config.source == "sampled":
+            made = super().rollout(policy, task, problems, seeds, sampling)
+        else:
+            prompts = policy.encode(problems)
+            drawn = zip(problems, seeds, policy.sample(prompts, sampling, seeds=seeds), strict=True)
+            made = Rollout(prompts, [self._group(policy, task, *row) for row in drawn])
+        if self.rehearsal is not None:
+            shown = self.rehearsal.rollout(policy, task, problems, seeds, sampling)
+            for group, more in zip(made.groups, shown.groups, strict=True):
+                group.trajectories += more.trajectories
+        return made
+
+    def _group(
+        self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
+    ) -> Group:
+        """Write a second turn behind each of the first turns."""
+        from selfverify.rollouts.rollout import recite
+
+        rng = np.random.default_rng(seed)
+        turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
+        told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
+        return Group(problem, told)
+
+    def _second(
+        self, policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
+    ) -> Sample:
+        """The second turn that is shown behind ``first``."""
+        from selfverify.policy.chat import turn_end
+        from selfverify.policy.decoding import Sample
+        from selfverify.rollouts.conversation import said_of
+
+        if first.finish != Finish.STOP:
+            return first  # which is the last turn
+        tagged = parse_tagged(said_of(policy, first).text, task.tags)
+        scored = SCORE_TAG not in task.tags or tagged.score_ok
+        if self.config.source == "checked":
+            text = task.recheck(problem, tagged, rng)
+        # A malformed turn is not copied: it would be learnt from turn to turn.
+        elif task.verdict(problem, tagged).correct and tagged.answer_ok and scored:
+            return Sample(first.tokens, [], Finish.STOP)
+        else:
+            text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
+        if SCORE_TAG in task.tags:
+            # The score of the first turn is repeated: only the place of scores is taught here.
+            text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
+        ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Sample([*ids, turn_end(policy.loaded, policy.stop_tokens)], [], Finish.STOP)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The second turn, and what is rehearsed."""
+        return (TURN_2, *(self.rehearsal.channels if self.rehearsal else ()))
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """Return 1 for the second turns that are learnt, and the rehearsed demonstrations' credit."""
+        learnt = torch.tensor([self._teaches(trajectory) for trajectory in group.trajectories])
+        credits = [Credit(TURN_2, learnt.double(), valid=valid & learnt)]
+        return credits + (self.rehearsal.credit(group, valid) if self.rehearsal else [])
+
+    def _teaches(self, trajectory: Trajectory) -> bool:
+        if _rehearsed(trajectory):
+            return False
+        passed = self.config.source == "checked" and len(trajectory.segments) > 1  # right or wrong
+        if not (passed or trajectory.rewards["correct"]):
+            return False
+        return self.config.keep_right or not trajectory.rewards["correct_1"]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the turns' figures. Where turns are demonstrated, only ``acc@t1`` is about the policy."""
+        turns = [replace(g, trajectories=[t for t in g.trajectories if not _rehearsed(t)]) for g in groups]
+        return turn_metrics(turns)
+
+
+def _rehearsed(trajectory: Trajectory) -> bool:
+    return "correct" not in trajectory.rewards
+
+
+class SelfImitationConfig(MethodConfig):
+    """Which conversations are learnt from."""
+
+    keep: Literal["judged", "correct"] = Field(
+        "judged",
+        description="`judged`: those that the task's judges found a success, which is what the reward of "
+        "reinforcement learning knows; `correct`: those that are right by ground truth, with a proper end.",
+    )
+
+
+class SelfImitation(Method):
+    """Negative log-likelihood of the agent's own turns in successful conversations, each token equally."""
+
+    name = "self-imitation"
+    summary = "agents learn from their own conversations that succeeded"
+    config_class = SelfImitationConfig
+    config: SelfImitationConfig
+    objective = "likelihood"
+
+    @property
+    def measured(self) -> bool:
+        """See `Method.measured`."""
+        return True
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """See `Method.channels`."""
+        return (ACTION,)
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """1 for the turns of the conversations that are kept; nothing for all others."""
+        kept = torch.tensor([self._kept(trajectory) for trajectory in group.trajectories])
+        return [Credit(ACTION, kept.double(), valid=valid & kept)]
+
+    def _kept(self, trajectory: Trajectory) -> bool:
+        if self.config.keep == "correct":
+            return worth_imitating(trajectory.rewards)
+        return trajectory.rewards.get("judged_success", 0.0) > 0
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The figures of `SmartSnap.metrics`, and the share of conversations that are kept."""
+        kept = [self._kept(trajectory) for group in groups for trajectory in group.trajectories]
+        found = group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)
+        return found | {"imitation/kept": sum(kept) / max(len(kept), 1)}

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from selfverify.core.trajectory import Credit, Group
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
+from selfverify.methods.metrics import agent_metrics, conversation_metrics, group_metrics
 from selfverify.objectives import group_advantage
 from selfverify.tasks.tool_episode import ACTION
 

@@ -33,8 +33,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Author, Credit, Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import ResumableBatches, make_problems
-from selfverify.methods.base import Training
-from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
+from selfverify.methods.base import Training, TwoTurnConfig, TwoTurnMethod
 from selfverify.tasks.answering import SelfCorrection, turn_channel
 from selfverify.tasks.base import Task
 

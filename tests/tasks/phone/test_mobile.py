@@ -21,7 +21,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.metrics import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout, recite
 from selfverify.rollouts.score_reading import read_rollout_scores

@@ -1,4 +1,7 @@
-"""The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them."""
+"""What every method logs.
+
+The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them.
+"""
 
 from __future__ import annotations
 
