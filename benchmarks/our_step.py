@@ -14,12 +14,12 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Segment
-from selfverify.learner.loop import Trainer
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.trainer import Trainer
 
 BETA, LEARNING_RATE = 0.01, 1e-5
 

@@ -31,10 +31,9 @@ from common import arguments, finish, make_problems, model_folder, parse, show
 from policy_update import peak_bytes
 
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.learner.streams import TokenStreams
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import TokenStreams
+from selfverify.trainer.loss import LossComputer, UpdateMetrics
 
 ROWS, SHORTEST, LONGEST = 8, 400, 3000
 PROMPTS = {"": 106, "_long": 1080}

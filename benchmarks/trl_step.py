@@ -19,14 +19,12 @@ from trl import GRPOTrainer
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
-from selfverify.learner.loop import Trainer
-from selfverify.learner.passes import micro_batches
-from selfverify.learner.streams import select
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.batch import select
+from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
+from selfverify.trainer.trainer import Trainer
 
 CHECKED_STEPS = 2
 

@@ -49,7 +49,6 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.learner.loop import Trainer
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
@@ -57,6 +56,7 @@ from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.trainer import Trainer
 
 
 class Timed(TokenSampler):

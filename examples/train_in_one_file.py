@@ -20,7 +20,6 @@ from torch import Tensor
 
 from selfverify import Policy, Problem, SamplingConfig, make_task
 from selfverify.core.trajectory import valid_trajectories
-from selfverify.learner.streams import TokenStreams, batch_weights, select, stack, stack_choices
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.metrics import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
@@ -28,6 +27,7 @@ from selfverify.policy.decoding import derived_seed
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
+from selfverify.trainer.batch import TokenStreams, batch_weights, select, stack, stack_choices
 
 FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verification/soft_auc"}
 

@@ -42,8 +42,8 @@ from selfverify.experiments.looks.train_stopping import LOOKING
 from selfverify.experiments.looks.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.run import measure, recipe_task
-from selfverify.learner.checkpoint import MODEL_FOLDER
 from selfverify.policy.policy import Policy
+from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.stopping import Kind, StopCalibration, fit_epsilon
 
 VERIFIER, LOOKS = "verifier", "looks"

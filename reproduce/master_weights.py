@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from selfverify import Policy, TrainerConfig, make_method, make_task
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import valid_trajectories
-from selfverify.learner.optimizer import make_optimizer
-from selfverify.learner.parallel import Parallel, make_accelerator
-from selfverify.learner.passes import micro_batches
-from selfverify.learner.streams import select
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer
+from selfverify.trainer.batch import select
+from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
+from selfverify.trainer.optim import make_optimizer
+from selfverify.trainer.parallel import Parallel, make_accelerator
 
 GROUPS = 4
 

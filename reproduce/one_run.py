@@ -23,8 +23,8 @@ from selfverify.core.files import only_writer, write_json
 from selfverify.core.process_pool import end_with_parent
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
-from selfverify.learner.progress import TrainingProgress
 from selfverify.reports.run_data import read_json
+from selfverify.trainer.logging import TrainingProgress
 
 FORCE_S = 60.0
 """Seconds that a run gets to write its checkpoint when its study is gone."""

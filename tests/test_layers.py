@@ -28,7 +28,7 @@ LAYERS = (
     "evaluation",
     "reports",
     "methods",
-    "learner",
+    "trainer",
     "serving",
     "integrations",
     "experiments",
@@ -166,10 +166,10 @@ def test_stands_alone(part: str) -> None:
             assert not outside, f"{name} imports {outside}"
 
 
-def test_learner_knows_no_method() -> None:
-    """Only what all methods have in common is imported: a new method never edits the learner."""
+def test_trainer_knows_no_method() -> None:
+    """Only what all methods have in common is imported: a new method never edits the trainer."""
     for name in MODULES:
-        if name.split(".")[0] == "learner":
+        if name.split(".")[0] == "trainer":
             for target, names in imports(name):
                 if target.split(".")[0] == "methods":
                     assert (target, names) == ("methods.base", frozenset({"Training"})), (

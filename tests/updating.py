@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.learner.parallel import Parallel, make_accelerator
-from selfverify.learner.streams import TokenStreams
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer, fixed_logprobs
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import TokenStreams
+from selfverify.trainer.loss import LossComputer, UpdateMetrics, fixed_logprobs
+from selfverify.trainer.parallel import Parallel, make_accelerator
 
 
 def update(

@@ -19,7 +19,6 @@ from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
-from selfverify.learner.streams import make_streams
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.recording import play, record
@@ -27,6 +26,7 @@ from selfverify.rollouts.rollout import recite, rollout
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.digits import DigitsSum
 from selfverify.tasks.tool_episode import ACTION
+from selfverify.trainer.batch import make_streams
 
 
 @pytest.fixture(params=[HERMES, QWEN3])

@@ -26,10 +26,10 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
-from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task, Verdict
+from selfverify.trainer.trainer import Trainer
 from serving_servers import FakeUpstream, Loop
 
 __all__ = ["ending_policy"]  # a fixture

@@ -12,11 +12,11 @@ import torch
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
-from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify.tasks.base import Task
+from selfverify.trainer.trainer import Trainer
 
 LoadPolicy = Callable[[], Policy]
 

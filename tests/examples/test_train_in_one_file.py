@@ -14,8 +14,8 @@ from rounding import assert_gradients_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.streams import batch_weights, select
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import batch_weights, select
 from updating import update
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_in_one_file.py"

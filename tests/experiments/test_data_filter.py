@@ -24,10 +24,10 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.data.preferences import FilterVerdict, read_verdicts, why_dropped
 from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
-from selfverify.learner.kept import FilteredProblems
 from selfverify.methods.base import MethodConfig
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Task
+from selfverify.trainer.rollout_source import FilteredProblems
 
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)
 

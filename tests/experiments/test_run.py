@@ -23,7 +23,7 @@ from selfverify.core.files import only_writer
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
-from selfverify.learner.loop import StepCallback
+from selfverify.trainer.trainer import StepCallback
 
 SMALL = EvaluationConfig(problems=2, samples=2)
 

@@ -36,12 +36,12 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
-from selfverify.learner import loop, update
-from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits_pick import DigitsPick
+from selfverify.trainer import loss, trainer
+from selfverify.trainer.trainer import Trainer
 
 
 def use_fsdp_on_cpu(learner: Trainer) -> None:
@@ -67,19 +67,19 @@ def use_zero_on_cpu() -> None:
         )
         return Accelerator(deepspeed_plugin=plugin, **settings)
 
-    loop.make_accelerator = make_accelerator
+    trainer.make_accelerator = make_accelerator
 
 
 def spoil(learner: Trainer, step: int) -> None:
     """Let the loss of the last process be NaN in a step."""
-    right = update.surrogate
+    right = loss.surrogate
 
     def surrogate(*streams, **options):
         terms = right(*streams, **options)
         bad = learner.step == step and ranks.index() == ranks.count() - 1
         return terms._replace(loss=terms.loss * torch.nan) if bad else terms
 
-    update.surrogate = surrogate
+    loss.surrogate = surrogate
 
 
 class Uneven(DigitsPick):

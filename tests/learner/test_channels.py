@@ -21,15 +21,18 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Alternatives
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.learner.channel_optimizer import ChannelOptimizer
-from selfverify.learner.channels import channel_names, chosen_alternatives, only
-from selfverify.learner.optimizer import make_optimizer
-from selfverify.learner.parallel import Parallel, make_accelerator
-from selfverify.learner.streams import TokenStreams, select
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer, micro_batches
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import write_tiny
+from selfverify.trainer.batch import TokenStreams, select
+from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
+from selfverify.trainer.optim import (
+    ChannelOptimizer,
+    channel_names,
+    chosen_alternatives,
+    make_optimizer,
+    only,
+)
+from selfverify.trainer.parallel import Parallel, make_accelerator
 
 SCRIPT = Path(__file__).with_name("resume_run.py")
 

@@ -21,16 +21,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from selfverify.core.errors import CheckpointError
-from selfverify.learner import checkpoint as checkpoint_module
-from selfverify.learner import checkpoint_files
-from selfverify.learner.checkpoint import (
+from selfverify.trainer import checkpoint
+from selfverify.trainer import checkpoint as checkpoint_module
+from selfverify.trainer.checkpoint import (
     MODEL_FOLDER,
     CheckpointManager,
     best_checkpoint,
     latest_checkpoint,
     restore_rng,
 )
-from selfverify.learner.state import pack, unpack
+from selfverify.trainer.state import pack, unpack
 
 
 class Training:
@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_nothing_behind_and_the_earlier_one_valid(
     def full(path: Any, *rest: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_files, victim, full)
+    monkeypatch.setattr(checkpoint, victim, full)
     with pytest.raises(CheckpointError) as caught:
         training.save(manager, 2)
     message = str(caught.value)

@@ -25,13 +25,13 @@ from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.learner.loop import Trainer
-from selfverify.learner.streams import TokenStreams, make_streams
-from selfverify.learner.totals import UpdateMetrics
 from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed, uniforms
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SelfCorrection, SingleTurn
+from selfverify.trainer.batch import TokenStreams, make_streams
+from selfverify.trainer.loss import UpdateMetrics
+from selfverify.trainer.trainer import Trainer
 from updating import update
 from vllm_standin import LLM
 

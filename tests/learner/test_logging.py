@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from selfverify.core.errors import CheckpointError
-from selfverify.learner.logging import MetricsLog
+from selfverify.trainer.logging import MetricsLog
 
 
 def test_values_are_rounded_and_plain(tmp_path: Path) -> None:

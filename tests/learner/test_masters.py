@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.learner.channel_optimizer import ChannelOptimizer
-from selfverify.learner.checkpoint import CheckpointManager
-from selfverify.learner.optimizer import make_optimizer
+from selfverify.trainer.checkpoint import CheckpointManager
+from selfverify.trainer.optim import ChannelOptimizer, make_optimizer
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 STEPS, RATE = 300, 1e-6
@@ -129,7 +128,7 @@ def test_large_weights_are_stepped_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     config = TrainerConfig(steps=1, learning_rate=1e-3)
     results = []
     for chunk in (2**26, 1000):
-        monkeypatch.setattr("selfverify.learner.channel_optimizer.CHUNK", chunk)
+        monkeypatch.setattr("selfverify.trainer.optim.CHUNK", chunk)
         made = weights(torch.bfloat16)
         train(made, make_optimizer(config, made.named_parameters(), True), gradients)
         results.append(flat(made.values()))

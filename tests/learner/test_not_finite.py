@@ -231,8 +231,8 @@ def test_a_credit_that_is_no_number_names_problem_and_channel(
 def test_a_metric_that_is_nan_is_never_the_best(tiny_folder: Path, tmp_path: Path) -> None:
     """NaN compares with nothing, so that no later checkpoint would be better."""
 
-    from selfverify.learner.loop import Trainer
     from selfverify.methods.base import Training
+    from selfverify.trainer.trainer import Trainer
 
     measured: Sequence[float] = [float("nan"), 0.25, float("nan"), 0.5, 0.4]
     config = settings(5, best_metric="auc", evaluate_every=1).model_copy(update={"keep_last": 1})

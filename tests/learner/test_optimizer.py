@@ -11,8 +11,8 @@ import torch
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.learner.checkpoint import CheckpointManager
-from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
+from selfverify.trainer.checkpoint import CheckpointManager
+from selfverify.trainer.optim import learning_rate_factor, make_optimizer
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None

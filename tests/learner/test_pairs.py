@@ -16,10 +16,10 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Credit, Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
-from selfverify.learner.streams import TokenStreams, make_streams, pair_weights
-from selfverify.learner.update import LossComputer
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import TokenStreams, make_streams, pair_weights
+from selfverify.trainer.loss import LossComputer
 from updating import update
 
 BETA = 0.25

@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import logging as transformers_logging
 
 from selfverify.cli.printing import bar
-from selfverify.learner.progress import TrainingProgress
+from selfverify.trainer.logging import TrainingProgress
 
 BARS = ("Loading weights", "Writing model shards")
 

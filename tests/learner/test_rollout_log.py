@@ -22,9 +22,9 @@ from selfverify.core.events import read_events
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.learner.rollout_log import wants_log
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
+from selfverify.trainer.rollout_source import wants_log
 
 SCRIPT = Path(random_episodes.__file__)
 

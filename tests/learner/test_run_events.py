@@ -58,7 +58,7 @@ def test_trackers_that_would_be_left_out_are_refused(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[str] = []
-    monkeypatch.setattr("selfverify.learner.parallel.get_available_trackers", lambda: installed)
+    monkeypatch.setattr("selfverify.trainer.parallel.get_available_trackers", lambda: installed)
     with pytest.raises(ConfigError, match=r"learner\.trackers: there is no tracker 'wandbb'.*wandb"):
         run(tiny_folder, tmp_path, trackers=["wandbb"])
     for name in ("wandb", "all"):

@@ -14,11 +14,10 @@ from selfverify.core import ranks
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Alternatives
 from selfverify.experiments.registry import make_task
-from selfverify.learner.passes import MicroBatch, Slice, micro_batches, row_slices
-from selfverify.learner.streams import TokenStreams
-from selfverify.learner.update import LossComputer
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import TokenStreams
+from selfverify.trainer.loss import LossComputer, MicroBatch, Slice, micro_batches, row_slices
 from updating import update
 
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from selfverify.core.errors import CheckpointError
-from selfverify.learner.weights import load_matching
+from selfverify.trainer.state import load_matching
 
 SMALL = {
     "vocab_size": 40,

@@ -19,10 +19,10 @@ from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import METHODS, make_method, make_task
-from selfverify.learner.streams import make_streams, select
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.batch import make_streams, select
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:

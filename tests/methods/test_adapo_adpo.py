@@ -14,9 +14,9 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.streams import make_streams
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import make_streams
 
 
 def trajectory(first: int, second: int, score: float, finish: str = "stop") -> Trajectory:

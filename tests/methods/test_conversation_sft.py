@@ -18,11 +18,11 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, valid_trajectories
-from selfverify.learner.streams import UNTRAINED, make_streams, select
 from selfverify.methods.sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import DemonstratedTurn, Task, Verdict, user_turn
+from selfverify.trainer.batch import UNTRAINED, make_streams, select
 
 SAMPLING = SamplingConfig(group_size=1)
 

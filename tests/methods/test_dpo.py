@@ -14,13 +14,13 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Trainer
-from selfverify.learner.streams import TokenStreams, make_streams
 from selfverify.methods.base import Training
 from selfverify.objectives import likelihood, pairwise
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.trainer.batch import TokenStreams, make_streams
+from selfverify.trainer.trainer import Trainer
 from selfverify.visual.digits_far import DigitsFar
 
 SAMPLING = SamplingConfig(group_size=1)

@@ -11,12 +11,12 @@ from rounding import assert_close, assert_gradients_close
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.streams import select, stack_choices
 from selfverify.methods.adpo import score_distributions
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
+from selfverify.trainer.batch import select, stack_choices
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]

@@ -14,10 +14,10 @@ from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.streams import TokenStreams, make_streams, select, stack
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
+from selfverify.trainer.batch import TokenStreams, make_streams, select, stack
 from updating import update
 
 

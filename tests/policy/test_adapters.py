@@ -150,7 +150,7 @@ def test_training_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) -> None:
-    from selfverify.learner.weights import load_matching
+    from selfverify.trainer.state import load_matching
 
     adapted.save(tmp_path / "a")
     with pytest.raises(CheckpointError, match="does not fit"):

@@ -15,10 +15,10 @@ from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
-from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.tasks.base import user_turn
+from selfverify.trainer.parallel import make_accelerator
 from vllm_standin import Server
 
 

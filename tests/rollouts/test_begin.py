@@ -20,7 +20,6 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
-from selfverify.learner.streams import TokenStreams, make_streams, select
 from selfverify.methods.base import Method
 from selfverify.policy.decoding import Sample
 from selfverify.policy.observation_encoding import ReplyEncoder
@@ -29,6 +28,7 @@ from selfverify.rollouts.rollout import Rollout, recite, rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits import DigitsSum
+from selfverify.trainer.batch import TokenStreams, make_streams, select
 
 __all__ = ["ending_policy"]  # a fixture
 

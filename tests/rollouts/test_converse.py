@@ -18,10 +18,10 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Finish, Group, valid_trajectories
-from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.tasks.base import Task, Verdict, user_turn
+from selfverify.trainer.batch import make_streams
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)

@@ -19,7 +19,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
-from selfverify.learner.checkpoint import latest_checkpoint
 from selfverify.policy.policy import Policy
 from selfverify.rollouts import episode_runner
 from selfverify.rollouts import episode_runner as module
@@ -27,6 +26,7 @@ from selfverify.rollouts.episode_runner import HungThreads
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum
+from selfverify.trainer.checkpoint import latest_checkpoint
 
 __all__ = ["ending_policy"]  # a fixture
 
@@ -41,7 +41,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> HungThreads:
     fresh = HungThreads()
     for place in (module, episode_runner):
         monkeypatch.setattr(place, "HUNG", fresh)
-    monkeypatch.setattr("selfverify.learner.loop.HUNG", fresh)
+    monkeypatch.setattr("selfverify.trainer.trainer.HUNG", fresh)
     return fresh
 
 

@@ -35,8 +35,6 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.learner import update as update_module
-from selfverify.learner.parallel import make_accelerator
 from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
@@ -45,6 +43,8 @@ from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawsConfig
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
+from selfverify.trainer import loss as update_module
+from selfverify.trainer.parallel import make_accelerator
 from selfverify.verifiers.make_verifier import make_verifier
 from simulated.device import load, waits
 

@@ -24,12 +24,12 @@ from selfverify.core.trajectory import (
     valid_trajectories,
 )
 from selfverify.experiments.registry import make_method
-from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.tasks.tool_calls import Tool, ToolError, tool
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode
+from selfverify.trainer.batch import make_streams
 
 
 class Room(ToolEpisode):

@@ -16,10 +16,10 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
+from selfverify.trainer.trainer import Trainer
 from selfverify_phone.judging import PhoneJudging, PhoneJudgingConfig
 
 

@@ -39,7 +39,7 @@ def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]
     """
     from rich.progress import Progress  # most commands show none
 
-    from selfverify.learner.progress import no_bars_of_transformers
+    from selfverify.trainer.logging import no_bars_of_transformers
 
     with no_bars_of_transformers(), Progress(transient=True, disable=hidden) as shown:
         task = shown.add_task(name, total=None)

@@ -7,12 +7,7 @@ from pathlib import Path
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.core.policy_config import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe
-from selfverify.learner.checkpoint import (
-    CHECKPOINTS_FOLDER,
-    MODEL_FOLDER,
-    best_checkpoint,
-    latest_checkpoint,
-)
+from selfverify.trainer.checkpoint import CHECKPOINTS_FOLDER, MODEL_FOLDER, best_checkpoint, latest_checkpoint
 
 
 def holds_a_run(folder: Path) -> bool:

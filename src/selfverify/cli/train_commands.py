@@ -119,7 +119,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
     from selfverify.core.events import EVENTS_FILE, read_events, story
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.run import train as run_train
-    from selfverify.learner.progress import TrainingProgress
+    from selfverify.trainer.logging import TrainingProgress
 
     def refuse_to_overwrite() -> None:
         if not settings.resume and not settings.overwrite and holds_a_run(loaded.folder):

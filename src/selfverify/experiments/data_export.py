@@ -34,7 +34,6 @@ from selfverify.data.images import read_image
 from selfverify.evaluation.atif_samples import sample_to_atif
 from selfverify.evaluation.samples import IMAGES, Progress, StoredProblem, StoredSample, find_store
 from selfverify.experiments.questions import Asked, Questions
-from selfverify.learner.rollout_log import NAME, ROLLOUTS_FOLDER
 from selfverify.rollouts.atif import (
     EXPORT_FILE,
     SHOWN_IMAGES,
@@ -44,6 +43,7 @@ from selfverify.rollouts.atif import (
     without_surrogates,
 )
 from selfverify.rollouts.recording import RecordedGroup
+from selfverify.trainer.rollout_source import NAME, ROLLOUTS_FOLDER
 
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
 

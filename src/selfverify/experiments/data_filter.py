@@ -18,12 +18,12 @@ from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import recipe_task, start_processes
-from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Method
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import NotCounted, Task
+from selfverify.trainer.rollout_source import judged_by
 
 
 @dataclass(frozen=True, slots=True)

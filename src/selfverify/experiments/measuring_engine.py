@@ -9,9 +9,9 @@ from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.answerers import Answerer
-from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine, require_vllm
+from selfverify.trainer.parallel import make_accelerator
 
 
 @contextmanager

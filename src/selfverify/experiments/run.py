@@ -25,9 +25,6 @@ from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run_folder import held_folder
-from selfverify.learner.logging import MetricsLog
-from selfverify.learner.loop import StepCallback, Trainer
-from selfverify.learner.rollout_log import ROLLOUTS_FOLDER
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
@@ -35,6 +32,9 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import require_vllm
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task
+from selfverify.trainer.logging import MetricsLog
+from selfverify.trainer.rollout_source import ROLLOUTS_FOLDER
+from selfverify.trainer.trainer import StepCallback, Trainer
 
 GALLERY_PROBLEMS = 128
 """The number of problems that the report can show."""

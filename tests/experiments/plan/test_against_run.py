@@ -20,7 +20,6 @@ from selfverify.experiments.plan.meter import Meter
 from selfverify.experiments.plan.plan import make_plan
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Trainer
 from selfverify.methods.base import Training
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.encoding import Encoder
@@ -30,6 +29,7 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits_pick import DigitsPick
+from selfverify.trainer.trainer import Trainer
 
 STEPS = 2
 """The second step is the first with the optimiser's state; that is what is planned."""

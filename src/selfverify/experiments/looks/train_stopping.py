@@ -32,8 +32,8 @@ from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, to_y
 from selfverify.experiments.run import clear_run, train
 from selfverify.experiments.run_folder import held_folder
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.learner.checkpoint import MODEL_FOLDER
-from selfverify.learner.loop import StepCallback
+from selfverify.trainer.checkpoint import MODEL_FOLDER
+from selfverify.trainer.trainer import StepCallback
 from selfverify.visual.traces import MOST, Demands, Pairing, leak_test
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,6 @@ from selfverify.experiments.plan.lengths import lengths_of, samples
 from selfverify.experiments.plan.meter import Meter, Span
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.apart import ApartGradients
-from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
-from selfverify.learner.optimizer import make_optimizer
-from selfverify.learner.passes import micro_batches
-from selfverify.learner.streams import TokenStreams
-from selfverify.learner.totals import UpdateMetrics
-from selfverify.learner.update import LossComputer
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import image_features
@@ -33,6 +26,9 @@ from selfverify.policy.loading import load_structure
 from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
+from selfverify.trainer.batch import TokenStreams
+from selfverify.trainer.loss import LossComputer, UpdateMetrics, micro_batches
+from selfverify.trainer.optim import LOW_PRECISION, ApartGradients, ChannelOptimizer, make_optimizer
 
 ENDED = 5
 """Of so many conversations one has ended when the others' keys are copied without it."""

@@ -23,9 +23,9 @@ from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, recipe_task, train
 from selfverify.experiments.run_folder import held_folder
-from selfverify.learner.checkpoint import MODEL_FOLDER
-from selfverify.learner.progress import TrainingProgress
 from selfverify.reports.report import write_overview, write_report
+from selfverify.trainer.checkpoint import MODEL_FOLDER
+from selfverify.trainer.logging import TrainingProgress
 
 
 def quickstart(

@@ -1,31 +1,28 @@
-"""The gradient of an optimiser update, from streams. This module knows objectives and no methods.
+"""Gradients of a batch from streams.
 
-Names of tensors end in their axes, as in `selfverify.learner.streams`.
+The gradient of an optimiser update, from streams. This module knows objectives and no methods.
+
+Names of tensors end in their axes, as in `selfverify.trainer.batch`.
+
+Forward passes of an optimiser batch: which rows of which groups are forwarded together.
+
+What the updates of one step add up to, for logging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Alternatives
-from selfverify.learner.channels import chosen_alternatives, only
-from selfverify.learner.parallel import Parallel
-from selfverify.learner.passes import MicroBatch, micro_batches
-from selfverify.learner.streams import (
-    TokenStreams,
-    batch_weights,
-    pair_weights,
-    stack,
-    stack_choices,
-    stack_known,
-)
-from selfverify.learner.totals import UpdateMetrics
 from selfverify.objectives import (
     choice_probability,
     choice_surrogate,
@@ -35,6 +32,243 @@ from selfverify.objectives import (
     surrogate,
 )
 from selfverify.policy.policy import Policy
+from selfverify.trainer.batch import (
+    TokenStreams,
+    batch_weights,
+    pair_weights,
+    stack,
+    stack_choices,
+    stack_known,
+)
+from selfverify.trainer.optim import chosen_alternatives, only
+from selfverify.trainer.parallel import Parallel
+
+_PASS_TOKENS = 256
+"""What a forward pass costs beside its tokens, in tokens. It keeps slices of groups from being too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of a group, which are forwarded behind one copy of its prompt.
+
+    Args:
+        group: The place of the group in the batch.
+        rows: The places of its trajectories in the group.
+    """
+
+    group: int
+    rows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Slices of groups that are forwarded together.
+
+    Args:
+        slices: At least one.
+        counts: False for a pass that only keeps the processes in step. Its gradient and its figures are
+            dropped.
+    """
+
+    slices: list[Slice]
+    counts: bool = True
+
+
+def micro_batches(
+    groups: Sequence[TokenStreams], size: int, tokens: int | None = None, whole: bool = False
+) -> list[MicroBatch]:
+    """Return this process's forward passes. Groups of like lengths go together, so that little is padding.
+
+    A group that is longer than ``tokens`` is sliced: its longest row does not make all others as long, and
+    its passes need less memory. The prompt is forwarded once for each slice.
+
+    Wrappers make all processes work in step, so all get as many passes as the busiest process has. A process
+    that has fewer repeats a small pass, which does not count.
+
+    Args:
+        groups: The groups of all processes; each names its owner.
+        size: The largest number of groups in one pass.
+        tokens: The largest number of tokens in one pass, padding included. A single row that is longer is a
+            pass of its own. None is no limit.
+        whole: Whether the rows of a group have to stay together, whatever their length.
+    """
+    order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].width))
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks.count())]
+    for owner, passes in enumerate(shares):
+        own = [i for i in order if groups[i].owner == owner]
+        passes += _joined(groups, own, size, tokens) if whole else _sliced(groups, own, size, tokens)
+    mine = shares[ranks.index()]
+    spare = (mine or [each for share in shares for each in share])[0]
+    missing = max(len(share) for share in shares) - len(mine)
+    return mine + [MicroBatch(spare.slices[:1], counts=False)] * missing
+
+
+def _sliced(
+    groups: Sequence[TokenStreams], own: Sequence[int], size: int, tokens: int | None
+) -> list[MicroBatch]:
+    """Return the passes of the groups ``own``: those that fit are joined, the others are cut into slices."""
+    fitting = [i for i in own if tokens is None or _padded([groups[i]]) <= tokens]
+    cut = [Slice(i, rows) for i in own if i not in fitting for rows in row_slices(groups[i], tokens or 0)]
+    return _joined(groups, fitting, size, tokens) + [MicroBatch([each]) for each in cut]
+
+
+def _joined(
+    groups: Sequence[TokenStreams], own: Sequence[int], size: int, tokens: int | None
+) -> list[MicroBatch]:
+    """Return passes of whole groups, in the order of ``own``."""
+    batches: list[list[int]] = []
+    for i in own:
+        joined = [*batches[-1], i] if batches else [i]
+        fits = tokens is None or _padded([groups[j] for j in joined]) <= tokens
+        if batches and len(joined) <= size and fits:
+            batches[-1] = joined
+        else:
+            batches.append([i])
+    return [MicroBatch([Slice(i, [*range(len(groups[i].tokens))]) for i in batch]) for batch in batches]
+
+
+def _padded(groups: Sequence[TokenStreams]) -> int:
+    """Return how many tokens a pass of groups has, padding included."""
+    prompt = max(len(group.prompt.ids) for group in groups)
+    rows = max(len(group.tokens) for group in groups) * max(group.width for group in groups)
+    return len(groups) * (prompt + rows)
+
+
+def row_slices(group: TokenStreams, tokens: int) -> list[list[int]]:
+    """Cut a group's rows into slices, such that all slices together have as few tokens as possible.
+
+    A slice has the prompt once and its rows as long as its longest. So rows of like lengths belong together,
+    and the best cut goes through the rows in the order of their lengths (dynamic programming over cuts).
+
+    Args:
+        group: A group of G rows.
+        tokens: The largest number of tokens in a slice. A slice of one row may have more.
+
+    Returns:
+        Lists of rows. Together they are all G rows, from the shortest to the longest.
+    """
+    lengths = [len(row) for row in group.tokens]
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    best: list[tuple[int, list[list[int]]]] = [(0, [])]
+    """The cost and the slices of the first 0, 1, 2, ... rows of ``order``."""
+    for end in range(1, len(order) + 1):
+        choices = []
+        for start in range(end):
+            count = end - start
+            needed = len(group.prompt.ids) + count * lengths[order[end - 1]]
+            if needed <= tokens or count == 1:
+                cost, slices = best[start]
+                choices.append((cost + needed + _PASS_TOKENS, [*slices, order[start:end]]))
+        best.append(min(choices, key=lambda choice: choice[0]))
+    return best[-1][1]
+
+
+@dataclass(slots=True)
+class UpdateMetrics:
+    """Figures that passes, updates and processes add to.
+
+    Args:
+        sums: By name. ``tokens`` counts trained tokens; ``loss``, ``kl`` and ``clipped`` are sums over them.
+            The names that begin with ``mismatch/`` are sums over the trained tokens that another sampling
+            engine gave a log-probability for. ``pairs`` counts pairs of a chosen and a rejected trajectory,
+            and the names that begin with ``pairs/`` are sums over them.
+        largest: The largest ``ratio`` and the largest ``mismatch`` of a token, by name.
+        grad_norms: The gradient's norm at each update, before clipping. Where channels have gradients of
+            their own, it is that of all of them as one vector: the root of the sum of their squared norms.
+            It is not finite where an update was skipped.
+        channel_norms: The norms of each channel's own gradient, before clipping, where they were measured.
+        skipped: How many updates were skipped because their gradient was not finite. Channels with gradients
+            of their own have updates of their own.
+    """
+
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    largest: dict[str, float] = field(default_factory=lambda: {"ratio": 1.0, "mismatch": 0.0})
+    grad_norms: list[float] = field(default_factory=list)
+    channel_norms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    skipped: int = 0
+
+    def add_norms(self, norms: Mapping[str, float]) -> None:
+        """Note the norms of channels' own gradients."""
+        for name, norm in norms.items():
+            self.channel_norms[name].append(norm)
+
+    def note_largest(self, name: str, values: Tensor) -> None:
+        """Raise ``largest[name]`` to the largest of ``values``, if there are any."""
+        if values.numel():
+            self.largest[name] = max(self.largest[name], float(values.max()))
+
+    def add_mismatch(
+        self, old_bgr: Tensor, sampler_bgr: Tensor, trained_bgr: Tensor, cap: float | None
+    ) -> None:
+        """Add how far a foreign sampling engine's log-probabilities lie from the learner's.
+
+        Args:
+            old_bgr: ``[B, G, R]`` log-probabilities under the learner's model at the moment of sampling.
+            sampler_bgr: ``[B, G, R]`` the engine's, NaN where unknown.
+            trained_bgr: ``[B, G, R]`` bool, which tokens are trained.
+            cap: The largest importance weight; None where the weights are not used.
+        """
+        known_bgr = trained_bgr & ~sampler_bgr.isnan()
+        difference = (old_bgr.detach() - sampler_bgr)[known_bgr].double()
+        ratio = difference.exp()
+        self.sums["mismatch/tokens"] += len(difference)
+        self.sums["mismatch/absolute"] += float(difference.abs().sum())
+        self.sums["mismatch/ratio"] += float(ratio.sum())
+        self.sums["mismatch/truncated"] += 0 if cap is None else int((ratio > cap).sum())
+        self.note_largest("mismatch", difference.abs())
+
+    def together(self) -> UpdateMetrics:
+        """The totals of all processes; every process has to call this."""
+        # Gradients are summed over processes, so their norms are the same everywhere.
+        whole = UpdateMetrics(
+            grad_norms=self.grad_norms, channel_norms=self.channel_norms, skipped=self.skipped
+        )
+        for part in ranks.gather(self):
+            for name, value in part.sums.items():
+                whole.sums[name] += value
+            for name, value in part.largest.items():
+                whole.largest[name] = max(whole.largest[name], value)
+        return whole
+
+    def metrics(self) -> dict[str, float]:
+        """Means per update, per trained token or per pair.
+
+        Names that begin with ``mismatch/`` or ``pairs/``, and ``updates/skipped``, are there only where there
+        is something to count. Norms are means of those that are finite, NaN where none is.
+        """
+        updates, tokens = max(len(self.grad_norms), 1), max(self.sums["tokens"], 1)
+        found = {
+            "loss": self.sums["loss"] / updates,
+            "kl": self.sums["kl"] / tokens,
+            "clip_share": self.sums["clipped"] / tokens,
+            "ratio_max": self.largest["ratio"],
+            "grad_norm": _mean(self.grad_norms) if self.grad_norms else 0.0,
+            "tokens/trained": float(self.sums["tokens"]),
+        }
+        found |= {f"grad_norm/{name}": _mean(norms) for name, norms in self.channel_norms.items()}
+        if self.skipped:
+            found["updates/skipped"] = float(self.skipped)
+        compared = self.sums["mismatch/tokens"]
+        if compared:
+            found |= {
+                "mismatch/mean_abs": self.sums["mismatch/absolute"] / compared,
+                "mismatch/max": self.largest["mismatch"],
+                "mismatch/ratio_mean": self.sums["mismatch/ratio"] / compared,
+                "mismatch/truncated_share": self.sums["mismatch/truncated"] / compared,
+            }
+        pairs = self.sums["pairs"]
+        if pairs:
+            found |= {
+                "pairs/accuracy": self.sums["pairs/right"] / pairs,
+                "pairs/margin": self.sums["pairs/margin"] / pairs,
+            }
+        return found
+
+
+def _mean(norms: Sequence[float]) -> float:
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return sum(finite) / len(finite) if finite else math.nan
+
 
 OBJECTIVES = ("surrogate", "likelihood", "pairwise")
 """What tokens may learn by; `selfverify.objectives` has a function of each name."""

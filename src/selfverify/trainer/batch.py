@@ -1,4 +1,6 @@
-"""Turns groups and credits into per-token streams, which are all that the learner sees of a method.
+"""TokenBatch: per-token advantage, KL, weight.
+
+Turns groups and credits into per-token streams, which are all that the learner sees of a method.
 
 Names of tensors end in their axes: B groups, G trajectories of each group, R tokens of a response, N rows
 (trajectories of several groups), M tokens that learn from all their alternatives, K alternatives of each.

@@ -1,68 +1,296 @@
-"""The training loop: roll out, credit, learn. It knows no method."""
+"""Trainer: roll out, credit, update, log, save.
+
+The training loop: roll out, credit, learn. It knows no method.
+
+What one training step learns from its groups: it shares them out, then makes update after update.
+
+What has to be the same in all processes of a run, and in a run and the checkpoint it goes on from.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from selfverify.core import ranks
-from selfverify.core.errors import ConfigError, DataError, HungError
+from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
 from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
-from selfverify.core.files import make_folder
+from selfverify.core.files import differences, make_folder
 from selfverify.core.trajectory import Group, valid_trajectories
-from selfverify.learner.agreement import (
-    check_moments,
-    check_processes,
-    note_image_backend,
-    note_settings,
-)
-from selfverify.learner.channel_optimizer import ChannelOptimizer
-from selfverify.learner.checkpoint import (
-    CHECKPOINTS_FOLDER,
-    MODEL_FOLDER,
-    CheckpointManager,
-    latest_checkpoint,
-    restore_rng,
-)
-from selfverify.learner.interrupt import interruptible
-from selfverify.learner.lesson import TrainStep
-from selfverify.learner.logging import MetricsLog
-from selfverify.learner.optimizer import learning_rate_factor, lost_steps, make_optimizer
-from selfverify.learner.parallel import (
-    Parallel,
-    check_trackers,
-    has_masters,
-    make_accelerator,
-    whole_loading,
-)
-from selfverify.learner.rollout_log import RolloutLog, settings_of, wants_log
-from selfverify.learner.source import RolloutSource
-from selfverify.learner.state import refuse_not_finite
-from selfverify.learner.streams import select
-from selfverify.learner.update import LossComputer
-from selfverify.learner.weights import load_matching
 from selfverify.methods.base import Training
+from selfverify.policy.decoding import derived_seed, kept_generators
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.episode_runner import HUNG
 from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Verdict
+from selfverify.trainer.batch import TokenStreams, select
+from selfverify.trainer.checkpoint import (
+    CHECKPOINTS_FOLDER,
+    MODEL_FOLDER,
+    CheckpointManager,
+    latest_checkpoint,
+    read_checkpoint,
+    restore_rng,
+)
+from selfverify.trainer.logging import MetricsLog, interruptible
+from selfverify.trainer.loss import LossComputer, MicroBatch, UpdateMetrics
+from selfverify.trainer.optim import (
+    ChannelOptimizer,
+    channel_names,
+    learning_rate_factor,
+    lost_steps,
+    make_optimizer,
+)
+from selfverify.trainer.parallel import Parallel, check_trackers, has_masters, make_accelerator, whole_loading
+from selfverify.trainer.rollout_source import RolloutLog, RolloutSource, settings_of, wants_log
+from selfverify.trainer.state import load_matching, refuse_not_finite
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = 3
+"""Training stops after so many updates in a row whose gradients were not finite."""
+SKIPPED_WHILE_SCALING = 24
+"""The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
+
+
+class TrainStep:
+    """Learns from the groups of one step after another.
+
+    Args:
+        updater: Makes the gradients.
+        source: Made the groups. It completes those that another process made.
+        scheduler: Sets the learning rate after each update.
+    """
+
+    def __init__(self, updater: LossComputer, source: RolloutSource, scheduler: Any) -> None:
+        self.updater, self.source, self.scheduler = updater, source, scheduler
+        self.skipped: dict[str, int] = {}
+        """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
+        self._settled = False
+
+    def learn(self, groups: list[TokenStreams], makers: Sequence[int], step: int) -> UpdateMetrics:
+        """Make the updates of one step.
+
+        Args:
+            groups: The groups of all processes, the same in every process.
+            makers: The process that sampled each group of the rollout.
+            step: The step's number.
+
+        Returns:
+            The totals of all processes.
+        """
+        totals, config, policy = UpdateMetrics(), self.updater.config, self.updater.policy
+        if not groups:
+            return totals
+        # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
+        place = config.groups_per_step + ranks.index()
+        torch.manual_seed(derived_seed(self.source.seed, step, place))
+        parts = np.array_split(np.arange(len(groups)), config.updates_per_rollout)
+        batches = [[groups[i] for i in part] for part in parts if len(part)]
+        for batch in batches:
+            _share_out(batch, makers)
+        passes = self.updater.passes(groups)
+        updates = [(batch, self.updater.passes(batch)) for batch in batches]
+        # A pass that does not count may be of a group that another process learns from.
+        learnt = [
+            batch[i]
+            for batch, own in [(groups, passes), *updates]
+            for i in dict.fromkeys(part.group for each in own for part in each.slices)
+        ]
+        shown = self.source.shown([group.number for group in learnt])
+        for group in learnt:
+            group.pictures = shown.get(group.number, group.pictures)
+            group.prompt = self.source.complete(group.number, group.prompt)
+            group.prepare_images(policy.encoder)
+        self._settle(groups[passes[0].slices[0].group])
+        self.updater.fix_logprobs(groups, passes)
+        policy.model.train()
+        for _ in range(config.inner_epochs):
+            for batch, own in updates:
+                if config.log_channels_every and (step + 1) % config.log_channels_every == 0:
+                    self._measure_channels(batch, own, totals)
+                self._update(batch, own, totals)
+                if policy.engine is not None:
+                    policy.engine.stale = True
+                self.scheduler.step()
+        policy.model.eval()
+        return totals.together()
+
+    def _update(
+        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
+    ) -> None:
+        """Make one update, as ``learner.channels`` says."""
+        updater, config = self.updater, self.updater.config
+        names = [] if config.channels == "joint" else channel_names(batch)
+        if not names:
+            updater.gradient(batch, own, totals)
+            totals.grad_norms.append(self._step(totals))
+            return
+        if config.channels == "alternate":
+            # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
+            names = [names[self.scheduler.last_epoch % len(names)]]
+            updater.gradient(batch, own, totals, channel=names[0])
+        else:
+            updater.gradient(batch, own, totals, apart=names)
+        rates = config.channel_rates
+        norms = {n: self._step(totals, n, rates.get(n, 1.0), sharers=len(names)) for n in names}
+        totals.add_norms(norms)
+        totals.grad_norms.append(math.hypot(*norms.values()))
+
+    def _step(self, totals: UpdateMetrics, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
+        """Make a channel's update, or skip it where its gradient is not finite; returns the norm.
+
+        A skipped update counts as one: the schedule of the learning rate and the turns of channels go on.
+
+        Raises:
+            SelfVerifyError: So many were skipped in a row that nothing is learnt any more.
+        """
+        norm = self.updater.parallel.step(channel, rate, sharers)
+        if math.isfinite(norm):
+            self.skipped.pop(channel, None)
+            return norm
+        totals.skipped += 1
+        row = self.skipped[channel] = self.skipped.get(channel, 0) + 1
+        whose = f"the gradient of channel {channel}" if channel else "the gradient"
+        if ranks.index() == 0:
+            message = f"{whose} is not finite (its norm is {norm}); no update is made, and training goes on"
+            note(logger, "update_skipped", message, channel=channel or "all", norm=str(norm))
+        if row >= (SKIPPED_WHILE_SCALING if self.updater.parallel.scales_loss else SKIPPED):
+            raise SelfVerifyError(
+                f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
+                "stops. The checkpoints are as they were. Resume from the newest one with a lower "
+                f"learner.learning_rate (now {self.updater.config.learning_rate:g}) or in float32 "
+                "(policy.dtype, mixed_precision). If that ends here again, the trouble began before it: "
+                "move it away, so that an older one is taken"
+            )
+        return norm
+
+    def _measure_channels(
+        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
+    ) -> None:
+        """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
+        if self.updater.config.channels != "joint":
+            return  # `_update` measures them anyway
+        with kept_generators(self.updater.policy.device):
+            self.updater.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
+        totals.add_norms(self.updater.parallel.apart_norms())
+
+    def _settle(self, group: TokenStreams) -> None:
+        """Have a policy check what it checks once, before wrappers make all processes work in step."""
+        if ranks.count() > 1 and not self._settled:
+            policy = self.updater.policy
+            with torch.no_grad():
+                policy.whole(lambda: policy.logprobs([group.prompt], [group.continuations[:2]]))
+            self._settled = True
+
+
+def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
+    """Decide which process learns from which group, so that all have about the same to do."""
+    costs = [group.token_count for group in batch]
+    owners = ranks.balance(costs, [makers[group.number] for group in batch], ranks.count())
+    for group, owner in zip(batch, owners, strict=True):
+        group.owner = owner
+
+
+def check_processes(training: Training, source: RolloutSource, step: int) -> None:
+    """Check that all processes train the same weights on the same problems with the same settings.
+
+    Raises:
+        SelfVerifyError: They do not.
+    """
+    if ranks.count() == 1:
+        return
+    try:
+        problem = source.problem(0)
+        pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
+        first: Any = (problem.id, problem.messages, problem.target, pixels)
+    except DataError as error:  # all processes will skip this problem
+        first = str(error)
+    ranks.agree(
+        "the processes do not train the same",
+        {
+            "learner": training.learner.model_dump(),
+            "sampling": training.sampling.model_dump(),
+            "method": (training.method.name, str(training.method.config)),
+            "seed": training.seed,
+            "weights": training.policy.whole(training.policy.fingerprint),
+            "first problem": first,
+            "step": step,
+        },
+    )
+
+
+def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
+    """Check that a run steps its weights as the one did that wrote the checkpoint.
+
+    Args:
+        checkpoint: Where the run goes on from.
+        channels: The run's ``learner.channels``.
+        masters: Whether its optimizer keeps float32 masters of the weights.
+
+    Raises:
+        ConfigError: It does not, so that moments or masters would be lost.
+    """
+    progress = read_checkpoint(checkpoint, only="rng")[0]["progress"]
+    before = progress.get("channels", "joint")  # older checkpoints have neither entry
+    if before != channels:
+        raise ConfigError(
+            f"{checkpoint}: was written with learner.channels={before}, whose moments do not go with "
+            f"learner.channels={channels}; keep it, or start the run anew"
+        )
+    if progress.get("masters", False) and not masters:
+        raise ConfigError(
+            f"{checkpoint}: holds float32 masters, which this run would lose; keep policy.dtype, "
+            "policy.master_weights and the launcher's wrapper, or start the run anew"
+        )
+
+
+def note_settings(before: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Say which settings are others than before, of those that decide samples or weights.
+
+    Args:
+        before: Those that the checkpoint holds (`rollout_log.settings_of`); None where it is older than they.
+        now: The same of the run that goes on from it.
+    """
+    changed = differences(before, now) if before is not None else []
+    if changed:
+        message = f"settings are others from here on: {'; '.join(changed)}"
+        note(logger, "settings_changed", message, changed=changed)
+
+
+def note_image_backend(before: str | None, now: str) -> None:
+    """Say that images are prepared by another class than before, which changes log-probabilities.
+
+    Args:
+        before: The class that prepared them when the checkpoint was written; None where it does not say.
+        now: The class that prepares them from here on.
+    """
+    if before in (None, now):
+        return
+    message = (
+        f"images were prepared by {before} until now, and are by {now} from here on, which changes "
+        "log-probabilities (by up to 1.1 nats, as measured). Installing or removing torchvision does "
+        "this; put it back to go on as before"
+    )
+    note(logger, "image_backend_changed", message, before=before, now=now)
+
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, int, Metrics, Metrics], None]
 """A function that is called after each step, with its number (from 1), how many steps there are as far as is
 known, its metrics and its timings."""
 
-
-logger = logging.getLogger(__name__)
 
 EMPTY_STEPS = 3
 """A run stops after this many steps in a row without a usable problem: so many cannot all be bad."""
