@@ -28,7 +28,7 @@ from reproduce.scripts import show
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import write_json
 from selfverify.experiments.recipe import load_recipe
-from selfverify.reports.figures import PALETTE, STYLE
+from selfverify.reports.plots import PALETTE, STYLE
 
 TURNS = {"turns.acc@t1": ("first answers", "wrong"), "turns.acc@t2": ("second answers", "best")}
 """What is drawn: a metric, what people read, its colour."""

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter
 from reproduce.grid_file import BEFORE
 from reproduce.grid_tables import two_turns
 from selfverify.core.files import make_folder, naming
-from selfverify.reports.figures import (
+from selfverify.reports.plots import (
     PALETTE,
     RUN_COLOURS,
     STYLE,

@@ -17,7 +17,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem, Split
 from selfverify.evaluation.samples import StoredProblem, StoredSample, find_store
-from selfverify.reports.agent_records import calls_of, end_of, turns_of
+from selfverify.reports.film import calls_of, end_of, turns_of
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from selfverify_phone.mistakes import drawn_task, erring_session
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig

@@ -24,7 +24,7 @@ from selfverify.core.files import write_json
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.samples import CORRECT_1, find_store, read_samples
 from selfverify.evaluation.statistics import bootstrap_interval, on_all, turn_statistics
-from selfverify.reports.figures import PALETTE, STYLE
+from selfverify.reports.plots import PALETTE, STYLE
 
 PARTS = (
     ("1->1", "right, kept", "best"),

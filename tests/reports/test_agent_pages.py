@@ -24,8 +24,7 @@ from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
 from selfverify.evaluation.evaluate import shown_entry
 from selfverify.evaluation.samples import StoredSample
-from selfverify.reports.agent_film import agent_film
-from selfverify.reports.film_strip import Drawings, Pictures, embedded
+from selfverify.reports.film import Drawings, Pictures, agent_film, embedded
 from selfverify.reports.report import write_report
 from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.task import PhoneAgents

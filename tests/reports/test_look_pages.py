@@ -22,10 +22,8 @@ from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, writ
 from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherConfig
-from selfverify.reports.film_strip import Pictures
-from selfverify.reports.look_film import film_of_trace, plan_of
-from selfverify.reports.look_page import write_look_page
-from selfverify.reports.report import write_report
+from selfverify.reports.film import Pictures, film_of_trace, plan_of
+from selfverify.reports.report import write_look_page, write_report
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.visual.config import VisualConfig

@@ -15,7 +15,7 @@ from samples import sample, write_samples
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import DataError
 from selfverify.evaluation.evaluate import write_gallery
-from selfverify.reports.places import draw_places
+from selfverify.reports.gallery import draw_places
 from selfverify.reports.report import write_report
 from selfverify.tasks.base import Task
 from selfverify.tasks.grounding import Grounding

@@ -13,11 +13,10 @@ import samples as made
 from samples import write_samples
 from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import StoredStep, note_time, read_samples
-from selfverify.reports.figures import running_mean
 from selfverify.reports.gallery import gallery
+from selfverify.reports.plots import running_mean
 from selfverify.reports.report import write_overview, write_report
-from selfverify.reports.run_data import load_run
-from selfverify.reports.wording import sentence, table
+from selfverify.reports.run_data import load_run, sentence, table
 
 ATTACK = "<script>alert('x')</script>&lt;b&gt;"
 

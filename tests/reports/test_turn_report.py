@@ -19,8 +19,8 @@ from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.reports.figures import PALETTE, Bubble, draw_bubbles
 from selfverify.reports.gallery import gallery
+from selfverify.reports.plots import PALETTE, Bubble, draw_bubbles
 from selfverify.reports.report import write_report
 from selfverify.reports.run_data import load_run
 

@@ -29,7 +29,7 @@ def page(
     """
     from selfverify.evaluation.samples import IMAGES
     from selfverify.experiments.looks.looks_folder import all_traces
-    from selfverify.reports.look_page import write_look_page
+    from selfverify.reports.report import write_look_page
 
     wanted = set(trace or ())
     found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})

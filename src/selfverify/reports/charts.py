@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from selfverify.reports import figures
-from selfverify.reports.run_data import STAGES, RunData
-from selfverify.reports.wording import stage_title
+from selfverify.reports import plots
+from selfverify.reports.run_data import STAGES, RunData, stage_title
 
 LEARNING_CURVES = {
     "reward/answer": ("Answer reward", "Mean reward of the answers, format part included.", False),
@@ -87,7 +86,7 @@ def _chart(
     **drawn: Any,
 ) -> Chart:
     """Return one chart; ``drawn`` is passed on to ``draw``."""
-    return {"svg": figures.svg(partial(draw, **drawn), label, size), "note": note}
+    return {"svg": plots.svg(partial(draw, **drawn), label, size), "note": note}
 
 
 def accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
@@ -99,10 +98,10 @@ def accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
         # A single sample is a point, and the table has it.
         if any(len(curve or ()) > 1 for curve in (run.summaries.get(stage, {}).get("curves") or {}).values())
     ]
-    limits = figures.accuracy_limits([curves for _, _, curves in found])
+    limits = plots.accuracy_limits([curves for _, _, curves in found])
     for run, stage, curves in found:
         yield _chart(
-            figures.draw_accuracy,
+            plots.draw_accuracy,
             f"Accuracy by samples per problem, {run.name}, {stage} training",
             curves=curves,
             title=_title(runs, run, stage_title(run, stage)),
@@ -118,11 +117,11 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
             if found := run.summaries.get(stage, {}).get("turns"):
                 last = stage == "after" or "turns" not in run.summaries.get("after", {})
                 name = stage if len(runs) == 1 else f"{run.name}, {stage}"
-                shade = figures.PALETTE[run.colour if last else "pass"]
-                points.append(figures.Bubble(name, shade, found["1->0"], found["0->1"]))
+                shade = plots.PALETTE[run.colour if last else "pass"]
+                points.append(plots.Bubble(name, shade, found["1->0"], found["0->1"]))
     if points:
         yield _chart(
-            figures.draw_bubbles,
+            plots.draw_bubbles,
             "Shares of answers that second turns corrected and spoiled",
             "As many are corrected as are spoiled on the dotted line. A bubble is as large as the change in "
             "accuracy, and hollow where it is a loss (AdaPO's Fig. 4).",
@@ -134,7 +133,7 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
         found = ((f"turn {t}", colour, *run.turn_accuracy(t)) for t, colour in (("1", "pass"), ("2", "best")))
         if lines := [line for line in found if len(line[2])]:
             yield _chart(
-                figures.draw_lines,
+                plots.draw_lines,
                 f"Accuracy of both turns over training, {run.name}",
                 "Of validation problems where measured often, else of training's (AdaPO's Fig. 2).",
                 lines=lines,
@@ -160,7 +159,7 @@ def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:
         for rule in (run.stopping or {}).get("verifier", {}):
             named = {name.format(rule=rule): how for name, how in STOPS.items()}
             yield _chart(
-                figures.draw_stops,
+                plots.draw_stops,
                 f"Right answers by the number of looks, {run.name}, {rule}",
                 "The line: after a fixed number of looks.",
                 size=(6.4, 3.6),
@@ -180,7 +179,7 @@ def training(runs: Sequence[RunData]) -> Iterator[Chart]:
         own = [run.lines({name: (run.name if len(runs) > 1 else "", run.colour)}) for run in runs]
         if any(own):
             yield _chart(
-                figures.draw_lines,
+                plots.draw_lines,
                 f"{title} over training steps",
                 note,
                 size=(4.0, 2.5) if len(runs) == 1 else (4.8, 2.7),
@@ -195,7 +194,7 @@ def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
     for run in runs:
         if lines := run.lines(ENDING_CURVES):
             yield _chart(
-                figures.draw_lines,
+                plots.draw_lines,
                 f"How conversations end over training, {run.name}",
                 "Shares of a step's conversations. Those that are lost take no part in training.",
                 lines=lines,
@@ -205,7 +204,7 @@ def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
             )
         if lines := run.lines(TIME_CURVES):
             yield _chart(
-                figures.draw_lines,
+                plots.draw_lines,
                 f"Time of conversations over training, {run.name}",
                 "Seconds of a step's rollout.",
                 lines=lines,
@@ -218,7 +217,7 @@ def signal(runs: Sequence[RunData]) -> Iterator[Chart]:
     for run in runs:
         if lines := run.lines(SIGNAL_CURVES):
             yield _chart(
-                figures.draw_lines,
+                plots.draw_lines,
                 f"Reward signal over training, {run.name}",
                 lines=lines,
                 title=_title(runs, run, "Reward signal over training"),
@@ -234,7 +233,7 @@ def scores(runs: Sequence[RunData]) -> Iterator[Chart]:
             right, wrong = run.scores(stage)
             if len(right) + len(wrong):
                 yield _chart(
-                    figures.draw_histogram,
+                    plots.draw_histogram,
                     f"Scores of right and wrong answers, {run.name}, {stage} training",
                     right=right,
                     wrong=wrong,

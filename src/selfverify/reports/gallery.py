@@ -1,8 +1,16 @@
-"""The gallery of a report: a dozen problems with all sampled answers, and which one would be chosen."""
+"""A dozen problems with all answers.
+
+The gallery of a report: a dozen problems with all sampled answers, and which one would be chosen.
+
+Draws boxes, clicks and swipes on a problem's image: the truth, the choices and the other candidates.
+
+What agents did: the same problems in all evaluations of a page, such as before and after training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +19,87 @@ from markupsafe import Markup
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
 from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample
-from selfverify.reports.film_strip import Pictures, Shown, answer_text, embedded, sample_strip
-from selfverify.reports.look_film import film_of_sample
-from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
-from selfverify.reports.run_data import RunData
+from selfverify.reports.film import (
+    Drawings,
+    Pictures,
+    Shown,
+    agent_film,
+    answer_text,
+    embedded,
+    end_of,
+    film_of_sample,
+    sample_strip,
+)
+from selfverify.reports.run_data import STAGES, RunData, stage_title
 from selfverify.selection.rules import best_weights, cluster_boxes, elect
+from selfverify.tasks.base import Task
+
+TRUTH, BEST, VOTE, OTHER = "truth", "own", "vote", "other"
+"""Classes of marks; earlier ones are drawn on top of later ones."""
+
+
+def draw_places(
+    frame: Sequence[float], target: Any, regions: Sequence[Any], answers: Sequence[tuple[Any, str]]
+) -> Markup | None:
+    """Return an SVG that lies upon an image; None where nothing has a place.
+
+    Args:
+        frame: The width and height that coordinates refer to.
+        target: The truth: a box ``[x1, y1, x2, y2]``, or an action with coordinates.
+        regions: Further outlines ``[[x, y], ...]`` of the truth.
+        answers: Canonical answers with their class, the most important ones first.
+    """
+    if not (_numbers(frame, 2) and min(frame) > 0):
+        return None
+    unit = max(frame) / 100
+    drawn = [mark for answer, name in reversed(answers) for mark in _marks(answer, name, unit)]
+    drawn += [_polygon(region, TRUTH) for region in regions if _outline(region)]
+    drawn += _marks(target, TRUTH, unit)
+    if not drawn:
+        return None
+    width, height = frame
+    # Every value below is a number or one of our own words: nothing is left to escape.
+    box = f'viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="none"'
+    return Markup(f'<svg class="places" {box} aria-hidden="true">{"".join(drawn)}</svg>')
+
+
+def _marks(value: Any, name: str, unit: float) -> Iterator[str]:
+    if _numbers(value, 4):
+        x1, y1, x2, y2 = value
+        yield _polygon([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], name)
+    elif isinstance(value, Mapping) and _numbers(value.get("coordinate"), 2):
+        x, y = value["coordinate"]
+        if _numbers(value.get("coordinate2"), 2):
+            yield from _arrow((x, y), value["coordinate2"], name, unit)
+        else:
+            yield f'<circle class="{name}" cx="{x:g}" cy="{y:g}" r="{2 * unit:g}" />'
+            yield f'<circle class="{name} dot" cx="{x:g}" cy="{y:g}" r="{unit / 2:g}" />'
+
+
+def _arrow(start: Sequence[float], end: Sequence[float], name: str, unit: float) -> Iterator[str]:
+    (x1, y1), (x2, y2) = start, end
+    yield f'<line class="{name}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" />'
+    angle = math.atan2(y2 - y1, x2 - x1)
+    for turn in (2.6, -2.6):
+        x, y = x2 + 3 * unit * math.cos(angle + turn), y2 + 3 * unit * math.sin(angle + turn)
+        yield f'<line class="{name}" x1="{x2:g}" y1="{y2:g}" x2="{x:g}" y2="{y:g}" />'
+
+
+def _polygon(points: Sequence[Sequence[float]], name: str) -> str:
+    return f'<polygon class="{name}" points="{" ".join(f"{x:g},{y:g}" for x, y in points)}" />'
+
+
+def _numbers(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) == count
+        and all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in value)
+    )
+
+
+def _outline(points: Any) -> bool:
+    return isinstance(points, list) and len(points) > 2 and all(_numbers(point, 2) for point in points)
+
 
 KINDS = {
     "corrected": ("Second turns correct more", 5),
@@ -163,3 +247,99 @@ def _rows(
         for sample, voted, chosen in zip(samples, vote, best, strict=True)
     ]
     return sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
+
+
+"""A page has at most so many problems."""
+MOST_SAMPLES = 2
+"""Conversations about a problem that are shown of each evaluation."""
+
+Column = tuple[str, RunData, dict[str, list[StoredSample]]]
+"""An evaluation: its title, its run, and its samples by problem."""
+
+
+def has_agents(run: RunData) -> bool:
+    """Whether a run's samples are conversations of agents."""
+    return any(end_of(sample) is not None for rows in run.samples.values() for sample in rows[:1])
+
+
+def agent_gallery(
+    runs: Sequence[RunData], tasks: Mapping[str, type[Task]], drawings: Drawings
+) -> list[Shown]:
+    """Cards of up to `MOST` problems, each with its conversations in every evaluation.
+
+    Problems on which evaluations differ come first, then those on which a judge is wrong. Only what is shown
+    is drawn.
+
+    Args:
+        runs: The page's runs; those without agents are left out.
+        tasks: By name, with which the ids of their problems begin; they draw the screens.
+        drawings: Takes the screens.
+    """
+    columns = [column for run in runs if has_agents(run) for column in _columns(run, len(runs) > 1)]
+    entries: dict[str, dict[str, Any]] = {}
+    for _, run, samples in columns:
+        for entry in run.problems:
+            if entry["id"] in samples:
+                entries.setdefault(entry["id"], entry)
+    if columns and not entries:
+        columns[0][1].leave_out("agents", "None of the gallery's problems is among the stored samples.")
+    ordered = sorted(entries, key=lambda problem: _rank([its.get(problem, []) for _, _, its in columns]))
+    pictures = {id(run): Pictures(run.path / IMAGES) for _, run, _ in columns}
+    return [
+        {
+            "id": problem,
+            "question": str(entries[problem].get("question", "")),
+            "columns": [
+                {
+                    "title": title,
+                    "colour": run.colour,
+                    "shows": _shows(
+                        samples.get(problem, []),
+                        entries[problem].get("target"),
+                        tasks.get(problem.partition("/")[0]),
+                        pictures[id(run)],
+                        drawings,
+                    ),
+                    "more": max(len(samples.get(problem, [])) - MOST_SAMPLES, 0),
+                }
+                for title, run, samples in columns
+            ],
+        }
+        for problem in ordered[:MOST]
+    ]
+
+
+def _columns(run: RunData, several: bool) -> list[Column]:
+    found = []
+    for stage in STAGES:
+        if rows := run.samples.get(stage):
+            title = stage_title(run, stage)
+            found.append((f"{run.name}, {title}" if several else title, run, by_problem(rows)))
+    return found
+
+
+def _shows(
+    samples: list[StoredSample],
+    target: Any,
+    task: type[Task] | None,
+    pictures: Pictures,
+    drawings: Drawings,
+) -> list[Shown]:
+    chosen = samples[:MOST_SAMPLES]
+    films = (agent_film(sample, target, task, pictures, drawings, n == 0) for n, sample in enumerate(chosen))
+    return [film for film in films if film is not None]
+
+
+def _rank(columns: list[list[StoredSample]]) -> tuple[bool, bool]:
+    """Smaller is shown earlier."""
+    done, wrong = set(), False
+    for samples in columns:
+        ends = [end for sample in samples[:MOST_SAMPLES] if (end := end_of(sample)) is not None]
+        done |= {end.truth.complete for end in ends[:1] if end.truth is not None}
+        wrong |= any(
+            end.truth is not None
+            and end.judgement is not None
+            and end.judgement.success not in (None, end.truth.complete)
+            for end in ends
+        )
+    return (len(done) < 2, not wrong)

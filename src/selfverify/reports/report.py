@@ -1,4 +1,9 @@
-"""One self-contained HTML page about one or several runs, and an overview picture for a README."""
+"""One HTML page of runs.
+
+One self-contained HTML page about one or several runs, and an overview picture for a README.
+
+A page about conversations in which a model has looked again.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +18,19 @@ from markupsafe import Markup, escape
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import flatten, make_folder, write_bytes, write_text
+from selfverify.core.problem import content_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.metrics import COLUMNS, ERRORS, MISSING, tabulate_errors
 from selfverify.evaluation.samples import StoredSample
-from selfverify.reports import charts, figures
-from selfverify.reports.agent_film import agent_film
-from selfverify.reports.agent_gallery import agent_gallery, has_agents
-from selfverify.reports.film_strip import Drawings, Pictures
-from selfverify.reports.gallery import KINDS, gallery
-from selfverify.reports.run_data import STAGES, RunData, load_run
-from selfverify.reports.wording import (
+from selfverify.reports import charts, plots
+from selfverify.reports.film import Drawings, Pictures, agent_film, film_of_trace
+from selfverify.reports.gallery import KINDS, agent_gallery, gallery, has_agents
+from selfverify.reports.run_data import (
     STAGE_TITLES,
+    STAGES,
+    RunData,
     comparison,
+    load_run,
     sentence,
     stage_title,
     table,
@@ -33,6 +39,7 @@ from selfverify.reports.wording import (
     turn_categories,
 )
 from selfverify.tasks.base import Task
+from selfverify.visual.traces import VisualTrace
 
 
 def write_report(
@@ -64,7 +71,7 @@ def write_report(
     runs = [load_run(Path(folder)) for folder in folders]
     names = [run.name for run in runs]
     for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
-        run.colour = figures.RUN_COLOURS[index % len(figures.RUN_COLOURS)]
+        run.colour = plots.RUN_COLOURS[index % len(plots.RUN_COLOURS)]
         if names.count(run.name) > 1:
             run.name = str(folder)
     drawings = Drawings()
@@ -74,7 +81,7 @@ def write_report(
         .get_template("report.html.j2")
         .render(
             title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
-            palette=figures.PALETTE,
+            palette=plots.PALETTE,
             runs=[
                 {
                     "name": run.name,
@@ -146,7 +153,7 @@ def write_agent_page(
         .render(
             about=about,
             card={"id": entry["id"], "question": entry["question"], "columns": [column]},
-            palette=figures.PALETTE,
+            palette=plots.PALETTE,
             drawn=list(drawings.known.values()),
         )
     )
@@ -189,7 +196,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
         )
     png_path = Path(png_path)
     make_folder(png_path.parent)
-    write_bytes(png_path, figures.overview(curves, scores))
+    write_bytes(png_path, plots.overview(curves, scores))
     return png_path
 
 
@@ -238,3 +245,40 @@ def _cell(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def write_look_page(
+    traces: Sequence[VisualTrace], about: str, images: Path, out: Path, more: int = 0
+) -> Path:
+    """Write a page with a film strip of each trace.
+
+    Args:
+        traces: What is shown.
+        about: Where they come from, in a sentence.
+        images: The folder of the images that they name. Those that are gone are left out, and that is said.
+        out: The HTML file; its folder is created.
+        more: How many others there are.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: There is no trace.
+    """
+    if not traces:
+        raise DataError("there is no conversation to be shown")
+    pictures = Pictures(images)
+    cards = [
+        {
+            "id": trace.id,
+            "question": content_text(trace.messages[0]["content"]).strip(),
+            "film": film_of_trace(trace, pictures),
+        }
+        for trace in traces
+    ]
+    page = templates().get_template("look_page.html.j2").render(
+        cards=cards, about=about, more=more, palette=plots.PALETTE
+    )  # fmt: skip
+    make_folder(out.parent)
+    write_text(out, page)
+    return out
