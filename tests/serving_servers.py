@@ -20,11 +20,9 @@ from selfverify.clients.openai_client import ServerConfig
 from selfverify.connectors.server import Keys
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.counters import Metrics
+from selfverify.serving.app import Gateway, Metrics
 from selfverify.serving.local import Local
-from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.serving.schemas import BestOf, GatewayConfig
 from selfverify.serving.server import start, upstream_of
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from tests.remote.test_server_replies import entries
 from selfverify.clients.candidates import ScoreReader
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage
 from selfverify.clients.replies import Completion, soft_score
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.serving.schemas import BestOf, GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
 
 DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}

@@ -24,7 +24,7 @@ from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherConfig
 from selfverify.reports.film import Pictures, film_of_trace, plan_of
 from selfverify.reports.report import write_look_page, write_report
-from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.backend import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import step_of

@@ -18,9 +18,8 @@ from yarl import URL
 
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.serving import upstream
-from selfverify.serving.app import Gateway
-from selfverify.serving.entrance import is_loopback, name_of
-from selfverify.serving.serve_settings import GatewayConfig, ListeningConfig
+from selfverify.serving.app import Gateway, is_loopback, name_of
+from selfverify.serving.schemas import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
 from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
 

@@ -18,10 +18,8 @@ from yarl import URL
 from selfverify.core.errors import ServerError
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration, Fusion
-from selfverify.serving.api_errors import api_error, error_response
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.serving.schemas import BestOf, GatewayConfig, api_error, error_response
 from serving_servers import (
     Body,
     FakeUpstream,

@@ -21,13 +21,11 @@ from selfverify.core.problem import Problem
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.free_question import FreeQuestion, free_problem
-from selfverify.serving.likeliest import likeliest
-from selfverify.serving.own_streams import OwnStream
-from selfverify.serving.request_images import Picture
-from selfverify.serving.solve import solve
-from selfverify.serving.solve_settings import DrawsConfig
+from selfverify.serving.backend import FreeQuestion, free_problem
+from selfverify.serving.completions import OwnStream, likeliest
+from selfverify.serving.images import Picture
+from selfverify.serving.schemas import Choosing
+from selfverify.serving.solve import DrawsConfig, solve
 from selfverify.verifiers.make_verifier import ServerJudge, make_verifier
 from selfverify.verifiers.policy_verifiers import Soft
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post

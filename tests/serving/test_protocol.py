@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from selfverify.selection.rules import Candidate
-from selfverify.serving.api_errors import ApiError
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.incoming import wants_instruction
-from selfverify.serving.protocol import ChatRequest, best_of
-from selfverify.serving.selecting import rank
+from selfverify.serving.backend import rank
+from selfverify.serving.images import wants_instruction
+from selfverify.serving.schemas import ApiError, BestOf, ChatRequest, best_of
 
 DEFAULTS = BestOf(n=4, strategy="majority")
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from data_files import huge_png
-from selfverify.serving.api_errors import ApiError
-from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.serve_settings import ImageLimits
+from selfverify.serving.images import Picture, take_images
+from selfverify.serving.schemas import ApiError, ImageLimits
 from serving_servers import data_url, png
 
 

@@ -7,8 +7,7 @@ import re
 import aiohttp
 import pytest
 
-from selfverify.serving.app import Gateway
-from selfverify.serving.entrance import request_id
+from selfverify.serving.app import Gateway, request_id
 from serving_servers import Body, FakeUpstream, question, served
 
 

@@ -18,7 +18,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.serving.free_question import free_problem
+from selfverify.serving.backend import free_problem
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import ServerJudge, make_verifier

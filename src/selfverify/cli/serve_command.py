@@ -9,7 +9,7 @@ import typer
 
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.settings_file import file_text
-from selfverify.serving.serve_settings import ServeConfig
+from selfverify.serving.schemas import ServeConfig
 
 
 @settings_as_options

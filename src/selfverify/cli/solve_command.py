@@ -16,7 +16,7 @@ from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import figure, print_json
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
-from selfverify.serving.solve_settings import QuestionConfig, SolveConfig
+from selfverify.serving.solve import QuestionConfig, SolveConfig
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
@@ -67,9 +67,9 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
         import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
 
         if settings.looking.look:
-            from selfverify.serving.look_on_server import look_on_server as answer
+            from selfverify.serving.solve import look_on_server as answer
         else:
-            from selfverify.serving.asking import solve_on_server as answer
+            from selfverify.serving.solve import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:
@@ -85,7 +85,7 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
 def _asked(asked: QuestionConfig, answers: Any) -> tuple[Task, Problem]:
     """Return what is asked: a task's problem, or a person's own question."""
     from selfverify.experiments.registry import TASKS, make_task
-    from selfverify.serving.free_question import FreeQuestion, free_problem, open_image
+    from selfverify.serving.backend import FreeQuestion, free_problem, open_image
 
     if asked.task is None:
         images = [open_image(path) for path in asked.image]

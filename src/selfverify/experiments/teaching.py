@@ -30,7 +30,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, Speaker, hold
 from selfverify.rollouts.wrappers import Message, RecordingEpisode
-from selfverify.serving.heard_speaker import HeardSpeaker
+from selfverify.serving.visual import HeardSpeaker
 from selfverify.tasks.base import Task
 
 AT_ONCE = 16

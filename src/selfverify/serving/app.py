@@ -1,44 +1,253 @@
-"""The gateway as a web application: its routes, and what each of them answers."""
+"""Routes, one key, size limit, metrics.
+
+The gateway as a web application: its routes, and what each of them answers.
+
+The gateway's entrance: who may ask, what errors become, what is counted and logged of a request.
+
+The counters that ``/metrics`` shows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from selfverify.clients.openai_client import Usage
 from selfverify.clients.replies import Completion
 from selfverify.connectors.server import Keys
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import AnswerRequest, Backend, Events, Tell
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
-from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import Entrance, told
-from selfverify.serving.field_names import refuse_misspelt
-from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
-from selfverify.serving.json_text import json_response
-from selfverify.serving.page import Example, add_page
-from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, read_as, split_model
-from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
-from selfverify.serving.serve_settings import GatewayConfig
-from selfverify.serving.streaming import REQUEST_ID, EventStream
+from selfverify.serving.backend import (
+    AnswerRequest,
+    Backend,
+    Events,
+    Selection,
+    Tell,
+    check_abstaining,
+    check_verifier,
+    select,
+)
+from selfverify.serving.completions import (
+    REQUEST_ID,
+    EventStream,
+    chunks,
+    completion,
+    figures,
+    piece_of,
+    progress,
+)
+from selfverify.serving.images import (
+    Picture,
+    is_formatted,
+    take_images,
+    wants_instruction,
+    with_instruction,
+    without_images,
+)
+from selfverify.serving.page import PAGE_PATHS, Example, add_page
+from selfverify.serving.schemas import (
+    ApiError,
+    BestOf,
+    ChatRequest,
+    GatewayConfig,
+    VerifyRequest,
+    api_error,
+    best_of,
+    error_response,
+    invalid_value,
+    json_response,
+    read_as,
+    refuse_misspelt,
+    split_model,
+)
 
-if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.serving.looking_gate import VisualGate
+if TYPE_CHECKING:
+    from selfverify.serving.visual import VisualGate
     from selfverify.visual.task import VisualToolTask
 
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """One gateway's counters. Labels take few values: never a key, a prompt or a client's name."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "selfverify_requests", "Requests by path and status.", ["path", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "selfverify_request_seconds", "From the first byte to the last.", ["path"],
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.in_flight = Gauge("selfverify_in_flight", "Requests being worked on.", registry=registry)
+        self.candidates = Counter("selfverify_candidates", "Candidates that arrived.", registry=registry)
+        self.stopped = Counter("selfverify_stopped", "Why sampling ended.", ["reason"], registry=registry)
+        self.abstained = Counter("selfverify_abstained", "Answers withheld.", registry=registry)
+        self.cancelled = Counter("selfverify_cancelled", "Clients that left.", registry=registry)
+        self.tokens = Counter("selfverify_tokens", "Tokens by kind.", ["kind"], registry=registry)
+        self.upstream = Counter(
+            "selfverify_upstream_tries", "Calls to the model server by outcome.", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.batch = Histogram(
+            "selfverify_batch_candidates", "Candidates sampled together by the own model.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), registry=registry,
+        )  # fmt: skip
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """Count a request that is over. ``path`` is a route's own, not what a client wrote."""
+        self.requests.labels(path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return the counters in Prometheus's format."""
+        return generate_latest(self.registry)
+
+
 logger = logging.getLogger("selfverify.serving")
+
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+"""The ids that are taken from clients."""
+
+OPEN_PATHS = PAGE_PATHS | {"/health"}
+"""The paths that need no key."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Entrance:
+    """Admits requests, makes their errors responses, counts and logs them.
+
+    Args:
+        settings: How requests are treated.
+        keys: The key of those who may ask; without one, everybody may.
+        metrics: The counters.
+    """
+
+    def __init__(self, settings: GatewayConfig, keys: Keys, metrics: Metrics) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.metrics = metrics
+        self.in_flight = 0
+        self.on_loopback = False
+        """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request through to its handler, if its caller may ask."""
+        request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
+        begun, status = time.perf_counter(), 499  # that of a client that leaves
+        self.in_flight += 1
+        self.metrics.in_flight.set(self.in_flight)
+        try:
+            response = await self._response(request, handler)
+            status = response.status
+            return response
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.metrics.cancelled.inc()
+            raise
+        finally:
+            self.in_flight -= 1
+            self.metrics.in_flight.set(self.in_flight)
+            seconds, path = time.perf_counter() - begun, _route(request)
+            self.metrics.observe(path, status, seconds)
+            own_id, method = request[REQUEST_ID], request.method
+            logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
+
+    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Put what every response says into its headers."""
+        if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
+            response.headers["x-request-id"] = request[REQUEST_ID]
+
+    async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the handler's response, or the one that tells of its error."""
+        try:
+            self._admit(request)
+            return await handler(request)
+        except ConnectionResetError:  # the client left while it was written to
+            raise
+        except Exception as error:
+            return error_response(told(request, error))
+
+    def _admit(self, request: web.Request) -> None:
+        """Raise `ApiError` if the caller may not ask now."""
+        settings = self.settings
+        if self.on_loopback and not self.keys:
+            self._check_host(request.headers.get("Host"))
+        if request.path in OPEN_PATHS:
+            return
+        if self.keys and self.keys.find(request.headers.get("Authorization")) is None:
+            text = "a valid key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, text, "invalid_api_key")
+        if not request.path.startswith("/v1/"):
+            return
+        if self.in_flight > settings.max_in_flight:
+            text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
+            raise ApiError(503, text, "overloaded", retry_after=1.0)
+
+    def _check_host(self, host: str | None) -> None:
+        """Raise `ApiError` if a page asks that had a name of its own point here."""
+        name = "localhost" if host is None else name_of(host)
+        if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
+            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
+            raise ApiError(403, text, "host_refused")
+
+
+def _route(request: web.Request) -> str:
+    """Return the route's own path, which is none that a client wrote."""
+    known = request.match_info.route.resource
+    return known.canonical if known is not None else "other"
+
+
+def name_of(host: str) -> str:
+    """Return the name in a ``Host`` header, without its port."""
+    name, _, port = host.rpartition(":")
+    name = name if name and port.isdigit() and ("]" in name or ":" not in name) else host
+    return name.strip("[]").rstrip(".").lower()
+
+
+@lru_cache(maxsize=64)
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address is one of this machine's own."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def told(request: web.Request, error: Exception) -> ApiError:
+    """Return the error that a client is told. The details of a fault of our own go to the log only."""
+    known = api_error(error)
+    if known is not None:
+        return known
+    # Its own text may quote the request.
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    places = " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    logger.error("request %s failed: %s %s", request[REQUEST_ID], type(error).__name__, places)
+    text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
+    return ApiError(500, text, "internal_error")
+
+
+def request_id(given: str | None) -> str:
+    """Return the client's id of a request if it is well formed, else a new one."""
+    return given if given and _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+
 
 _OURS = {"model", "n", "stream", "stream_options", "best_of", "look"}
 """The fields of a request that the gateway handles itself."""

@@ -1,17 +1,131 @@
-"""Make the completion, or its chunks, that a client gets."""
+"""Chat completions and their chunks.
+
+Make the completion, or its chunks, that a client gets.
+
+Server-sent events to one client.
+
+Make candidates of the trajectories that an own model wrote.
+
+The text that an own model writes, in pieces, while it writes it.
+
+The likeliest tokens in each place of what an own model wrote: OpenAI's ``top_logprobs``.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+from aiohttp import web
+
 from selfverify.clients.replies import Completion
+from selfverify.core.trajectory import TURN_1, Trajectory
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.selection.rules import Candidate
-from selfverify.serving.backend import AnswerRequest
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.selecting import Selected, Selection, visible
-from selfverify.serving.streaming import EventStream
+from selfverify.serving.backend import AnswerRequest, Selected, Selection, visible
+from selfverify.serving.schemas import BestOf, json_bytes
+from selfverify.tasks.base import Verdict
+from selfverify.visual.episode import steps_of
+
+REQUEST_ID = web.RequestKey("request_id", str)
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class EventStream:
+    """A response of events. It begins with the first one, so that an early error can still set the status.
+
+    Args:
+        request: What it responds to.
+        stall_s: The seconds for which a client may stop reading.
+    """
+
+    def __init__(self, request: web.Request, stall_s: float) -> None:
+        self._request = request
+        self._stall_s = stall_s
+        self._response = web.StreamResponse(headers=_HEADERS)
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an event was written."""
+        return self._response.prepared
+
+    def put_comment(self, text: str) -> None:
+        """Queue a comment, which clients skip, for `follow` to write."""
+        self._queue.put_nowait(f": {text}\n\n".encode())
+
+    def put_event(self, data: dict[str, Any], name: str = "") -> None:
+        """Queue an event for `follow` to write."""
+        self._queue.put_nowait(_event(data, name))
+
+    async def follow(self, task: asyncio.Task[Any], keep_alive_s: float) -> None:
+        """Write what is queued until ``task`` is done, and a sign of life in every idle ``keep_alive_s``.
+
+        Raises:
+            ConnectionResetError: The client has left.
+        """
+        task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        while True:
+            try:
+                async with asyncio.timeout(keep_alive_s):
+                    part = await self._queue.get()
+            except TimeoutError:
+                part = b": working\n\n"
+            if part is None:
+                return
+            await self._write(part)
+
+    async def event(self, data: dict[str, Any]) -> None:
+        """Write an event."""
+        await self._write(_event(data))
+
+    async def copy(self, event: bytes) -> None:
+        """Write an event that is one already."""
+        await self._write(event + b"\n\n")
+
+    async def done(self) -> None:
+        """Write OpenAI's last event."""
+        await self._write(b"data: [DONE]\n\n")
+
+    async def end(self) -> web.StreamResponse:
+        """End the stream and return the response."""
+        await self._read_by_client(self._response.write_eof())
+        return self._response
+
+    async def _write(self, part: bytes) -> None:
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._read_by_client(self._response.write(part))
+
+    async def _read_by_client(self, writing: Awaitable[None]) -> None:
+        """Wait for a client to read, but not for one that has stopped reading: it would keep its slot.
+
+        Raises:
+            ConnectionResetError: It has, and its connection is closed.
+        """
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await writing
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client does not read") from None
+
+
+def _event(data: dict[str, Any], name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return b"".join([head.encode(), b"data: ", json_bytes(data), b"\n\n"])
+
 
 _PIECE = re.compile(r"(?:\s*\S+\s*){1,4}")
 """Up to four words with the spaces around them."""
@@ -193,3 +307,168 @@ def figures(ask: AnswerRequest, outcome: Selection) -> dict[str, str]:
         "x-best-of-abstained": str(best.abstained).lower(),
         "x-best-of-calls": str(ask.usage.calls),
     }
+
+
+Likeliest = list[list[tuple[int, float]]]
+"""For each token of an answer the likeliest ids in its place with their log-probabilities, best first."""
+
+
+@torch.no_grad()
+def likeliest(
+    policy: Policy, prompt: Prompt, answers: Sequence[Sequence[int]], most: int, temperature: float
+) -> list[Likeliest]:
+    """Return of each answer's tokens the ``most`` likeliest alternatives, found in one forward pass.
+
+    They are under the temperature of the sampling, before top-p, as the log-probabilities of what was drawn
+    are (`policy.voice.TokenSampler.choose`).
+
+    Args:
+        policy: Wrote the answers.
+        prompt: What they answer.
+        answers: Their tokens.
+        most: How many alternatives, from 1; fewer where the model knows fewer tokens.
+        temperature: Divides the logits; 0 is read as 1.
+    """
+    batch = policy.stack([[*answers]])
+    if not sum(map(len, answers)):
+        return [[] for _ in answers]
+    [hidden_grh] = policy.hidden_states([prompt], batch)
+    found: list[Likeliest] = []
+    for states_rh, tokens in zip(hidden_grh, answers, strict=True):
+        row: Likeliest = []
+        for part in states_rh[: len(tokens)].split(policy.config.logprob_chunk):
+            logprobs = (policy.head.logits(part).float() / (temperature or 1.0)).log_softmax(-1)
+            values, ids = logprobs.topk(min(most, logprobs.shape[-1]))
+            row += [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+        found.append(row)
+    return found
+
+
+def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:
+    """Return a judged trajectory as a candidate, with the score that ``verifier`` gave it.
+
+    Args:
+        trajectory: The trajectory, judged by its task.
+        verifier: The name of the verifier.
+        continuous: Whether answers are boxes, which have no keys.
+    """
+    judged: Verdict | None = trajectory.parsed
+    first: Verdict | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
+    return Completion(
+        answer=judged.answer if judged else None,
+        key=None if judged is None or continuous else judged.key,
+        score=trajectory.scores.get(verifier),
+        logprob=answer_logprob(trajectory),
+        tokens=trajectory.written,
+        text=trajectory.text,
+        first=first.answer if first else None,
+        finish=str(trajectory.finish),
+    )
+
+
+def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, number: int) -> Completion:
+    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The conversation.
+        verifier: The name of the verifier.
+        number: The conversation's number in the request.
+    """
+    reply = reply_of(trajectory, verifier)
+    own = [segment for segment in trajectory.segments if segment.author == "policy"]
+    tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
+    told = tokens[:-1] if reply.finish == "stop" else tokens
+    reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply.about = {"looks": steps_of(trajectory), "conversation": number}
+    return reply
+
+
+def completion_of(
+    policy: Policy,
+    trajectory: Trajectory,
+    likeliest: Likeliest,
+    verifier: str,
+    stops: Sequence[str],
+    with_logprobs: bool,
+) -> Completion:
+    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The turn.
+        likeliest: The alternatives of its tokens; empty where they are not known.
+        verifier: The name of the verifier.
+        stops: Texts before which the answer ends.
+        with_logprobs: Whether the log-probabilities of its tokens are wanted.
+    """
+    reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
+    told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
+    reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    places = [place for stop in stops if stop and (place := reply.text.find(stop)) >= 0]
+    if places:
+        reply.text, reply.finish = reply.text[: min(places)], "stop"
+    if with_logprobs:
+        drawn, shown = zip(told, trajectory.logprobs, strict=False), likeliest or [[] for _ in told]
+        reply.logprobs = [
+            _entry(decode, token, value) | {"top_logprobs": [_entry(decode, *other) for other in others]}
+            for (token, value), others in zip(drawn, shown, strict=False)
+        ]
+    return reply
+
+
+def _entry(decode: Callable[[list[int]], str], token: int, logprob: float) -> dict[str, Any]:
+    piece = decode([token])
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
+
+
+class OwnStream:
+    """Turns tokens into pieces of text, which together begin the text that `completion_of` makes of them.
+
+    What may still change is held back: characters of which only some bytes are there, and text that may
+    become a stop. So the last piece may be missing.
+
+    Args:
+        policy: Writes the tokens.
+        stops: Texts before which the answer ends.
+        put: Gets the pieces.
+    """
+
+    def __init__(self, policy: Policy, stops: Sequence[str], put: Callable[[str], None]) -> None:
+        self._tokenizer, self._ends, self._put = policy.tokenizer, policy.stop_tokens, put
+        self._stops = [stop for stop in stops if stop]
+        self._held = max((len(stop) - 1 for stop in self._stops), default=0)
+        self.sent = 0
+        """Characters that were put."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the same tokens; what was put is not put again."""
+        self._tokens: list[int] = []
+        self._text, self._read, self._context = "", 0, 0
+        self._over = False
+
+    def token(self, token: int) -> None:
+        """Take in the next token."""
+        if self._over or token in self._ends:
+            return
+        self._tokens.append(token)
+        # A token's text depends on the one before it, as where it begins a word.
+        before = self._decoded(self._tokens[self._context : self._read])
+        text = self._decoded(self._tokens[self._context :])
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return
+        self._text += text[len(before) :]
+        self._context, self._read = self._read, len(self._tokens)
+        places = [place for stop in self._stops if (place := self._text.find(stop)) >= 0]
+        self._over = bool(places)
+        end = min(places) if places else len(self._text) - self._held
+        if end > self.sent:
+            self._put(self._text[self.sent : end])
+            self.sent = end
+
+    def _decoded(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text

@@ -12,9 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.json_text import json_response
-from selfverify.serving.serve_settings import GatewayConfig
+from selfverify.serving.schemas import ApiError, GatewayConfig, invalid_value, json_response
 
 EXAMPLES = 100
 """Example problems on offer."""

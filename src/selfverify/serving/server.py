@@ -16,18 +16,10 @@ from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.connectors.server import Keys, open_port, read_keys, stop_asked
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.app import Gateway
-from selfverify.serving.backend import Backend
-from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import is_loopback
+from selfverify.serving.app import Gateway, Metrics, is_loopback
+from selfverify.serving.backend import Backend, check_abstaining, check_verifier
 from selfverify.serving.page import digits_example
-from selfverify.serving.selecting import check_abstaining, check_verifier
-from selfverify.serving.serve_settings import (
-    BackendConfig,
-    GatewayConfig,
-    ListeningConfig,
-    ServeConfig,
-)
+from selfverify.serving.schemas import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -63,7 +55,7 @@ def open_gateway(settings: ServeConfig) -> Gateway:
             raise ConfigError(f"--abstain-below: {error}") from None
     gate = None
     if settings.looking.look:
-        from selfverify.serving.looking_gate import VisualGate  # it needs torch
+        from selfverify.serving.visual import VisualGate  # it needs torch
 
         gate = VisualGate(settings.looking.settings())
     return Gateway(backend, asked, keys, calibration, metrics, example, gate)

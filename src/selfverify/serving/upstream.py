@@ -15,12 +15,12 @@ from selfverify.clients.openai_client import OpenAIClient, Usage
 from selfverify.clients.replies import Completion, soft_score, without_score
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
-from selfverify.serving.incoming import with_places
+from selfverify.serving.images import with_places
+from selfverify.serving.schemas import ApiError, invalid_value
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.serving.look_talk import Looked
+    from selfverify.serving.visual import Looked
     from selfverify.visual.task import VisualToolTask
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
@@ -161,7 +161,7 @@ class Upstream(Backend):
         self, ask: AnswerRequest, look: VisualToolTask, n: int, first: int, drawing: Draws
     ) -> ServerError | None:
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
-        from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
+        from selfverify.serving.visual import AT_ONCE, look_once  # it needs torch
 
         loop = asyncio.get_running_loop()
         server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))

@@ -18,7 +18,7 @@ from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.backend import FreeQuestion
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.config import VisualConfig

@@ -1,29 +1,69 @@
-"""Requests whose model looks at the images again: the field ``look``, and what it may ask for."""
+"""Requests whose model looks again.
+
+Requests whose model looks at the images again: the field ``look``, and what it may ask for.
+
+One conversation with a server, in which its model looks at images again.
+
+A conversation in which a model looks again, whose steps are told as they are made.
+
+A model behind a server whose steps are heard by a verifier that runs here (VTS-V's GPT-4o rows).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError
 
+from selfverify.clients.openai_client import ServerConfig, Usage, estimated_tokens
+from selfverify.clients.replies import Completion, read_text
 from selfverify.core.config import SamplingConfig
-from selfverify.core.episode import Episode
+from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.server_sampler import AwaitedSpeaker, ServerSpeaker, Speaker, hold
+from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.selection.rules import Kind
-from selfverify.serving.api_errors import ApiError, invalid, invalid_value
-from selfverify.serving.backend import OnLook
-from selfverify.serving.free_question import FreeQuestion
-from selfverify.serving.told_looks import ToldLooks
+from selfverify.serving.backend import FreeQuestion, OnLook
+from selfverify.serving.schemas import ApiError, invalid, invalid_value
+from selfverify.tasks.answering import Verdict
 from selfverify.verifiers.base import Verifier, score_groups
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.task import VisualToolTask
+
+OnStep = Callable[[Mapping[str, Any]], None]
+"""Told what came of a step (`VisualStep`), once its tool has run; from any thread."""
+
+
+class ToldLooks(EpisodeWrapper):
+    """Tells of every step of a conversation.
+
+    Args:
+        look: The conversation.
+        tell: Gets the steps.
+    """
+
+    def __init__(self, look: VisualEpisode, tell: OnStep) -> None:
+        super().__init__(look)
+        self.look, self.tell = look, tell
+
+    def step(self, said: PolicyTurn) -> Observation:
+        """See `Episode`."""
+        before = len(self.look.steps)
+        reply = super().step(said)
+        for step in self.look.steps[before:]:
+            self.tell(asdict(step))
+        return reply
+
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
 """What a request may say. The rest is the operator's: a path in a request must not load anything."""
@@ -140,3 +180,109 @@ def look_here(
     rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
     score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)
     return rows, len(rolled.prompts[0].ids)
+
+
+_PLACE = (0, 0)
+
+
+class HeardSpeaker(Speaker):
+    """Tells a listener what a speaker says, before the episode replies, and what it is shown.
+
+    Args:
+        speaker: Speaks.
+        listener: Follows this conversation alone.
+        problem: What the conversation is about.
+        lock: Held while the listener works: its models serve several conversations, and a model computes
+            with one adapter at a time.
+    """
+
+    def __init__(self, speaker: Speaker, listener: RolloutHook, problem: Problem, lock: Lock) -> None:
+        self.speaker, self.listener, self.lock = speaker, listener, lock
+        with lock:
+            listener.begin({_PLACE: problem})
+
+    def hear(self, reply: Observation) -> None:
+        """See `Speaker`."""
+        self.speaker.hear(reply)
+        with self.lock:
+            self.listener.shown({_PLACE: reply})
+
+    def speak(self, turn: int) -> PolicyTurn:
+        """See `Speaker`."""
+        said = self.speaker.speak(turn)
+        with self.lock:
+            self.listener.said({_PLACE: said})
+        return said
+
+
+AT_ONCE = 8
+"""Conversations that are held with a server at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A conversation with a server that is over.
+
+    Args:
+        reply: Its answer.
+        judged: The verdict on the answer.
+        steps: What it looked at.
+        last: What the model said last.
+    """
+
+    reply: Completion
+    judged: Verdict
+    steps: Sequence[Mapping[str, Any]]
+    last: str
+
+
+def look_once(
+    looking: VisualToolTask,
+    asked: Problem,
+    server: ServerConfig,
+    fields: dict[str, Any],
+    lock: Lock,
+    over: Callable[[], bool] = lambda: False,
+    tell: OnStep | None = None,
+    usage: Usage | None = None,
+) -> Looked:
+    """Hold one conversation.
+
+    Args:
+        looking: How the model looks.
+        asked: The question, as `VisualToolTask.asked` has returned it.
+        server: Where the model is.
+        fields: The other fields of its requests.
+        lock: Held while a verifier listens.
+        over: Whether nobody waits for it any more; it then breaks off before the next turn.
+        tell: Told of each step.
+        usage: Counts what it costs, turn by turn.
+
+    Raises:
+        DataError: An image cannot be looked at.
+        ServerError: The server cannot be reached or refuses, or nobody waits.
+    """
+    look, speaker = looking.look(asked), ServerSpeaker(asked, server, fields, usage)
+    try:
+        with lock:  # the first conversation loads the verifier
+            listener = looking.hook()
+        heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
+        held = look if tell is None else ToldLooks(look, tell)
+        ending = hold(held, AwaitedSpeaker(heard, over), looking.limits.turns)
+        steps = [turn for turn in ending.turns if isinstance(turn, dict)]
+    finally:
+        look.release()
+    written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
+    text = "\n\n".join(part for part in written if part)
+    judged, answered = ending.parsed, written[-1] if written else ""
+    answer, key, score = judged.answer, judged.key, ending.scores.get("sampled")
+    if answer is None and isinstance(looking.inner, FreeQuestion) and not _is_step(look, answered):
+        # A model that was never taught the tags answers in plain words.
+        answer, key, score = read_text(answered, looking.inner.answers)
+    reply = Completion(answer, key, score, tokens=estimated_tokens(text), text=text)
+    return Looked(reply, judged, steps, answered)
+
+
+def _is_step(look: VisualEpisode, text: str) -> bool:
+    """Whether the model's last words are a step, so that it has not answered."""
+    return bool(look.steps) and look.last_said == text

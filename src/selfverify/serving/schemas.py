@@ -1,0 +1,644 @@
+"""Requests as an allow-list, best_of, ServeConfig, errors.
+
+Requests: OpenAI's fields, and ``best_of``, which says how one of several answers is chosen.
+
+The settings of choosing one of several answers, for requests, `selfverify solve` and the gateway.
+
+Errors as clients are told of them, in OpenAI's envelope.
+
+The names of a request's fields: servers have many of their own, but a misspelt one would do nothing.
+
+JSON as clients can read it.
+
+The settings of `selfverify serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json, to_json
+
+from selfverify.clients.openai_client import MOST_TOKENS, checked_address
+from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig
+from selfverify.core.errors import ConfigError, ServerError
+from selfverify.selection.rules import Kind
+from selfverify.selection.stopping import Stopping
+from selfverify.selection.strategies import FOR_USE, STRATEGIES, StrategyConfig, strategy_for_use
+from selfverify.visual.config import VisualToolConfig
+
+MOST_SAMPLES = 256
+"""The most candidates that one request may ask a server for."""
+_STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
+
+
+class Choosing(CommandConfig):
+    """How candidates are chosen from, and when enough of them are there."""
+
+    n: int = Field(8, ge=1, le=MOST_SAMPLES)
+    """The most candidates: sampled answers, of which one is chosen."""
+
+    strategy: str = Field("weighted", description=f"How the answer is chosen: {_STRATEGIES}.")
+
+    verifier: str | None = None
+    """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
+    model's tokens expect), `judge` (the model is asked about each answer), `fused` or `fused:A` (soft and A
+    times the log-probability; A from the calibration or as given) or `none`. A model that runs here
+    also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
+    `inline`."""
+
+    stop: Literal["never", "beta", "posterior"] = "never"
+    """When sampling ends early: `never`, `beta` (enough votes agree) or `posterior` (the scores are sure
+    enough)."""
+
+    answers: Kind = "text"
+    """Which answers are the same: those of equal `text`, those with the same words in any order (`set`), or
+    boxes that overlap (`box`)."""
+
+    confidence: float = Field(0.95, ge=0.5, le=1)
+    """With early stopping: sampling ends when the leading answer is this sure."""
+
+    budget_tokens: int | None = Field(None, ge=1)
+    """The most tokens that all candidates may take together."""
+
+    vote_temperature: float = Field(0.1, gt=0, le=1e6)
+    """With strategy `weighted`: the softmax temperature of the votes. A small one lets high scores decide."""
+
+    share: float = Field(0.25, ge=0, le=1)
+    """With strategy `best-of-majority`: the share of the candidates that have to agree on an answer."""
+
+    @property
+    def stopping(self) -> Stopping:
+        """How many candidates are drawn at first, how many between two looks, and when that ends."""
+        return self._stopping(2, None)
+
+    def _stopping(self, start: int, step: int | None) -> Stopping:
+        at_once = self.stop == "never" and self.budget_tokens is None
+        start = self.n if at_once else min(start, self.n)
+        return Stopping(
+            self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
+        )
+
+    @field_validator("strategy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            return strategy_for_use(name).name
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def options(self) -> StrategyConfig:
+        """The options of the strategy."""
+        return StrategyConfig(self.vote_temperature, self.share)
+
+
+class BestOf(Choosing):
+    """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
+    object too."""
+
+    start: int = Field(2, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates before the first check."""
+
+    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates between two checks; null is n / 8."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    """The sampling temperature; it replaces the request's own."""
+
+    abstain_below: float | None = Field(None, ge=0, le=1)
+    """Refuse to answer if the probability of being right, or without a calibration the confidence, is below
+    this number."""
+
+    instruction: bool = True
+    """Put a request for the answer format and a score behind the question."""
+
+    content: Literal["text", "answer", "raw"] = "text"
+    """What is returned: the text without its score, the answer alone, without any tags, or everything. An
+    answer in a `response_format` is always returned as it is."""
+
+    refusal: Literal["field", "content"] = "field"
+    """Where it says that no answer is sure enough: in OpenAI's field `refusal`, or for clients that do not
+    show that also in the content."""
+
+    samples: bool = False
+    """Return all candidates besides the chosen answer."""
+
+    progress: Literal["comments", "events"] = "comments"
+    """How a stream tells of candidates: in comments, which every client skips, or in events named
+    `candidate`."""
+
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds after which the answer is chosen from the candidates that are there."""
+
+    @property
+    def stopping(self) -> Stopping:
+        """As in `Choosing`, with the request's own ``start`` and ``step``."""
+        return self._stopping(self.start, self.step)
+
+
+def json_bytes(data: Any) -> bytes:
+    """Return data as JSON. NaN and Infinity, which servers write and JSON does not know, become nulls."""
+    return to_json(data, inf_nan_mode="null")
+
+
+def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a response of JSON."""
+    return web.Response(
+        body=json_bytes(data),
+        status=status,
+        headers=headers,
+        content_type="application/json",
+        charset="utf-8",
+    )
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An error that a client is told.
+
+    Args:
+        status: The HTTP status.
+        message: The text for people.
+        code: The code for programs, such as ``invalid_image``.
+        param: The field of the request that is wrong.
+        retry_after: Seconds after which the client may ask again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's envelope."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def api_error(error: Exception) -> ApiError | None:
+    """Return the error that a client is told for an exception; None for a fault of our own.
+
+    If an upstream refuses the gateway's own key, the client is not at fault: the status is 502.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ConfigError):
+        return ApiError(400, str(error), "invalid_value")
+    if isinstance(error, web.HTTPException):
+        return _http_error(error)
+    if not isinstance(error, ServerError):
+        return None
+    if error.status in (401, 403):
+        # Not in the server's words: some quote the key.
+        return ApiError(502, "the model server does not accept the gateway's key", "upstream_refused_key")
+    return ApiError(
+        error.status, error.message, error.code or "upstream_error", retry_after=error.retry_after
+    )
+
+
+def invalid_value(param: str, why: str) -> ApiError:
+    """Return the error for a field of a request that has a wrong value."""
+    return ApiError(400, f"{param}: {why}", "invalid_value", param)
+
+
+def invalid(error: ValidationError, prefix: str = "") -> ApiError:
+    """Return the error for a request that does not validate: its first fault."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    names = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "tagged-union"))]
+    param = ".".join([prefix, *names] if prefix else names)
+    code = "unknown_parameter" if fault["type"] == "extra_forbidden" else "invalid_value"
+    message = fault["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}" if param else message, code, param or None)
+
+
+def error_response(error: ApiError) -> web.Response:
+    """Return the response that tells a client of an error."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, ceil(error.retry_after)))}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error.body, status=error.status, headers=headers)
+
+
+def _http_error(error: web.HTTPException) -> ApiError:
+    """Return the error for one of aiohttp's own refusals."""
+    if error.status == 413:
+        return ApiError(413, "the request is too large", "request_too_large")
+    if error.status == 404:
+        return ApiError(
+            404, "there is no such path; chat completions are at /v1/chat/completions", "not_found"
+        )
+    return ApiError(error.status, error.reason or "refused")
+
+
+_SUFFIX = re.compile(
+    r"(?P<model>.+)@(?:bo(?P<n>[0-9]{1,4})(?P<settings>(?:,[a-z_]+=[^,@]*)*)|(?P<plain>plain))"
+)
+
+
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The fields of a chat completion request that the gateway reads. Others go to an upstream unchanged.
+
+    As with OpenAI a text is no number and no boolean, whatever it says, and neither is the other.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str = Field(min_length=1, max_length=512)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
+    n: int = Field(1, ge=1, le=128)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: list[str] = Field(default_factory=list, max_length=16)
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: dict[str, Any] | None = None
+    look: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls(cls, data: Any) -> Any:
+        """Drop nulls, which OpenAI takes for "not given"; ``stop`` may be one text, ``best_of`` false."""
+        if not isinstance(data, dict):
+            raise ValueError("the request has to be a JSON object")
+        found = {name: value for name, value in data.items() if value is not None}
+        if isinstance(found.get("stop"), str):
+            found["stop"] = [found["stop"]]
+        if found.get("best_of") is False:
+            found["best_of"] = {"plain": True}
+        return found
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a candidate."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class VerifyRequest(BaseModel):
+    """A request to score given answers to a question."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(min_length=1, max_length=512)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
+    answer: str | list[str] = Field(description="One answer, or up to 64.")
+    verifier: str | None = None
+
+    @property
+    def answers(self) -> list[str]:
+        """The answers as a list.
+
+        Raises:
+            ApiError: There are none, or more than 64.
+        """
+        found = [self.answer] if isinstance(self.answer, str) else self.answer
+        if not 1 <= len(found) <= 64 or not all(text.strip() for text in found):
+            raise invalid_value("answer", "between 1 and 64 texts that are not empty")
+        return found
+
+
+async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> tuple[dict[str, Any], Asked]:
+    """Return a request's JSON object, as it came and as a ``kind``.
+
+    Raises:
+        ApiError: The request is no JSON object, is not declared as JSON, is compressed, comes too slowly, or
+            is no ``kind``; the message names the field.
+        HTTPRequestEntityTooLarge: It is larger than the application takes.
+    """
+    if request.content_type != "application/json":
+        # Browsers let every page send other types anywhere, without asking the server first.
+        raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    try:
+        async with asyncio.timeout(within_s):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the request did not arrive within {within_s:g} s", "timeout") from None
+    try:
+        raw = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+    if not isinstance(raw, dict):
+        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
+    try:
+        return raw, kind.model_validate(raw)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
+    """Return the model's own name and how its answer is chosen; None means without selection.
+
+    The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
+    ``best_of`` overrides both. ``@plain`` and ``"best_of": false`` turn selection off.
+
+    Raises:
+        ApiError: A setting is unknown or wrong.
+    """
+    model, suffix = split_model(request.model)
+    given = dict(request.best_of or {})
+    plain = suffix.pop("plain", False)
+    if request.best_of is not None:
+        plain = given.pop("plain", False)
+    if not isinstance(plain, bool):
+        raise invalid_value("best_of.plain", "true or false is needed")
+    if plain:
+        return model, None
+    try:
+        # Without those at their own default: `model_fields_set` says what somebody has decided.
+        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
+        # A suffix is a text, so that its values are texts; those of an object have types of their own.
+        chosen = BestOf.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
+    except ValidationError as error:
+        raise invalid(error, "best_of") from None
+    if request.n > chosen.n:
+        if "n" in suffix | given:
+            text = f"{request.n} answers are asked for, and only {chosen.n} candidates to choose them from"
+            raise invalid_value("n", text)
+        chosen = chosen.model_copy(update={"n": request.n})
+    return model, chosen
+
+
+def split_model(name: str) -> tuple[str, dict[str, Any]]:
+    """Return a model's name without its suffix, and the suffix's settings; see `best_of`.
+
+    Raises:
+        ApiError: What looks like a suffix is none.
+    """
+    if "@" not in name:
+        return name, {}
+    found = _SUFFIX.fullmatch(name)
+    if not found:
+        if re.search(r"@(bo[0-9]|plain)", name):
+            text = f"{name!r}: a suffix looks like @bo8 or @bo8,strategy=best,verifier=inline"
+            raise invalid_value("model", text)
+        return name, {}
+    if found["plain"]:
+        return found["model"], {"plain": True}
+    pairs = [pair.partition("=") for pair in found["settings"].split(",") if pair]
+    return found["model"], {"n": int(found["n"])} | {key: value for key, _, value in pairs}
+
+
+KNOWN = frozenset(
+    [
+        "audio",
+        "best_of",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "logit_bias",
+        "logprobs",
+        "look",
+        "max_tokens",
+        "max_completion_tokens",
+        "messages",
+        "metadata",
+        "modalities",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "prediction",
+        "presence_penalty",
+        "prompt_cache_key",
+        "reasoning_effort",
+        "response_format",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "top_p",
+        "user",
+        "verbosity",
+        "web_search_options",
+        "best_of_n",
+        "bad_words",
+        "ignore_eos",
+        "min_p",
+        "min_tokens",
+        "repetition_penalty",
+        "stop_token_ids",
+        "top_a",
+        "top_k",
+    ]
+)
+"""OpenAI's fields and ours; and fields of servers that look like them."""
+
+_MOST_CHECKED = 16
+"""The most unknown names that are compared: a request may have thousands."""
+
+
+def refuse_misspelt(names: Iterable[str]) -> None:
+    """Refuse a field that is almost called like one of `KNOWN`.
+
+    Raises:
+        ApiError: Such a field; the message says which one may be meant.
+    """
+    unknown = [name for name in names if name not in KNOWN and len(name) <= 32][:_MOST_CHECKED]
+    for name in unknown:
+        for meant in get_close_matches(name.lower(), KNOWN, 1, 0.85):
+            text = f"{name}: there is no such field; is {meant} meant? With MODEL@plain any field passes"
+            raise ApiError(400, text, "unknown_parameter", name)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Which images are accepted.
+
+    Args:
+        bytes: The largest encoded image.
+        pixels: The most pixels that a request's images have together, by their headers.
+        count: The most images of a request.
+    """
+
+    bytes: int = 20 * 2**20
+    pixels: int = 20_000_000
+    count: int = 16
+
+
+class BackendConfig(CommandConfig):
+    """What writes the candidates: a model that is run here, or a server."""
+
+    model: str | None = None
+    """Run this model here: `builtin:NAME`, a folder, or a hub id."""
+
+    upstream: str | None = None
+    """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
+
+    judge: list[str] = []
+    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+
+    max_tokens: int = Field(256, ge=1)
+    """With --model: the most tokens of a candidate, for requests that do not say."""
+
+    max_batch: int = Field(64, ge=1)
+    """With --model: the most candidates that are sampled together."""
+
+    separate: bool = False
+    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
+
+    tries: int = Field(3, ge=1)
+    """With --upstream: how often a request is sent before it counts as failed."""
+
+    @model_validator(mode="after")
+    def _one_backend(self) -> BackendConfig:
+        if (self.model is None) == (self.upstream is None):
+            raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
+        if self.upstream is not None and self.judge:
+            raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
+        if self.model is not None and self.separate:
+            raise ValueError("--separate needs --upstream")
+        return self
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_address(cls, upstream: str | None) -> str | None:
+        if upstream is not None:
+            try:
+                checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return upstream
+
+
+class ListeningConfig(CommandConfig):
+    """Where the gateway listens, and how it stops."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on."""
+
+    port: int = Field(8080, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    grace: float = Field(30.0, ge=0.0)
+    """The seconds that open requests get to finish when the gateway is stopped."""
+
+
+class GatewayConfig(CommandConfig):
+    """How a gateway treats requests."""
+
+    best_of: BestOf = BestOf()
+    """What holds for requests that do not set it themselves."""
+
+    calibration: Path | None = None
+    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """The most seconds that a request may take."""
+
+    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
+    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
+
+    api_key_file: Path | None = None
+    """The file that holds this key, in a line of its own."""
+
+    max_body_mb: float = Field(64.0, ge=0.001)
+    """The largest request, in MiB."""
+
+    max_image_mb: float = Field(20.0, ge=0.001)
+    """The largest image, in MiB."""
+
+    max_megapixels: float = Field(20.0, ge=0.001)
+    """The most megapixels that the images of a request have together. A model that runs here also decodes at
+    most so many at a time, for all requests."""
+
+    max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
+    """The most candidates that a request may ask for."""
+
+    max_in_flight: int = Field(1024, ge=1)
+    """The most requests that are worked on at once; others are told to come back."""
+
+    allowed_host: list[str] = []
+    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
+
+    log_prompts: bool = False
+    """Write questions and answers into the log, which otherwise has neither."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> GatewayConfig:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("there is one key: give --api-key or --api-key-file")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
+        return self
+
+    @property
+    def most_samples(self) -> int:
+        """The most candidates that a request may ask for; never fewer than it gets by default."""
+        return max(self.max_n, self.best_of.n)
+
+    @property
+    def images(self) -> ImageLimits:
+        """Which images are accepted."""
+        return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
+
+
+class ServeConfig(CommandConfig):
+    """A gateway: what writes, where it listens, and how it treats requests.
+
+    A file of settings has these sections.
+    """
+
+    config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
+    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
+
+    backend: BackendConfig
+    listening: ListeningConfig = ListeningConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    looking: VisualToolConfig = VisualToolConfig()
+    """What requests with a field `look` may ask for."""
