@@ -32,8 +32,7 @@ from selfverify.cli.printing import print_json
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.looks.looks_folder import SFT
-from selfverify.experiments.looks.read_pairs import Lines, fault_in, read_lines, read_pairs
+from selfverify.experiments.visual_data import SFT, Lines, fault_in, read_lines, read_pairs
 from selfverify.visual.traces import Message, is_image, parts_of
 
 MARK = "<image>"

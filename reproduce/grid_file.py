@@ -30,9 +30,9 @@ from selfverify.core.config import Config, Seed
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import differences
 from selfverify.experiments.recipe import Recipe, load_recipe
-from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (
     Document,
+    complaints,
     overridden_name,
     parse_override,
     read_document,

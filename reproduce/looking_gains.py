@@ -37,11 +37,10 @@ from selfverify.core.files import write_json
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.samples import StoredProblem, read_samples
 from selfverify.evaluation.visual_metrics import VERIFIER_WEIGHTS, CappedProblem, as_arrays
-from selfverify.experiments.looks.capped_looks import CAP_FILE, CappedLooks, weights_digest
-from selfverify.experiments.looks.train_stopping import LOOKING
-from selfverify.experiments.looks.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.run import measure, recipe_task
+from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks, weights_digest
+from selfverify.experiments.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.stopping import Kind, StopCalibration, fit_epsilon

@@ -32,8 +32,7 @@ from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_output_folder, write_json, write_text
 from selfverify.experiments.recipe import Recipe, load_recipe
-from selfverify.experiments.recipe_errors import complaints
-from selfverify.experiments.recipe_yaml import read_document
+from selfverify.experiments.recipe_yaml import complaints, read_document
 from selfverify.experiments.registry import make_task
 from selfverify.selection.calibration import Fusion
 from selfverify.selection.strategies import find_strategy

@@ -21,9 +21,9 @@ from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import HeldOut, evaluate
 from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
+from selfverify.experiments.run import measuring_engine
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task

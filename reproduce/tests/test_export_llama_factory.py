@@ -18,7 +18,7 @@ from reproduce.export_llama_factory import export_looks
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
-from selfverify.experiments.looks.read_pairs import read_pairs
+from selfverify.experiments.visual_data import read_pairs
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

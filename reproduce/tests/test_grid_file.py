@@ -8,9 +8,7 @@ import pytest
 
 from reproduce.grid_file import GRIDS, built_in, load_study, overrides_of, plan
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.recipe import (
-    load_recipe,
-)
+from selfverify.experiments.recipe import load_recipe
 from selfverify.objectives import breakeven_gap
 
 
@@ -154,7 +152,7 @@ def test_the_binary_collapse_is_looked_for_at_three_rates_of_right_answers() -> 
 
 def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cold start is another recipe's work, and need not be there."""
-    monkeypatch.setattr("selfverify.experiments.recipe_faults._model_path_faults", lambda path: [])
+    monkeypatch.setattr("selfverify.experiments.recipe._model_path_faults", lambda path: [])
     runs = plan(load_study("adapo-digits"), Path("out"))
     assert len({run.seed for run in runs}) == 3
     methods = {run.variant: run.recipe.method for run in runs}

@@ -21,7 +21,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import write_journal
 from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep
-from selfverify.experiments.looks import capped_looks
+from selfverify.experiments import train_stopping
 from selfverify.experiments.recipe import to_yaml
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import StopCalibration
@@ -151,7 +151,7 @@ def study(
         def load(cls, config: Any, **settings: Any) -> Policy:
             return reasoner
 
-    monkeypatch.setattr(capped_looks, "Policy", Taught)
+    monkeypatch.setattr(train_stopping, "Policy", Taught)
     return Study(tmp_path, tiny_folder, load_policy)
 
 

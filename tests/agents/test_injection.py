@@ -23,8 +23,8 @@ from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.experiments.agent_session import Watched
 from selfverify.reports.report import write_agent_page
-from selfverify.serving.agent_run import Watched
 from selfverify_phone.expert import carry_out
 from selfverify_phone.playing import perform
 from selfverify_phone.task import PhoneAgents

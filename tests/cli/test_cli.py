@@ -72,8 +72,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             "evaluate_recipe": evaluate_recipe,
             "start_processes": lambda recipe: None,
         },
-        "selfverify.experiments.quickstart.quickstart": {"quickstart": quickstart},
-        "selfverify.experiments.plan.plan": {
+        "selfverify.experiments.quickstart": {"quickstart": quickstart},
+        "selfverify.experiments.plan": {
             "make_plan": lambda *given: SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
         },
         "selfverify.reports.report": {"write_report": write_report},

@@ -14,7 +14,7 @@ from selfverify.connectors.server import find_environment
 from selfverify.core import distributions
 from selfverify.core.errors import ConfigError
 from selfverify.experiments import registry
-from selfverify.experiments.quickstart.quickstart import quickstart
+from selfverify.experiments.quickstart import quickstart
 from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.policy.loading import resolve
 from selfverify.tasks.word_sums import WordSums

@@ -23,9 +23,8 @@ from selfverify.core.files import only_writer
 from selfverify.core.jsonl_store import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
-from selfverify.evaluation.atif_samples import read_exported
 from selfverify.evaluation.samples import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
-from selfverify.experiments.data_export import Exported, Portion, export_atif
+from selfverify.experiments.export import Exported, Portion, export_atif, read_exported
 from selfverify.experiments.registry import TASKS
 from selfverify.rollouts.atif import read_atif, rollout_from_atif
 from selfverify.rollouts.recording import RecordedGroup, record

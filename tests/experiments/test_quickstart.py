@@ -12,9 +12,8 @@ import pytest
 from selfverify.cli.train_commands import QuickstartConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.headline import MOST
-from selfverify.experiments.quickstart import quickstart as module
-from selfverify.experiments.quickstart.quickstart import quickstart
-from selfverify.experiments.quickstart.showcases import SHOWCASES, Paper
+from selfverify.experiments import quickstart as module
+from selfverify.experiments.quickstart import SHOWCASES, Paper, quickstart
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

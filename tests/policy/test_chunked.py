@@ -12,7 +12,7 @@ from tests.policy.conftest import Loaders, noise_image
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.experiments.plan.meter import Meter
+from selfverify.experiments.dry_run import Meter
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import few_at_once
 from selfverify.policy.forward import batches, chunks, prefill

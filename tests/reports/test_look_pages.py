@@ -19,9 +19,8 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
-from selfverify.experiments.looks.collect_looks import collect_looks
-from selfverify.experiments.looks.looks_folder import all_traces
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.teaching import TeacherConfig
+from selfverify.experiments.visual_data import all_traces, collect_looks
 from selfverify.reports.film import Pictures, film_of_trace, plan_of
 from selfverify.reports.report import write_look_page, write_report
 from selfverify.serving.backend import FreeQuestion

@@ -14,10 +14,15 @@ from tests.policy.test_tool_templates import QWEN3
 
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.experiments.agent_session import (
+    ActorConfig,
+    AgentRun,
+    AgentRunConfig,
+    AgentSessionConfig,
+    run_agent,
+)
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.serving.agent_run import AgentRun, run_agent
-from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
 from serving_servers import FakeUpstream, Loop
 
 YES = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"

@@ -13,14 +13,12 @@ from transformers import AutoTokenizer
 
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.data.conversations import journal_of
-from selfverify.experiments.collect import collect
+from selfverify.experiments.agent_session import ActorConfig, AgentRunConfig, AgentSessionConfig, run_agent
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.teaching import TeacherConfig, collect
 from selfverify.policy.loading import resolve
 from selfverify.rollouts.server_sampler import ServerSpeaker
-from selfverify.serving.agent_run import run_agent
-from selfverify.serving.agent_run_settings import ActorConfig, AgentRunConfig, AgentSessionConfig
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving

@@ -10,7 +10,7 @@ import typer
 from selfverify.cli.options import settings_as_options
 from selfverify.cli.teach_commands import collect, reanswer
 from selfverify.connectors.server import EnvironmentServing
-from selfverify.serving.agent_run_settings import AgentSessionConfig
+from selfverify.experiments.agent_session import AgentSessionConfig
 
 if TYPE_CHECKING:
     from selfverify.agents.task import AgentTask
@@ -43,7 +43,7 @@ def run(settings: AgentSessionConfig) -> None:
     from selfverify.core.errors import ConfigError
 
     try:
-        from selfverify.serving.agent_run import run_agent
+        from selfverify.experiments.agent_session import run_agent
     except ImportError as error:
         raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
     task = _task(settings.task.environment, settings.options())

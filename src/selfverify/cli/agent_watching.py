@@ -12,7 +12,7 @@ from selfverify.cli.printing import harmless
 if TYPE_CHECKING:
     from selfverify.agents.episode import AgentRecord
     from selfverify.core.problem import Problem
-    from selfverify.serving.agent_run import AgentRun
+    from selfverify.experiments.agent_session import AgentRun
 
 MOST_LINES = 6
 """Lines of a screen that are shown."""

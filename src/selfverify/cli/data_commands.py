@@ -12,7 +12,7 @@ from pydantic import Field
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json
 from selfverify.core.config import CommandConfig
-from selfverify.experiments.check_settings import CheckConfig
+from selfverify.experiments.data_check import CheckConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
 

@@ -69,7 +69,7 @@ def export(
         return
     if settings.keep != "all":
         raise ConfigError("--keep goes with --format verl")
-    from selfverify.experiments.data_export import Portion, export_atif
+    from selfverify.experiments.export import Portion, export_atif
 
     portion = Portion(settings.problems, settings.limit, tuple(settings.only))
     with bar("trajectories", hidden=as_json) as progress:
@@ -86,7 +86,7 @@ def export(
 def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
     """Write one file of conversations for fine-tuning."""
     from selfverify.evaluation.samples import find_store
-    from selfverify.experiments.conversation_export import export_conversations
+    from selfverify.experiments.export import export_conversations
 
     if settings.rollouts or settings.only:
         raise ConfigError("--format verl exports stored samples: --rollouts and --only do not go with it")

@@ -28,7 +28,7 @@ def page(
     Example: `selfverify visual page looks --output looks.html`
     """
     from selfverify.evaluation.samples import IMAGES
-    from selfverify.experiments.looks.looks_folder import all_traces
+    from selfverify.experiments.visual_data import all_traces
     from selfverify.reports.report import write_look_page
 
     wanted = set(trace or ())

@@ -15,7 +15,7 @@ from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
 from selfverify.core.config import CommandConfig
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.teaching import TeacherConfig
 from selfverify.visual.config import ToolModels
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
@@ -81,8 +81,8 @@ def collect(
 
     - `selfverify visual collect my-looks.yaml --own --samples 8 --output looks`
     """
-    from selfverify.experiments.looks.collect_looks import collect_looks
     from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.visual_data import collect_looks
 
     with bar("problems", hidden=as_json) as progress:
         done = collect_looks(
@@ -132,8 +132,8 @@ def branch(
     - `selfverify visual branch my-looks.yaml looks --way induced --server http://127.0.0.1:8000
       --model Qwen/Qwen2.5-VL-72B-Instruct`
     """
-    from selfverify.experiments.looks.collect_looks import branch_looks
     from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.visual_data import branch_looks
 
     with bar("traces", hidden=as_json) as progress:
         done = branch_looks(
@@ -158,7 +158,7 @@ def judge(folder: Folder, settings: TeacherConfig, as_json: Json = False) -> Non
     Example: `selfverify visual judge looks --server http://127.0.0.1:8000
     --model Qwen/Qwen2.5-VL-72B-Instruct`
     """
-    from selfverify.experiments.looks.judge_looks import judge_looks
+    from selfverify.experiments.visual_data import judge_looks
 
     with bar("answers", hidden=as_json) as progress:
         right, wrong, neither = judge_looks(folder, settings, progress)
@@ -203,7 +203,7 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
 
     Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
-    from selfverify.experiments.looks.make_sets import make_sets
+    from selfverify.experiments.visual_data import make_sets
     from selfverify.visual.traces import Demands, Pairing
 
     demands = Demands(settings.most_tokens, settings.least_calls, not settings.whole_calls)
@@ -234,7 +234,7 @@ def leaks(
 
     Example: `selfverify visual leaks looks`
     """
-    from selfverify.experiments.looks.read_pairs import read_pairs
+    from selfverify.experiments.visual_data import read_pairs
     from selfverify.visual.traces import MOST, leak_test
 
     found = leak_test(read_pairs(pairs), words)

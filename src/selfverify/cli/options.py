@@ -144,7 +144,7 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
-        from selfverify.experiments.recipe_errors import reason
+        from selfverify.experiments.recipe_yaml import reason
 
         faults = []
         for fault in error.errors(include_url=False):

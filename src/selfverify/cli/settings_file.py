@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from selfverify.core.config import SETTINGS_FILE, is_marked, secret_places
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.recipe_errors import complaint, reason
-from selfverify.experiments.recipe_yaml import dump_yaml, read_document
+from selfverify.experiments.recipe_yaml import complaint, dump_yaml, read_document, reason
 
 OptionOf = Callable[[Sequence[int | str]], str | None]
 """Returns the option, as it is typed, of the setting at a place; None where there is none."""

@@ -100,7 +100,7 @@ def calibrate(
     - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
       evaluation.problems=256 evaluation.samples=1`
     """
-    from selfverify.experiments.looks.capped_looks import calibrate_stopping
+    from selfverify.experiments.train_stopping import calibrate_stopping
 
     name, wanted = settings.held
     with bar("problems", hidden=as_json) as progress:
@@ -161,7 +161,7 @@ def compare(
 
     Example: `selfverify visual compare my-looks.yaml --verifier runs/dpo/model evaluation.problems=2048`
     """
-    from selfverify.experiments.looks.capped_looks import compare_stopping
+    from selfverify.experiments.train_stopping import compare_stopping
 
     given = {"absolute": settings.absolute, "signed": settings.signed}
     epsilons: dict[Any, float] = {rule: epsilon for rule, epsilon in given.items() if epsilon is not None}
@@ -190,8 +190,8 @@ def compare(
 
 def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -> Any:
     from selfverify.cli.run_folders import resolve_target
-    from selfverify.experiments.looks.capped_looks import CappedLooks
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
+    from selfverify.experiments.train_stopping import CappedLooks
 
     source, found = resolve_target(target, settings.recipe)
     recipe = load_recipe(source, overrides or [])

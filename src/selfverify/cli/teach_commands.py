@@ -12,7 +12,7 @@ from pydantic import Field
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, say
 from selfverify.core.config import CommandConfig, Seed
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.teaching import TeacherConfig
 
 
 class CollectConfig(CommandConfig):
@@ -52,8 +52,8 @@ def collect(
     - `selfverify agent collect smartsnap-qwen3-8b --server http://127.0.0.1:8000
       --model deepseek-ai/DeepSeek-V3.1 --problems 726 --samples 8 --keep judged`
     """
-    from selfverify.experiments.collect import collect as run
     from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.teaching import collect as run
 
     loaded = load_recipe(recipe, overrides or [])
     with bar("problems", hidden=as_json) as progress:
@@ -106,7 +106,7 @@ def reanswer(
     - `selfverify agent reanswer android-instruct.parquet --server http://127.0.0.1:8000
       --model Qwen/Qwen3-235B-A22B --sample 100000 --output reanswered.parquet`
     """
-    from selfverify.experiments.reanswer import reanswer as run
+    from selfverify.experiments.teaching import reanswer as run
 
     with bar("turns", hidden=as_json) as progress:
         written, lost, reason = run(

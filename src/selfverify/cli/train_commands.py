@@ -52,7 +52,7 @@ def quickstart(settings: QuickstartConfig) -> None:
 
     - `selfverify quickstart smartsnap --fast --output /tmp/look`
     """
-    from selfverify.experiments.quickstart.quickstart import quickstart as run_quickstart
+    from selfverify.experiments.quickstart import quickstart as run_quickstart
 
     report = run_quickstart(settings.paper, settings.output, settings.seed, settings.fast, settings.overwrite)
     typer.echo(f"report: {report}")
@@ -134,7 +134,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
         if loaded.stopping is not None:
             if settings.replay is not None:
                 raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")
-            from selfverify.experiments.looks.train_stopping import train_stopping
+            from selfverify.experiments.train_stopping import train_stopping
 
             run = train_stopping(loaded, settings.resume, shown.on_step, shown.on_phase)
         else:

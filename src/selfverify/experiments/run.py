@@ -1,10 +1,18 @@
-"""From a recipe to a run: evaluate a policy, train it, evaluate it again, and write everything down."""
+"""Train(), evaluate(), learn().
+
+From a recipe to a run: evaluate a policy, train it, evaluate it again, and write everything down.
+
+A run's folder, which one run at a time writes into, with however many processes.
+
+vLLM as the engine of an evaluation or a filter: it runs as long as one model answers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +21,14 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.files import require_held, write_json, write_text
+from selfverify.core.files import (
+    held_by_another,
+    make_output_folder,
+    only_writer,
+    require_held,
+    write_json,
+    write_text,
+)
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
@@ -21,20 +36,80 @@ from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run_folder import held_folder
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
-from selfverify.policy.vllm import require_vllm
+from selfverify.policy.vllm import VLLMEngine, require_vllm
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.base import Task
 from selfverify.trainer.logging import MetricsLog
+from selfverify.trainer.parallel import make_accelerator
 from selfverify.trainer.rollout_source import ROLLOUTS_FOLDER
 from selfverify.trainer.trainer import StepCallback, Trainer
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and hold it (`only_writer`). All processes of a run must call this; the first one holds.
+
+    Raises:
+        ConfigError: The folder cannot be made, or another run holds it; in all processes.
+        FileError: It was deleted, moved or taken over meanwhile (`require_held`).
+    """
+    with ExitStack() as held:
+
+        def hold() -> None:
+            make_output_folder(folder)
+            held.enter_context(only_writer(folder))
+
+        ranks.on_first(hold)
+        if ranks.index():
+            held.enter_context(held_by_another(folder))
+        yield
+
+
+@contextmanager
+def measuring_engine(
+    policy: Policy | Answerer, sampling: SamplingConfig, temperature: float
+) -> Iterator[None]:
+    """A block in which a policy samples by the engine that ``sampling`` names.
+
+    A model behind a server samples there, whatever the engine.
+
+    Args:
+        policy: Who answers.
+        sampling: Names the engine, and its settings.
+        temperature: Of the answers.
+
+    Raises:
+        ConfigError: vLLM is not installed or does not start, there are several processes, or answers are
+            greedy: those have no log-probabilities in vLLM that could be compared with others.
+    """
+    if sampling.engine == "own" or isinstance(policy, Answerer):
+        yield
+        return
+    if temperature == 0:
+        raise ConfigError(
+            "sampling.engine=vllm at temperature 0: greedy answers come from sampling.engine=own, or from "
+            "`vllm serve` with policy.path=URL#MODEL"
+        )
+    if ranks.count() > 1:
+        raise ConfigError(
+            "sampling.engine=vllm: one process measures with vLLM; give it more devices by "
+            "policy.path=URL#MODEL and `vllm serve`"
+        )
+    require_vllm()
+    engine = VLLMEngine(policy, make_accelerator(policy), sampling)
+    policy.engine = engine
+    try:
+        yield
+    finally:
+        policy.engine = None
+        engine.close()
+
 
 GALLERY_PROBLEMS = 128
 """The number of problems that the report can show."""

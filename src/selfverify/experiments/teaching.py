@@ -1,11 +1,25 @@
-"""Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
+"""Conversations of teachers, stored and resumed.
+
+Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
 
 What was said is kept problem by problem in a journal, so that a call which was killed goes on.
+
+Who teaches; this loads without what a client of servers needs.
+
+Trajectories of teachers: a scripted expert, or a model behind a server, does a task's training problems.
+
+SmartSnap §4.1 has two teachers do all training tasks, with evidence (`teaching` holds the conversations).
+
+Existing conversations answered anew by a teacher, turn by turn (SmartSnap §4.1, its second source).
+
+Each turn of the assistant becomes a conversation of its own: all that was said before, and the teacher's
+answer to it, which alone is to be learnt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,24 +28,73 @@ from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from selfverify.clients.openai_client import ServerConfig
+from selfverify.core import event_loop
+from selfverify.core.config import CommandConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.samples import Progress, ResumableBatches
+from selfverify.experiments.export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.run import start_processes
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, Speaker, hold
 from selfverify.rollouts.wrappers import Message, RecordingEpisode
 from selfverify.serving.visual import HeardSpeaker
+from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import Task
+from selfverify.tasks.conversations import Conversations, ConversationsConfig
+
+
+class TeacherConfig(CommandConfig):
+    """Who teaches."""
+
+    expert: bool = False
+    """A script that knows the way: what the task demonstrates."""
+
+    own: bool = False
+    """The recipe's own policy."""
+
+    server: str | None = None
+    """An OpenAI-compatible server behind which the teacher is."""
+
+    model: str | None = None
+    """With --server: the teacher's name there."""
+
+    temperature: float = Field(1.0, ge=0.0)
+    """Of each turn of a model; 0 is greedy."""
+
+    max_tokens: int = Field(4096, ge=1)
+    """Tokens of a turn of a model, its thoughts included."""
+
+    timeout: float = Field(300.0, ge=0.1)
+    """Seconds that one answer may take."""
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> TeacherConfig:
+        if self.expert + self.own + (self.server is not None) != 1:
+            raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
+        if (self.server is None) != (self.model is None):
+            raise ValueError("--server and --model go together")
+        return self
+
+    def fields(self, seed: int) -> dict[str, Any]:
+        """The fields of a request to the server, besides its messages."""
+        return {
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "seed": seed % 2**31,
+        }
+
 
 AT_ONCE = 16
 """Conversations at the same time, where the task does not say how many there may be."""
@@ -292,3 +355,221 @@ def at_most(task: Task, problems: int) -> int:
         )
     count = task.count("train")
     return problems if count is None else min(problems, count)
+
+
+@dataclass(slots=True)
+class Collection:
+    """What a collection has come to.
+
+    Args:
+        conversations: How many were held.
+        written: How many of them are in the output.
+        lost: How many broke off.
+        correct: How many came to a right end.
+        reason: Why the first of those that were lost broke off.
+    """
+
+    conversations: int = 0
+    written: int = 0
+    lost: int = 0
+    correct: int = 0
+    reason: str = ""
+
+
+def collect(
+    recipe: Recipe,
+    teacher: TeacherConfig,
+    output: Path,
+    problems: int,
+    samples: int = 1,
+    keep: Keep = "correct",
+    progress: Progress | None = None,
+) -> Collection:
+    """Hold conversations with a teacher about a recipe's training problems, and write those worth learning.
+
+    Args:
+        recipe: Names the task; its seed decides the problems.
+        teacher: Who teaches.
+        output: The file, ``.parquet`` or ``.jsonl``; ``OUTPUT.journal`` beside it has everything.
+        problems: How many problems, at most those that the task has.
+        samples: Conversations about each.
+        keep: Which of them are written.
+        progress: Called after each batch of problems.
+
+    Raises:
+        ConfigError: The task has no demonstrations or no conversations, the output cannot be written, or the
+            journal is that of other settings.
+        DataError: Nothing is worth learning.
+    """
+    check_output(output)
+    task = recipe_task(recipe)
+    total, school = at_most(task, problems), Teaching(recipe, task, teacher, samples)
+
+    def ask(index: int) -> Asked:
+        problem = task.problem("train", recipe.seed, index)
+        return Asked(
+            problem, lambda seed: RecordingEpisode(task.open(problem, seed), asked_messages(problem))
+        )
+
+    held = school.hold(journal_of(output), school.settings(), ask, total, progress)
+    return _written(task, recipe, held, output, keep)
+
+
+def _written(
+    task: Task, recipe: Recipe, rows: Sequence[TaughtProblem], output: Path, keep: Keep
+) -> Collection:
+    found = Collection()
+    wanted: Callable[[TaughtConversation], bool] = {
+        "all": lambda told: True,
+        "correct": lambda told: worth_imitating(told.rewards),
+        "judged": lambda told: told.rewards.get("judged_success", 0) > 0,
+    }[keep]
+
+    def conversations() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            for number, told in enumerate(row.conversations):
+                found.conversations += 1
+                found.correct += worth_imitating(told.rewards)
+                if told.lost:
+                    found.lost, found.reason = found.lost + 1, found.reason or told.lost
+                elif wanted(told) and whole(told):
+                    found.written += 1
+                    yield _line(task, recipe, row, number, told)
+
+    try:
+        write_conversations(output, conversations())
+    except DataError as error:
+        lost = f"; the first of {found.lost} that were lost: {found.reason}" if found.lost else ""
+        held = f"{found.conversations} conversations, {found.correct} of them right{lost}"
+        raise DataError(f"{output}: {error}; held: {held}. {journal_of(output)} has them all") from None
+    return found
+
+
+def _line(
+    task: Task, recipe: Recipe, row: TaughtProblem, number: int, told: TaughtConversation
+) -> dict[str, Any]:
+    problem = task.problem("train", recipe.seed, row.index)
+    return {
+        "messages": told.messages,
+        "tools": problem.tools,
+        "id": f"{row.problem}#{number}",
+        "data_source": task.name,
+        "category": str(problem.meta.get("category") or ""),
+        "reward": told.rewards.get("answer", 0.0),
+        "correct": told.rewards.get("correct", 0) > 0,
+    }
+
+
+ANSWERED_AT_ONCE = 32
+"""Requests that wait for the server at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A line of the journal.
+
+    Args:
+        index: The turn's number among all that are answered.
+        problem: Its name.
+        messages: The conversation with the new answer; empty where there is none.
+        lost: Why there is none.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    problem: str
+    messages: list[dict[str, str]]
+    lost: str = ""
+
+
+def reanswer(
+    source: Path,
+    teacher: TeacherConfig,
+    output: Path,
+    sample: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[int, int, str]:
+    """Ask a teacher for the turns of a file's conversations.
+
+    Args:
+        source: A file of conversations, in any form that is read (docs/data.md).
+        teacher: Who answers: a server.
+        output: The file, ``.parquet`` or ``.jsonl``; ``OUTPUT.journal`` beside it has everything.
+        sample: So many turns only, drawn by the seed.
+        seed: Decides which.
+        progress: Called after each batch.
+
+    Returns:
+        How many turns were answered, how many were not, and why the first of those was not.
+
+    Raises:
+        ConfigError: The teacher is no server, the output cannot be written, or the journal is that of other
+            settings.
+        DataError: The source is damaged, or nothing was answered.
+    """
+    check_output(output)
+    if teacher.server is None:
+        raise ConfigError("conversations are answered anew by a model: name it with --server and --model")
+    task = Conversations(ConversationsConfig.model_validate({"train": str(source), "sample": sample}))
+    total = task.count("train")
+    problems = partial(task.numbered, "train", seed)
+    settings = {
+        "source": str(source), "turns": total, "sample": sample, "seed": seed,
+        "teacher": teacher.model_dump(mode="json", exclude={"timeout"}),
+    }  # fmt: skip
+    sweep = ResumableBatches(journal_of(output), Answered, settings, total, ANSWERED_AT_ONCE, progress)
+    for share in sweep.shares():
+        asked = [(index, problems(index)) for index in share]
+        sweep.store(event_loop.start(_ask_all(asked, teacher, seed)).result())
+    rows = [sweep.rows[index] for index in sorted(sweep.rows)]
+    lost = [row for row in rows if row.lost]
+    try:
+        written = write_conversations(output, _lines(rows, problems))
+    except DataError as error:
+        first = f"; the first of {len(lost)} turns without an answer: {lost[0].lost}" if lost else ""
+        raise DataError(f"{output}: {error}{first}") from None
+    return written, len(lost), lost[0].lost if lost else ""
+
+
+def _lines(rows: Sequence[Answered], problems: Callable[[int], Problem]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        if not row.lost:
+            problem = problems(row.index)
+            yield {
+                "messages": row.messages,
+                "tools": problem.tools,
+                "id": row.problem,
+                "category": str(problem.meta.get("category") or ""),
+                "taught": "last",
+            }
+
+
+async def _ask_all(asked: Sequence[tuple[int, Problem]], teacher: TeacherConfig, seed: int) -> list[Answered]:
+    return await asyncio.gather(*(_ask(index, problem, teacher, seed) for index, problem in asked))
+
+
+async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) -> Answered:
+    """The teacher's answer to one turn."""
+    assert teacher.server is not None
+    server = ServerConfig(teacher.server, timeout_s=teacher.timeout)
+    speaker = ServerSpeaker(problem, server, teacher.fields(derived_seed(seed, index)))
+    said = problem.target["said"]
+    replies = [heard.reply() for heard in problem.target["heard"]]
+    if problem.images or any(reply.images for reply in replies):
+        return Answered(index, problem.id, [], "it shows images, and files of conversations hold text")
+    messages = asked_messages(problem)
+    for turn, (text, reply) in enumerate(zip(said[:-1], replies, strict=True)):
+        messages += [{"role": "assistant", "content": text}, {"role": reply.role, "content": reply.text}]
+        speaker.recall(text, turn)
+        speaker.hear(reply)
+    try:
+        answer = await speaker.answer(len(said) - 1)
+    except SelfVerifyError as error:
+        return Answered(index, problem.id, [], str(error)[:2000])
+    if answer.finish != Finish.STOP:
+        return Answered(index, problem.id, [], f"its answer is longer than {teacher.max_tokens} tokens")
+    if not answer.text.strip():
+        return Answered(index, problem.id, [], "its answer is empty")
+    return Answered(index, problem.id, [*messages, {"role": "assistant", "content": answer.text}])

@@ -12,8 +12,8 @@ import numpy as np
 from selfverify.agents.judges.case import JudgePanel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.samples import StoredSample
+from selfverify.experiments.agent_session import Watched, hold
 from selfverify.rollouts.server_sampler import ScriptSpeaker
-from selfverify.serving.agent_run import Watched, hold
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from PIL import Image
 
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.looks.looks_folder import image_keeper
 from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.visual_data import image_keeper
 from selfverify.visual.traces import VisualTrace
 
 

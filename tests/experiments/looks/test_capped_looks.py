@@ -14,7 +14,7 @@ from tests.looking.test_step_verifier import adapted
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.experiments.looks import capped_looks
+from selfverify.experiments import train_stopping
 from selfverify.experiments.recipe import to_yaml
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
@@ -40,7 +40,7 @@ class Setting:
             def load(cls, config: Any, **settings: Any) -> Policy:
                 return self.reasoner
 
-        monkeypatch.setattr(capped_looks, "Policy", Taught)
+        monkeypatch.setattr(train_stopping, "Policy", Taught)
 
     def run(self, command: str, *words: Any) -> Any:
         small = ("evaluation.problems=4", "evaluation.samples=1")

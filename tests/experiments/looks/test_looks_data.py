@@ -18,13 +18,19 @@ from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
-from selfverify.experiments.looks.judge_looks import judge_looks
-from selfverify.experiments.looks.looks_folder import Way, all_traces
-from selfverify.experiments.looks.make_sets import make_sets
-from selfverify.experiments.looks.read_pairs import read_pairs
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.teacher_settings import TeacherConfig
+from selfverify.experiments.teaching import TeacherConfig
+from selfverify.experiments.visual_data import (
+    INDUCE,
+    Way,
+    all_traces,
+    branch_looks,
+    collect_looks,
+    judge_looks,
+    make_sets,
+    read_pairs,
+    transcript,
+)
 from selfverify.policy.policy import Policy
 from selfverify.visual.traces import Demands, Pairing
 from serving_servers import Body, FakeUpstream, Loop

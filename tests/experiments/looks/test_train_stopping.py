@@ -11,10 +11,10 @@ from tests.experiments.looks.looks_files import write_looks
 from tests.experiments.looks.looks_recipe import far_recipe
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.experiments.looks import train_stopping as stages
-from selfverify.experiments.looks.make_sets import Sets
+from selfverify.experiments import train_stopping as stages
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import train
+from selfverify.experiments.visual_data import Sets
 from selfverify.visual.stopping import STOPPING_FILE
 
 

@@ -16,8 +16,8 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
-from selfverify.experiments.plan.meter import Meter
-from selfverify.experiments.plan.plan import make_plan
+from selfverify.experiments.dry_run import Meter
+from selfverify.experiments.plan import make_plan
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.base import Training

@@ -15,9 +15,8 @@ from selfverify.cli.main import app
 from selfverify.core.config import EpisodeConfig, RolloutLimits
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.plan.meter import Meter
-from selfverify.experiments.plan.plan import Plan, make_plan
-from selfverify.experiments.plan.planned_step import room
+from selfverify.experiments.dry_run import Meter
+from selfverify.experiments.plan import Plan, make_plan, room
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.observation_encoding import ReplyEncoder

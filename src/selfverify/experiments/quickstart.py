@@ -1,31 +1,123 @@
-"""`selfverify quickstart`: train a built-in policy as a paper does, measure it, and report what happened."""
+"""The demonstrations, one per paper, and their reports.
+
+What `selfverify quickstart` shows of each paper: which recipe, how it is shortened, what qualifies it.
+
+`selfverify quickstart`: train a built-in policy as a paper does, measure it, and report what happened.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.files import differences, write_json
 from selfverify.evaluation.breakdown import paired_metrics
-from selfverify.evaluation.headline import Headline, headline
+from selfverify.evaluation.headline import Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import read_samples, with_rule_scores
-from selfverify.experiments.looks.capped_looks import CappedLooks, compare_stopping
-from selfverify.experiments.looks.train_stopping import LOOKING, VERIFIER, train_stopping
-from selfverify.experiments.quickstart.showcases import SHOWCASES, Paper, Showcase
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.registry import TASKS
-from selfverify.experiments.run import evaluate_recipe, recipe_task, train
-from selfverify.experiments.run_folder import held_folder
+from selfverify.experiments.run import evaluate_recipe, held_folder, recipe_task, train
+from selfverify.experiments.train_stopping import (
+    LOOKING,
+    VERIFIER,
+    CappedLooks,
+    compare_stopping,
+    train_stopping,
+)
 from selfverify.reports.report import write_overview, write_report
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.trainer.logging import TrainingProgress
+
+Paper = Literal["adpo", "adapo", "smartsnap", "vts-v"]
+
+
+@dataclass(frozen=True, slots=True)
+class Showcase:
+    """One paper's effect in a few minutes on two cores.
+
+    Args:
+        title: What is trained.
+        recipe: The recipe.
+        changes: What it changes of the recipe, so that it takes no more than ten minutes.
+        fast: What ``--fast`` changes besides, so that it takes about a minute.
+        stored: The rows that qualify the effect, where measuring them would take longer than that.
+        notes: What has to be known to read the figures.
+    """
+
+    title: str
+    recipe: str
+    changes: tuple[str, ...] = ()
+    fast: tuple[str, ...] = ()
+    stored: tuple[Stored, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+_FIXED = (
+    "docs/results/adapo.json, five seeds of 150 steps from the same start, 2,048 problems x 2; "
+    "`python -m reproduce.grid adapo-digits-check`, then `python -m reproduce.adapo`"
+)
+_COLLAPSE = (
+    "docs/results/adapo-collapse.json, rewards that pay corrections 4 more than kept answers, one seed of "
+    "150 steps from the same start, 2,048 problems x 2; `python -m reproduce.grid adapo-digits-collapse`"
+)
+_IMITATION = (
+    "docs/results/smartsnap.json, likelihood of what was judged a success, three seeds of 200 steps from "
+    "the same start, 512 other tasks x 2, SR of what was properly handed in; `python -m reproduce.grid "
+    "smartsnap-phone`, then `python -m reproduce.smartsnap_gains`"
+)
+
+SHOWCASES: dict[Paper, Showcase] = {
+    "adpo": Showcase(
+        "ADPO: a policy whose scores mean nothing learns to verify its answers",
+        "quickstart",
+        fast=(
+            "learner.steps=8", "learner.warmup_steps=2", "learner.groups_per_step=8",
+            "evaluation.problems=48",
+        ),
+        notes=("The rule on the text: the written sum is the target, and no question mark stands there.",),
+    ),
+    "adapo": Showcase(
+        "AdaPO: a policy learns to answer, and to correct its answer in a second turn",
+        "adapo-digits-check",
+        ("evaluation.problems=512",),
+        (
+            "learner.steps=4", "learner.warmup_steps=1", "learner.groups_per_step=8",
+            "learner.micro_batch_groups=8", "evaluation.problems=48",
+        ),
+        (
+            Stored("fixed rewards, acc@t1", 0.480322265625, 0.455078125, _FIXED),
+            Stored("fixed rewards, acc@t2", 0.64931640625, 0.605712890625, _FIXED),
+            Stored("corrections +4, acc@t1", 0.068603515625, 0.455078125, _COLLAPSE),
+        ),
+    ),
+    "smartsnap": Showcase(
+        "SmartSnap: an agent on a phone learns to do its task, and to prove it",
+        "smartsnap-phone",
+        ("learner.steps=80",),
+        ("learner.steps=3", "learner.groups_per_step=4", "evaluation.problems=16", "evaluation.samples=2"),
+        (
+            Stored("self-imitation, SR", 0.5296223958333334, 0.3623046875, _IMITATION),
+            Stored("its exhibits", 4.036613165265304, 3.4491837809373354, _IMITATION),
+        ),
+    ),
+    "vts-v": Showcase(
+        "VTS-V: a verifier learns when a model has looked often enough",
+        "looking-digits",
+        ("evaluation.problems=128",),
+        (
+            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.warmup_steps=1",
+            "learner.groups_per_step=4", "learner.micro_batch_groups=4", "evaluation.problems=32",
+        ),
+    ),
+}  # fmt: skip
+"""What is shown of each paper."""
 
 
 def quickstart(
@@ -42,7 +134,7 @@ def quickstart(
     Args:
         paper: Whose effect is shown.
         output: The run's folder, by default ``runs/quickstart`` or ``runs/quickstart-PAPER``.
-            `selfverify.experiments.run.train` and `selfverify.experiments.looks.train_stopping` say what is
+            `selfverify.experiments.run.train` and `selfverify.experiments.train_stopping` say what is
             in it.
         seed: Decides problems and samples.
         fast: Whether to train for a few steps only, which takes about a minute.

@@ -1,0 +1,689 @@
+"""Samples and rollouts for other programs.
+
+Exporting stored samples and logged rollouts as trajectories that other programs read (ATIF).
+
+    OUTPUT/
+      export.json                        what is exported, and whether it is complete
+      problem-000003-sample-01.json      a trajectory, one file each
+      images/                            what they show, by content
+
+An export that was killed goes on when it is called again: files that are there already stay.
+
+Stored conversations as files for fine-tuning: verl's ``messages`` and ``tools``.
+
+What was asked: the questions and images of stored samples' problems, which the store itself has not.
+
+Stored samples as trajectories of ATIF, and the same samples again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
+from selfverify.core.files import (
+    LOCK_FILE,
+    differences,
+    make_output_folder,
+    only_writer,
+    read_regular,
+    write_bytes,
+    write_json,
+)
+from selfverify.core.images import to_rgb
+from selfverify.core.jsonl_store import STRICT, read_journal
+from selfverify.core.problem import Problem
+from selfverify.data.conversations import check_output, write_conversations
+from selfverify.data.images import file_inside, read_image
+from selfverify.evaluation.evaluate import shown_entry
+from selfverify.evaluation.samples import IMAGES, Progress, StoredProblem, StoredSample, find_store
+from selfverify.experiments.registry import make_task
+from selfverify.policy.chat import text_only
+from selfverify.reports.run_data import read_entries
+from selfverify.rollouts.atif import (
+    EXPORT_FILE,
+    OURS,
+    SHOWN_IMAGES,
+    VERSION,
+    AtifContent,
+    AtifFinalMetrics,
+    AtifMetrics,
+    AtifStep,
+    AtifTrajectory,
+    Content,
+    Message,
+    image_part,
+    our_agent,
+    read_atif,
+    rollout_to_atif,
+    text_of,
+    to_messages,
+    to_steps,
+    without_end,
+    without_surrogates,
+)
+from selfverify.rollouts.recording import RecordedGroup
+from selfverify.tasks.answering import ended_properly
+from selfverify.tasks.base import Task
+from selfverify.trainer.rollout_source import NAME, ROLLOUTS_FOLDER
+
+
+class Remade:
+    """Problems of stored samples, made anew as the store's header says.
+
+    Args:
+        settings: The store's header.
+
+    Attributes:
+        task: The task; None where there is none any more.
+        why: Why there is none.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._split: Any = settings.get("split", "test")
+        self.task, self.why = _task(settings)
+
+    def problem(self, row: StoredProblem) -> Problem | str:
+        """The problem of a line of the store, or why there is none."""
+        if self.task is None:
+            return self.why
+        try:
+            made = self.task.problem(self._split, 0, row.index)
+        except SelfVerifyError as error:
+            return str(error)
+        stored = row.samples[0].problem if row.samples else made.id
+        if (made.id, made.digest()) != (stored, row.digest):
+            return "it asks or wants something else now; the data has changed"
+        return made
+
+
+Asked = tuple[dict[str, Any], bytes | None]
+"""A problem's entry, as in ``gallery/problems.json``, and its encoded image, if it has one."""
+
+
+class Questions:
+    """Finds problems in the gallery beside their samples, or makes them anew, as the store's header says.
+
+    Args:
+        gallery: The gallery's folder.
+        settings: The store's header.
+
+    Raises:
+        DataError: The gallery is damaged.
+    """
+
+    def __init__(self, gallery: Path, settings: Mapping[str, Any]) -> None:
+        self.gallery = gallery
+        self.unknown: dict[str, str] = {}
+        """Problems of which nothing is known, with the reasons."""
+        try:
+            entries = without_surrogates(read_entries(gallery))
+        except ValueError as error:
+            raise DataError(f"{gallery / 'problems.json'} is not valid JSON ({error})") from None
+        self._entries: dict[str, dict[str, Any]] = {str(entry["id"]): entry for entry in entries}
+        self._remade = Remade(settings)
+        self._last: tuple[str, Asked | None] = ("", None)
+
+    def find(self, problem: str, row: StoredProblem) -> Asked | None:
+        """Return what was asked in a line of the store; None where that cannot be known any more.
+
+        The image is called ``problem-INDEX.SUFFIX`` in the entry.
+
+        Raises:
+            DataError: The image of a problem in the gallery is missing.
+        """
+        if self._last[0] != problem:
+            known = self._entries.get(problem)
+            found = self._made(problem, row) if known is None else self._kept(problem, row, known)
+            self._last = problem, found
+        return self._last[1]
+
+    def _kept(self, problem: str, row: StoredProblem, entry: dict[str, Any]) -> Asked:
+        if not entry.get("image"):
+            return entry, None
+        file = file_inside(self.gallery, str(entry["image"]))
+        try:
+            content = read_regular(file)
+        except OSError as error:
+            raise DataError(f"problem {problem}: the image {file} cannot be read: {error.strerror}") from None
+        return entry | {"image": f"problem-{row.index:06d}{file.suffix}"}, content
+
+    def _made(self, problem: str, row: StoredProblem) -> Asked | None:
+        made = self._remade.problem(row)
+        if isinstance(made, str) or self._remade.task is None:
+            self.unknown[problem] = str(made)
+            return None
+        name = f"problem-{row.index:06d}.png"
+        entry: dict[str, Any] = without_surrogates(shown_entry(self._remade.task, made, name))
+        if not made.images:
+            return entry, None
+        buffer = io.BytesIO()
+        to_rgb(made.images[0]).save(buffer, "PNG")
+        return entry, buffer.getvalue()
+
+
+def _task(settings: Mapping[str, Any]) -> tuple[Task | None, str]:
+    """The task that a store's header names, or why there is none."""
+    try:
+        return make_task(str(settings.get("task")), **(settings.get("task_options") or {})), ""
+    except (SelfVerifyError, ValidationError, TypeError) as error:
+        return None, str(error).partition("\n")[0]
+
+
+_ASKED = {"prompt": True}
+"""What is said of the step that poses the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtifSample:
+    """What a trajectory holds of a sample besides its steps.
+
+    Args:
+        kind: What the trajectory was made of.
+        settings: The store's settings.
+        index: `StoredProblem.index`.
+        digest: `StoredProblem.digest`.
+        conversation: Whether the sample has steps.
+        sample: The sample's other fields (`StoredSample`).
+        entry: What the report's gallery knows of the problem: question, target, image (as it is called in the
+            folder of images); None where it knows nothing.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    kind: Literal["sample"]
+    settings: dict[str, Any]
+    index: int
+    digest: str
+    conversation: bool
+    sample: dict[str, Any]
+    entry: dict[str, Any] | None = None
+
+
+def sample_to_atif(
+    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, entry: dict[str, Any] | None
+) -> AtifTrajectory:
+    """Return a sample as a trajectory. Images are in the folder ``images`` beside its file.
+
+    Args:
+        settings: The store's settings.
+        row: The line of the store that the sample stands in.
+        sample: The sample.
+        entry: What the report's gallery knows of the problem, as in `AtifSample`; its question and its image
+            become the first step.
+    """
+    fields = asdict(replace(sample, steps=[]))
+    del fields["steps"], fields["text"]
+    if sample.steps:
+        messages = [
+            Message(
+                step.text,
+                step.images,
+                {name: value for name, value in asdict(step).items() if name not in ("text", "images")},
+                step.channel,
+                step.finish,
+            )
+            for step in sample.steps
+        ]
+        if sample.text != "".join(step.text for step in sample.steps):
+            fields["text"] = sample.text
+    else:
+        numbers = AtifMetrics(completion_tokens=sample.tokens)
+        about = {"author": "policy", "turn": 0, "finish": sample.finish}
+        messages = [Message(sample.text, [], about, "", sample.finish, numbers)]
+    steps = to_steps(messages, [] if entry is None else [_asked(entry)])
+    ours = AtifSample("sample", dict(settings), row.index, row.digest, bool(sample.steps), fields, entry)
+    return AtifTrajectory(
+        schema_version=VERSION,
+        session_id=session(settings),
+        trajectory_id=f"{sample.problem}#{sample.sample}",
+        agent=our_agent(settings.get("model")),
+        steps=steps,
+        final_metrics=AtifFinalMetrics(total_completion_tokens=sample.tokens, total_steps=len(steps)),
+        extra={OURS: without_surrogates(asdict(ours))},
+    )
+
+
+def sample_from_atif(trajectory: AtifTrajectory) -> tuple[AtifSample, StoredSample] | None:
+    """Return what `sample_to_atif` was given; None for a trajectory that is no sample of ours.
+
+    Raises:
+        DataError: Our part of the trajectory is damaged; the message names the field.
+    """
+    found = (trajectory.extra or {}).get(OURS)
+    if not isinstance(found, dict) or found.get("kind") != "sample":
+        return None
+    about: AtifSample = validated(AtifSample, found, f"extra.{OURS}")
+    steps = [step for step in trajectory.steps if (step.extra or {}).get(OURS) != _ASKED]
+    fields = dict(about.sample)
+    if about.conversation:
+        told = [{**m.about, "text": m.text, "images": list(m.images)} for m in to_messages(steps)]
+        fields = {"text": "".join(step["text"] for step in told), "steps": told} | fields
+    else:
+        fields["text"] = "".join(text_of(step.message) for step in steps)
+    return about, validated(StoredSample, fields, f"extra.{OURS}.sample")
+
+
+def read_exported(folder: Path) -> list[tuple[AtifSample, StoredSample]]:
+    """Return the samples in a folder that they were exported to, in the order of their store.
+
+    Raises:
+        DataError: A file is damaged; the message names it.
+    """
+    found = []
+    for path in sorted(folder.glob("problem-*.json")):
+        trajectory = read_atif(path)
+        try:
+            if (made := sample_from_atif(trajectory)) is not None:
+                found.append(made)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+    return found
+
+
+def session(settings: Mapping[str, Any]) -> str:
+    """Return a name for the run that trajectories belong to: all those of the same settings."""
+    text = json.dumps(settings, sort_keys=True)
+    return f"{OURS}-{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=8).hexdigest()}"
+
+
+def validated(kind: type[Any], value: Any, where: str) -> Any:
+    """Return an object of a class from JSON values.
+
+    Raises:
+        DataError: They do not fit; the message names the field.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(value))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join([where, *(str(part) for part in fault["loc"])])
+        raise DataError(f"{place}: {fault['msg']}") from None
+
+
+def _asked(entry: Mapping[str, Any]) -> AtifStep:
+    """The problem as the first step: its image, if there is one, before the question."""
+    question = str(entry.get("question") or "")
+    image = entry.get("image")
+    message: Content = question
+    if image:
+        message = [image_part(str(image)), AtifContent(type="text", text=question)]
+    return AtifStep(step_id=1, source="user", message=message, extra={OURS: _ASKED})
+
+
+_BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Which trajectories are exported.
+
+    Args:
+        problems: At most so many problems, the first ones; None takes all.
+        limit: At most so many trajectories; None takes all.
+        only: The ids of the problems that are exported; empty takes all.
+    """
+
+    problems: int | None = None
+    limit: int | None = None
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A trajectory that is to be exported.
+
+    Args:
+        file: The name of its file.
+        make: Makes it.
+        place: What errors call it.
+        folder: Where its images are.
+        images: Their names, which they have in the folder of exported images, too.
+        ask: Finds what was asked, where that can be known.
+    """
+
+    file: str
+    make: Callable[[], AtifTrajectory]
+    place: str
+    folder: Path
+    images: list[str]
+    ask: Callable[[], Asked | None] = lambda: None
+
+    def found(self) -> dict[str, Path]:
+        """The files of its images by name.
+
+        Raises:
+            DataError: One is missing, or its name leads elsewhere.
+        """
+        return {name: self._file(name) for name in self.images}
+
+    def _file(self, name: str) -> Path:
+        path = self.folder / name
+        if name != path.name:
+            raise DataError(f"{self.place}: {name[:80]!r} is no name of an image in {self.folder}")
+        if not path.is_file():
+            raise DataError(f"{self.place}: the image {path} is missing; restore it or leave it out")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export has come to.
+
+    Args:
+        trajectories: Their number.
+        new: The number of those that were not there yet.
+        images: The number of distinct images.
+        unknown: Problems of which only the answers are known, with the reasons.
+    """
+
+    trajectories: int
+    new: int
+    images: int
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+def export_atif(
+    source: Path,
+    output: Path,
+    portion: Portion | None = None,
+    rollouts: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a source's trajectories into a folder.
+
+    Args:
+        source: The folder of an evaluation or a run, or a sample store. Of a run's two stores that of after
+            training is exported.
+        output: The folder.
+        portion: Which trajectories; by default all.
+        rollouts: Whether the logged rollouts of a run's training are exported, not the samples.
+        progress: Called after each trajectory.
+
+    Raises:
+        ConfigError: There is nothing to export, or ``output`` holds something else, or another process is
+            exporting into it.
+        DataError: A line of the source is corrupt, or an image is missing or damaged; the message names it.
+    """
+    portion = portion or Portion()
+    held, items, unknown = (_rollouts if rollouts else _samples)(source, portion)
+    about = without_surrogates({**held, "format": VERSION, **asdict(portion)})
+    shown = [item.found() for item in items]
+    make_output_folder(output)
+    with only_writer(output):
+        _begin(output, about)
+        new, copied = _write_all(output, items, shown, progress)
+        count = {"complete": True, "trajectories": len(items), "images": copied}
+        write_json(output / EXPORT_FILE, {"about": about, **count})
+    return Exported(len(items), new, copied, unknown)
+
+
+def _write_all(
+    output: Path, items: list[_Item], shown: list[dict[str, Path]], progress: Progress | None
+) -> tuple[int, int]:
+    """Write trajectories and what they show; the numbers of new trajectories and of images."""
+    new, copied = 0, set[str]()
+    for number, (item, images) in enumerate(zip(items, shown, strict=True), start=1):
+        for name in images.keys() - copied:
+            _put(output / SHOWN_IMAGES / name, _checked(images[name]))
+            copied.add(name)
+        if (asked := item.ask()) is not None and asked[1] is not None and asked[0]["image"] not in copied:
+            _put(output / SHOWN_IMAGES / asked[0]["image"], asked[1])
+            copied.add(asked[0]["image"])
+        new += _write(output / item.file, item.make())
+        if progress is not None:
+            progress(number, len(items))
+    return new, len(copied)
+
+
+def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
+    """What a store's header says, its samples, and problems of which nothing is known."""
+    logged = any((source / ROLLOUTS_FOLDER).glob("step-*.jsonl"))
+    store = find_store(source, "--rollouts exports its rollout log" if logged else "")
+    settings, rows = read_journal(store, StoredProblem)
+    by_id = {row.samples[0].problem: row for row in rows.values() if row.samples}
+    if not by_id:
+        raise ConfigError(f"{store} holds no samples yet")
+    questions, items = Questions(store.parent / "gallery", settings), []
+    for problem in _chosen(by_id, portion, store):
+        row = by_id[problem]
+        ask = partial(questions.find, problem, row)
+        items += [
+            _Item(
+                f"problem-{row.index:06d}-sample-{sample.sample:02d}.json",
+                partial(_sample, settings, row, sample, ask),
+                f"problem {problem}, sample {sample.sample}",
+                store.parent / IMAGES,
+                [name for step in sample.steps for name in step.images],
+                ask,
+            )
+            for sample in row.samples
+        ]
+    return {"kind": "samples", "settings": settings}, items[: portion.limit], questions.unknown
+
+
+def _sample(
+    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
+) -> AtifTrajectory:
+    asked = ask()
+    return sample_to_atif(settings, row, sample, None if asked is None else asked[0])
+
+
+def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
+    """What the headers of a rollout log say in common, and its trajectories."""
+    folder = source if source.name == ROLLOUTS_FOLDER else source / ROLLOUTS_FOLDER
+    files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
+    if not files:
+        raise ConfigError(
+            f"{source} holds no rollout log; a run writes one with learner.rollout_log=all (or recent)"
+        )
+    read = [(path, *read_journal(path, RecordedGroup)) for path in files]
+    for path, header, _ in read:
+        if not isinstance(header.get("step", 0), int):
+            raise DataError(f"{path}, line 1: its step is {header['step']!r:.40} and no whole number")
+    ids = {row.problem: row for *_, rows in read for row in rows.values() if row.trajectories}
+    chosen = set(_chosen(ids, portion, folder))
+    items = [
+        _Item(
+            f"step-{header.get('step', 0):06d}-problem-{row.index:04d}-sample-{number:02d}.json",
+            partial(rollout_to_atif, header, row, number),
+            f"{path.name}: problem {row.problem}, trajectory {number}",
+            path.with_suffix(""),
+            [f"{name}.png" for segment in trajectory.segments for name in segment.images],
+        )
+        for path, header, rows in read
+        for row in rows.values()
+        if row.problem in chosen
+        for number, trajectory in enumerate(row.trajectories)
+    ]
+    settings = {name: value for name, value in read[0][1].items() if name not in ("step", "problems")}
+    return {"kind": "rollouts", "settings": settings}, items[: portion.limit], {}
+
+
+def _chosen(ids: Mapping[str, Any], portion: Portion, source: Path) -> list[str]:
+    """The ids of the problems that are exported, in their order."""
+    if missing := [name for name in portion.only if name not in ids]:
+        some = ", ".join(list(ids)[:3])
+        raise ConfigError(f"--only {missing[0]}: {source} holds no such problem; it holds {some}, ...")
+    return [name for name in ids if not portion.only or name in portion.only][: portion.problems]
+
+
+def _begin(output: Path, about: dict[str, Any]) -> None:
+    """See that the folder is empty, or holds a part of the same export."""
+    marker = output / EXPORT_FILE
+    if not marker.exists():
+        # What a kill may have left of a first beginning is written anew.
+        ours = (LOCK_FILE, f"{EXPORT_FILE}.partial")
+        if any(path.name not in ours for path in output.iterdir()):
+            raise ConfigError(f"{output} is not empty, and holds no export; choose another folder")
+        write_json(marker, {"about": about, "complete": False})
+    try:
+        found = json.loads(marker.read_text(encoding="utf-8"))["about"]
+        changed = differences(found, about)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{marker} is damaged; choose another folder, or delete this one") from None
+    if changed:
+        raise ConfigError(
+            f"{output} holds an export of something else: {'; '.join(changed)}; choose another folder"
+        )
+    (output / SHOWN_IMAGES).mkdir(exist_ok=True)
+
+
+def _checked(source: Path) -> bytes:
+    """The content of an image's file.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    content = read_regular(source)
+    if _BY_CONTENT.fullmatch(source.name) is None or source.parent.name != IMAGES:
+        read_image(source, tries=1)
+    elif f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png" != source.name:
+        raise DataError(f"the image {source} is damaged: its content is not the one that it is named by")
+    return content
+
+
+def _write(path: Path, trajectory: AtifTrajectory) -> bool:
+    """Write a trajectory, unless the same is there; return whether it was written."""
+    value = trajectory.model_dump(exclude_none=True)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+    content = text.encode("utf-8", "replace") + b"\n"
+    return _put(path, content)
+
+
+def _put(path: Path, content: bytes) -> bool:
+    """Write a file whole or not at all, unless it is there; return whether it was written.
+
+    One that a power cut has damaged is written anew by the next call.
+    """
+    if path.exists() and read_regular(path) == content:
+        return False
+    write_bytes(path, content)
+    return True
+
+
+Keep = Literal["all", "correct", "judged"]
+"""Which samples are worth learning from: all, those that are right, or those that judges found a success."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What an export has come to.
+
+    Args:
+        conversations: Their number.
+        left_out: How many samples were left out, by the reason.
+    """
+
+    conversations: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a sample that is left out."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+def export_conversations(
+    store: Path, output: Path, keep: Keep = "all", problems: int | None = None, limit: int | None = None
+) -> Written:
+    """Write the conversations of a sample store.
+
+    Args:
+        store: A ``samples.jsonl``.
+        output: The file, ``.parquet`` or ``.jsonl``.
+        keep: Which samples.
+        problems: At most so many problems, the first ones.
+        limit: At most so many conversations.
+
+    Raises:
+        ConfigError: The output cannot be written, or the store's task cannot be made any more.
+        DataError: The store is damaged, or no conversation is left.
+    """
+    check_output(output)
+    settings, rows = read_journal(store, StoredProblem)
+    remade, written = Remade(settings), Written()
+    if remade.task is None:
+        raise ConfigError(f"{store}: what was asked cannot be found: {remade.why}")
+
+    def conversations() -> Iterator[dict[str, Any]]:
+        for row in [rows[index] for index in sorted(rows)][:problems]:
+            for sample in row.samples:
+                if written.conversations == limit:
+                    return
+                line = _unwanted(sample, keep) or _row(remade, row, sample, settings)
+                if isinstance(line, str):
+                    written.leave_out(line)
+                    continue
+                written.conversations += 1
+                yield line
+
+    try:
+        write_conversations(output, conversations())
+    except DataError as error:
+        left = ", ".join(f"{count} because {why}" for why, count in written.left_out.items())
+        raise DataError(f"{store}: {error}; left out: {left or 'none'}") from None
+    return written
+
+
+def _unwanted(sample: StoredSample, keep: Keep) -> str:
+    """Why a sample is not wanted; empty where it is."""
+    if keep == "correct" and not sample.correct:
+        return "they are wrong"
+    if keep == "correct" and not ended_properly(sample.rewards):
+        return "they came to no proper end"
+    if keep == "judged" and not sample.rewards.get("judged_success"):
+        return "no judge found them a success"
+    return "" if sample.steps or sample.text else "nothing was said"
+
+
+def _row(
+    remade: Remade, row: StoredProblem, sample: StoredSample, settings: dict[str, Any]
+) -> dict[str, Any] | str:
+    """A line of the file, or why there is none."""
+    problem = remade.problem(row)
+    if isinstance(problem, str):
+        return problem
+    if problem.images or any(step.images for step in sample.steps):
+        return "they show images, and files of conversations hold text"
+    messages = asked_messages(problem)
+    for step in sample.steps:
+        if step.author == "policy":
+            if not (words := without_end(step.text)).strip():
+                return "nothing is said in one of their turns"
+            messages.append({"role": "assistant", "content": words})
+            continue
+        record = step.record or {}
+        if "said" not in record:
+            return "where a reply begins is not stored"
+        start, end = record["said"]
+        messages.append({"role": str(record["role"]), "content": step.text[start:end]})
+    if not sample.steps:
+        messages.append({"role": "assistant", "content": without_end(sample.text)})
+    return {
+        "messages": messages,
+        "tools": problem.tools,
+        "id": f"{sample.problem}#{sample.sample}",
+        "data_source": str(settings.get("task", "")),
+        "category": str(problem.meta.get("category") or ""),
+        "reward": float(sample.rewards.get("answer", 0.0)),
+        "correct": sample.correct,
+    }
+
+
+def asked_messages(problem: Problem) -> list[dict[str, str]]:
+    """A problem's messages as roles and texts.
+
+    Raises:
+        DataError: A message has a part that is no text.
+    """
+    return [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in text_only(problem)]

@@ -1,1 +1,0 @@
-"""What one step of a recipe takes, said before it is run."""

@@ -1,1 +1,0 @@
-"""`selfverify quickstart`: a paper's effect in minutes, and what qualifies it."""

@@ -1,0 +1,741 @@
+"""VTS-V's data: traces, sets, pairs.
+
+Traces of looking again, made by a teacher: from the question on, or on from the middle of a right one.
+
+VTS-V §4.1 has a large model look in a few-shot setting; §4.2 has it go on from an intermediate step with
+wrong reasoning. Beside that, traces are branched: whoever looks goes on from the middle in earnest, and what
+comes out wrong by itself is a negative that nobody has asked for.
+
+From traces to data sets: those for supervised fine-tuning, and pairs for the verifier (VTS-V §4.2).
+
+The folder in which data of looking again are made.
+
+FOLDER/
+  collected.jsonl      conversations as they were held, by problem (a journal)
+  branched.jsonl       those that go on from the middle of a right one
+  induced.jsonl        the same, by a model that was asked to go on wrongly
+  hurried.jsonl        the same, by a model that was told to answer at once
+  verdicts.jsonl       what a model that judges answers has said
+  images/              what they show, by content
+  sft.jsonl            right traces, for supervised fine-tuning
+  pairs.jsonl          preferences, for the verifier
+  data.json            how many traces were dropped for which reason
+
+Reading ``pairs.jsonl`` again.
+
+A model behind a server judges the answers of right traces once more (VTS-V §4.1, ``llm_as_a_judge``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from PIL.Image import Image
+from pydantic import TypeAdapter, ValidationError
+
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
+from selfverify.core import event_loop
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
+from selfverify.core.files import naming, read_regular, write_json, written_whole
+from selfverify.core.jsonl_store import STRICT, read_journal
+from selfverify.core.problem import Problem
+from selfverify.data.images import read_image
+from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, written_images
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.run import recipe_task
+from selfverify.experiments.teaching import (
+    Asked,
+    TaughtConversation,
+    TaughtProblem,
+    TeacherConfig,
+    Teaching,
+    at_most,
+)
+from selfverify.rollouts.wrappers import RecordingEpisode, ResumedEpisode, noted_messages
+from selfverify.tasks.answering import worth_imitating
+from selfverify.visual.config import ANSWER_NOW
+from selfverify.visual.episode import asked_anew
+from selfverify.visual.task import VisualTask
+from selfverify.visual.traces import (
+    Curation,
+    Demands,
+    Message,
+    Pair,
+    Pairing,
+    VisualTrace,
+    is_image,
+    make_pairs,
+    malformed_message,
+    parts_of,
+)
+
+COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
+SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
+Way = Literal["branched", "induced", "hurried"]
+SOURCES = {
+    "sampled": COLLECTED, "branched": "branched.jsonl", "induced": "induced.jsonl", "hurried": "hurried.jsonl"
+}  # fmt: skip
+"""Journals by the source of their traces."""
+
+
+def image_keeper(folder: Path) -> Callable[[Image], str]:
+    """What writes images into a folder and names them by their content, for several threads."""
+    lock = Lock()
+
+    def keep(image: Image) -> str:
+        with lock:
+            [name] = written_images(folder / IMAGES, [image])
+        return name
+
+    return keep
+
+
+def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[TaughtProblem]]:
+    """The header and the lines of one of a folder's journals, in order.
+
+    Raises:
+        ConfigError: There is no such journal.
+        DataError: It is damaged.
+    """
+    path = folder / SOURCES[source]
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
+    settings, rows = read_journal(path, TaughtProblem)
+    for row in rows.values():
+        if fault := _fault(row):
+            raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
+    return settings, [rows[index] for index in sorted(rows)]
+
+
+def _fault(row: TaughtProblem) -> str:
+    """What is wrong with a line whose fields have the right types; empty where nothing is."""
+    for number, one in enumerate(row.conversations):
+        why = next(filter(None, map(malformed_message, one.messages)), "")
+        if why or not one.messages:
+            return f"conversation {number}: {why or 'it has no messages'}"
+    told, cuts, steps = (row.about.get(name, wanted) for name, wanted in _TOLD.items())
+    if type(told) is not int:
+        return "about.told is no whole number"
+    if not isinstance(cuts, list) or not all(isinstance(cut, list) for cut in cuts):
+        return "about.cuts is no list of lists"
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return "about.steps is no list of objects"
+    return ""
+
+
+_TOLD: dict[str, Any] = {"told": 1, "cuts": [], "steps": []}
+"""What `TaughtProblem.about` says of the beginning that a conversation goes on from, with what it is by
+default."""
+
+
+def all_traces(folder: Path) -> Iterator[VisualTrace]:
+    """The traces of all journals in a folder.
+
+    Raises:
+        ConfigError: Nothing was collected there.
+        DataError: A journal is damaged.
+    """
+    for source, name in SOURCES.items():
+        if source == "sampled" or (folder / name).is_file():
+            settings, rows = read_lessons(folder, source)
+            for row in rows:
+                yield from traces_of(row, source, str(settings.get("task", "")))
+
+
+def traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
+    """The traces in a line of a journal."""
+    about = row.about
+    name = str(about.get("parent") or row.problem)
+    for number, told in enumerate(row.conversations):
+        yield _trace(row, told, f"{name}#{number}" if source == "sampled" else f"{name}/{source}#{number}",
+                     source, task)  # fmt: skip
+
+
+def _trace(row: TaughtProblem, told: TaughtConversation, name: str, source: str, task: str) -> VisualTrace:
+    about = row.about
+    return VisualTrace(
+        id=name,
+        problem=str(about.get("problem") or row.problem),
+        messages=told.messages,
+        cuts=[*about.get("cuts", []), *told.cuts],
+        rewards=told.rewards,
+        steps=[*about.get("steps", []), *told.steps],
+        finish=told.finish,
+        lost=told.lost,
+        source=source,
+        category=str(about.get("category") or ""),
+        task=task,
+        told=int(about.get("told", 1)),
+    )
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """The pairs of a file, or of the file in a folder; their images are named as seen from beside it.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: A line is no pair, or its pair stands there twice; the message names it.
+    """
+    path = path / PAIRS if path.is_dir() else path
+    reader, found, lines = TypeAdapter(Pair), [], Lines(path)
+    for number, line in _raw_lines(path):
+        try:
+            pair = reader.validate_json(line)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = ".".join(str(part) for part in fault["loc"])
+            raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
+        if why := _pair_fault(pair):
+            raise DataError(f"{path}, line {number}: {why}")
+        lines.add(pair.id, number)
+        found.append(pair)
+    return found
+
+
+class Lines:
+    """The lines in which a file's ids stand, each once: what stands there twice would be learnt twice.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found: dict[str, int] = {}
+
+    def add(self, id: str, number: int) -> None:
+        """Take note of an id.
+
+        Raises:
+            DataError: It stands in a line before.
+        """
+        first = self._found.setdefault(id, number)
+        if first != number:
+            raise DataError(
+                f"{self.path}, line {number}: {id[:200]} stands in line {first}, too; take one of them out"
+            )
+
+
+def _pair_fault(pair: Pair) -> str:
+    """What is wrong with a pair whose fields have the right types; empty where nothing is."""
+    for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
+        if why := fault_in(messages):
+            return f"{name}: {why}"
+        if name != "prompt" and not messages[0]["role"] == messages[-1]["role"] == "assistant":
+            return f"{name}: it begins and ends with a turn of the assistant"
+    return ""
+
+
+def fault_in(messages: Sequence[Message]) -> str:
+    """What is wrong with the form of a conversation, or of a part of one; empty where nothing is."""
+    for place, message in enumerate(messages):
+        if why := malformed_message(message):
+            return f"message {place}: {why}"
+        if message["role"] == "assistant" and not isinstance(message["content"], str):
+            return f"message {place}: a turn is no text"
+    return "" if messages else "it has no messages"
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file of JSON lines with their numbers, from 1.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: A line is no JSON.
+    """
+    for number, line in _raw_lines(path):
+        try:
+            yield number, json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}; `selfverify visual sets` writes it")
+    with naming(path):
+        lines = read_regular(path).splitlines()
+    return enumerate(lines, start=1)
+
+
+INDUCE = (
+    "From here on, let your reasoning go astray in a way that sounds reasonable: look at an unhelpful place, "
+    "misread what is shown, or draw a conclusion that does not follow. Keep to the same form and the same "
+    "length as before, end with a final answer that is not right, and write as if you believed all of it."
+)
+"""What a model is asked that makes wrong traces (§4.2's error induction, in our words)."""
+_EXAMPLES = "Here are examples of how questions about images were worked on, each from its question on."
+
+
+@dataclass(slots=True)
+class CollectedLooks:
+    """What a collection has come to.
+
+    Args:
+        traces: How many conversations were held.
+        correct: How many of them came to a right end.
+        lost: How many broke off.
+        reason: Why the first of these did.
+    """
+
+    traces: int = 0
+    correct: int = 0
+    lost: int = 0
+    reason: str = ""
+
+
+def collect_looks(
+    recipe: Recipe,
+    teacher: TeacherConfig,
+    folder: Path,
+    problems: int,
+    samples: int = 1,
+    shots: Path | None = None,
+    shot_count: int = 2,
+    progress: Progress | None = None,
+) -> CollectedLooks:
+    """Hold conversations about a recipe's training problems; ``FOLDER/collected.jsonl`` has them all.
+
+    Args:
+        recipe: Names the task; its seed decides the problems.
+        teacher: Who looks.
+        folder: See `looks_folder`.
+        problems: How many problems, at most those that the task has.
+        samples: Conversations about each.
+        shots: A file of traces (``sft.jsonl``) from which examples are put before each question.
+        shot_count: How many examples, drawn for each problem.
+        progress: Called after each batch of problems.
+
+    Raises:
+        ConfigError: The task has no conversations or no demonstrations, or the folder is that of other
+            settings.
+        DataError: ``shots`` is damaged.
+    """
+    task = recipe_task(recipe)
+    total, school, keep = (
+        at_most(task, problems),
+        Teaching(recipe, task, teacher, samples),
+        image_keeper(folder),
+    )
+    examples = [] if shots is None else read_transcripts(shots)
+
+    def ask(index: int) -> Asked:
+        problem = task.problem("train", recipe.seed, index)
+        asked, shown = noted_messages(problem, keep), problem
+        if examples:
+            drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:shot_count]
+            shown = _with_examples(problem, [examples[place] for place in drawn])
+        about = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
+        about |= _judged_by(problem)
+        return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
+
+    settings = school.settings() | {"shots": None if shots is None else [str(shots), shot_count]}
+    return _summary(school.hold(folder / SOURCES["sampled"], settings, ask, total, progress))
+
+
+def branch_looks(
+    recipe: Recipe,
+    teacher: TeacherConfig,
+    folder: Path,
+    way: Way,
+    samples: int = 1,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> CollectedLooks:
+    """Let a teacher go on from an intermediate step of each right trace that was collected.
+
+    How many steps are kept is drawn for each trace, from one to all of them.
+
+    Args:
+        recipe: As it was collected with.
+        teacher: Who goes on: a server or the recipe's own policy.
+        folder: See `looks_folder`; it has ``collected.jsonl``.
+        way: ``branched``: in earnest; ``induced``: it is asked to go on wrongly; ``hurried``: it is told to
+            answer at once.
+        samples: Conversations from each trace.
+        most: From so many traces only, the first ones.
+        progress: Called after each batch.
+
+    Raises:
+        ConfigError: Nothing was collected, or with another task or seed; or the teacher is a script.
+        DataError: A journal is damaged, or no collected trace is right and has a step.
+    """
+    if teacher.expert:
+        raise ConfigError(
+            "a script cannot go on from the middle; name --own or --server URL with --model NAME"
+        )
+    held, rows = read_lessons(folder, "sampled")
+    task = recipe_task(recipe)
+    for name, ours in (("task", task.name), ("seed", recipe.seed)):
+        if held.get(name) != ours:
+            raise ConfigError(
+                f"{folder}: it was collected with {name} {held.get(name)!r}, and the recipe has {ours!r}"
+            )
+    parents = _parents(rows, task.name)[:most]
+    if not parents:
+        raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
+    school, keep = Teaching(recipe, task, teacher, samples), image_keeper(folder)
+    hurry = f"\n{task.settings.answer_now}" if isinstance(task, VisualTask) else ANSWER_NOW
+    words = {"branched": "", "induced": INDUCE, "hurried": hurry}[way]
+
+    def ask(index: int) -> Asked:
+        row, trace = parents[index]
+        problem = task.problem("train", recipe.seed, row.index)
+        rng = np.random.default_rng([recipe.seed, index])
+        kept = int(rng.integers(1, len(trace.turns)))
+        told = _beginning(trace, kept)
+        shown = go_on_from(problem, told[trace.told :], folder / IMAGES, words)
+        about = dict(row.about) | {
+            "problem": trace.problem, "parent": trace.id, "cuts": trace.cuts[:kept],
+            "steps": trace.steps[:kept],
+        }  # fmt: skip
+
+        def begin(seed: int) -> RecordingEpisode:
+            return RecordingEpisode(
+                ResumedEpisode(task.open(problem, seed), told[trace.told :], keep), told, keep
+            )
+
+        return Asked(shown, begin, about)
+
+    settings = school.settings() | {"from": [trace.id for _, trace in parents], "way": way}
+    return _summary(school.hold(folder / SOURCES[way], settings, ask, len(parents), progress))
+
+
+def _judged_by(problem: Problem) -> dict[str, Any]:
+    """What somebody who judges answers has to know, as far as JSON can hold it."""
+    try:
+        target = json.loads(json.dumps(problem.target, allow_nan=False))
+    except (TypeError, ValueError):
+        return {"question": problem.meta.get("question")}
+    return {"question": problem.meta.get("question"), "target": target}
+
+
+def _parents(rows: Sequence[TaughtProblem], task: str) -> list[tuple[TaughtProblem, VisualTrace]]:
+    """Right traces with a step, with their lines."""
+    return [
+        (row, trace)
+        for row in rows
+        for trace in traces_of(row, "sampled", task)
+        if not trace.lost
+        and trace.finish == "stop"
+        and worth_imitating(trace.rewards)
+        and len(trace.turns) > 1
+    ]
+
+
+def _beginning(trace: VisualTrace, turns: int) -> list[Message]:
+    """A trace's messages up to the reply to so many turns."""
+    said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
+    return trace.messages[: said[turns]]
+
+
+def go_on_from(problem: Problem, told: Sequence[Message], images: Path, words: str) -> Problem:
+    """The problem that a conversation is after some turns, with ``words`` behind what was shown last.
+
+    Raises:
+        DataError: An image is gone.
+    """
+    turns: list[tuple[str, Sequence[dict[str, Any]], Sequence[Any]]] = []
+    role = "user"
+    for place in range(0, len(told) - 1, 2):
+        said, reply = told[place], told[place + 1]
+        role, parts = reply["role"], parts_of(reply)
+        shown = [read_image(images / part["image"], tries=1) for part in parts if is_image(part)]
+        plain = [{"type": "image"} if is_image(part) else part for part in parts]
+        turns.append((said["content"], plain, shown))
+    return asked_anew(problem, turns, role, words)
+
+
+def read_transcripts(file: Path) -> list[str]:
+    """The conversations of a file of traces as texts, in which images are named by their numbers.
+
+    Raises:
+        DataError: The file cannot be read, or a line is no trace.
+    """
+    found = []
+    for number, line in read_lines(file):
+        try:
+            found.append(transcript(line["messages"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{file}, line {number}: it is no trace ({type(error).__name__}: {error})"
+            ) from None
+    if not found:
+        raise DataError(f"{file}: it has no traces to show as examples")
+    return found
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """A conversation as one text; its images are numbered as its model saw them."""
+    lines, images = [], 0
+    for message in messages:
+        words = ""
+        for part in parts_of(message):
+            if is_image(part):
+                images += 1
+                words += f"[image {images}]"
+            else:
+                words += part["text"]
+        lines.append(f"{'You' if message['role'] == 'assistant' else 'Shown'}: {words}")
+    return "\n".join(lines)
+
+
+def _with_examples(problem: Problem, examples: Sequence[str]) -> Problem:
+    """A problem whose last message begins with examples in words, so that its images keep their numbers."""
+    last = dict(problem.messages[-1])
+    numbered = "\n\n".join(f"Example {n}:\n{text}" for n, text in enumerate(examples, start=1))
+    words = {"type": "text", "text": f"{_EXAMPLES}\n\n{numbered}\n\nNow it is your turn.\n"}
+    last["content"] = [words, *parts_of(last)]
+    return replace(problem, messages=[*problem.messages[:-1], last])
+
+
+def _summary(rows: Sequence[TaughtProblem]) -> CollectedLooks:
+    found = CollectedLooks()
+    for row in rows:
+        for told in row.conversations:
+            found.traces += 1
+            found.correct += worth_imitating(told.rewards)
+            if told.lost:
+                found.lost, found.reason = found.lost + 1, found.reason or told.lost
+        if row.unusable and not found.reason:
+            found.reason = row.unusable
+    return found
+
+
+AT_ONCE = 32
+"""Requests that wait for the server at the same time."""
+_ASKED = (
+    "A question about an image was answered. Say whether the answer means the same as the reference.\n\n"
+    "Question: {question}\nReference: {target}\nAnswer: {answer}\n\n"
+    "Reply with one word: CORRECT or INCORRECT."
+)
+_WORD = re.compile(r"\b(IN)?CORRECT\b")
+_LONGEST_ANSWER = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class OnAnswer:
+    """A line of ``verdicts.jsonl``.
+
+    Args:
+        index: The trace's number among those that are judged.
+        trace: Its id.
+        right: What the model says; None where it says neither.
+        reason: Why there is no verdict.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    trace: str
+    right: bool | None = None
+    reason: str = ""
+
+
+def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = None) -> tuple[int, int, int]:
+    """Ask a model about the answer of every trace that the task found right.
+
+    Args:
+        folder: See `looks_folder`.
+        judge: The model: a server.
+        progress: Called after each batch.
+
+    Returns:
+        How many answers are right for it, how many are wrong, and of how many it says neither.
+
+    Raises:
+        ConfigError: The judge is no server, nothing was collected, or the verdicts were made otherwise.
+        DataError: The journal is damaged, or a problem has no question or target in words.
+    """
+    if judge.server is None:
+        raise ConfigError("answers are judged by a model behind a server: name it with --server and --model")
+    asked: list[tuple[VisualTrace, str]] = []
+    for source in SOURCES:
+        if source == "induced" or (source != "sampled" and not (folder / SOURCES[source]).is_file()):
+            continue
+        settings, rows = read_lessons(folder, source)
+        for row in rows:
+            for trace in traces_of(row, source, str(settings.get("task", ""))):
+                if trace.correct and not trace.lost and trace.turns:
+                    asked.append((trace, _question(row.about, trace)))
+    about = {
+        "judge": judge.model_dump(mode="json", exclude={"timeout"}),
+        "traces": [trace.id for trace, _ in asked],
+    }
+    sweep = ResumableBatches(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
+    for share in sweep.shares():
+        batch = [(index, *asked[index]) for index in share]
+        sweep.store(event_loop.start(_ask_all(batch, judge)).result())
+    found = [row.right for row in sweep.rows.values()]
+    return found.count(True), found.count(False), found.count(None)
+
+
+def _question(about: dict[str, Any], trace: VisualTrace) -> str:
+    if about.get("question") is None or about.get("target") is None:
+        raise DataError(
+            f"{trace.id}: its problem has no question and target in words, so that no model can judge it"
+        )
+    return _ASKED.format(
+        question=about["question"],
+        target=about["target"],
+        answer=trace.turns[-1]["content"][-_LONGEST_ANSWER:],
+    )
+
+
+async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
+    assert judge.server is not None
+    async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
+        return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
+
+
+async def _ask(
+    client: OpenAIClient, judge: TeacherConfig, index: int, trace: VisualTrace, words: str
+) -> OnAnswer:
+    body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
+    try:
+        said = (await client.chat(body))["choices"][0]["message"].get("content")
+    except (SelfVerifyError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return OnAnswer(index, trace.id, None, str(error)[:500])
+    words_said = {match[0] for match in _WORD.finditer(str(said or "").upper())}
+    if len(words_said) != 1:
+        return OnAnswer(index, trace.id, None, f"it says neither: {str(said)[:200]!r}")
+    return OnAnswer(index, trace.id, words_said == {"CORRECT"})
+
+
+JUDGED_WRONG = "a model judged the answer wrong"
+NOT_JUDGED = "no model has judged the answer"
+
+
+@dataclass(slots=True)
+class Sets:
+    """What came of a folder's traces.
+
+    Args:
+        traces: How many there were.
+        sft: How many are in ``sft.jsonl``.
+        pairs: How many pairs are in ``pairs.jsonl``.
+        sft_dropped: How many traces are not in ``sft.jsonl``, by the reason.
+        pairs_dropped: How many traces and possible pairs are not in ``pairs.jsonl``, by the reason.
+        kinds: How many pairs there are of each kind and source.
+    """
+
+    traces: int = 0
+    sft: int = 0
+    pairs: int = 0
+    sft_dropped: dict[str, int] = field(default_factory=dict)
+    pairs_dropped: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = False) -> Sets:
+    """Write ``sft.jsonl``, ``pairs.jsonl`` and ``data.json`` from what was collected in a folder.
+
+    D_SFT has the right traces that were sampled or branched, D_DPO the pairs. Of the same traces the same
+    files come, so that the call may be made again at any time.
+
+    Args:
+        folder: See `looks_folder`.
+        demands: What a trace has to be.
+        pairing: How pairs are made.
+        judged: Whether right traces have to be right for a model, too (``verdicts.jsonl``, §4.1).
+
+    Raises:
+        ConfigError: Nothing was collected.
+        DataError: A journal is damaged, or no right trace is left; the message says what was dropped and why.
+    """
+    found, everything = Sets(), list(all_traces(folder))
+    found.traces = len(everything)
+    curation = Curation(folder / IMAGES, demands)
+    kept = curation.take(everything)
+    if judged:
+        kept = _as_judged(kept, folder, curation.dropped)
+    right = [trace for trace in kept if trace.correct and trace.source not in _WHY_NOT]
+    found.sft = len(right)
+    unwanted = Counter(
+        _WHY_NOT.get(trace.source, "their answer is wrong")
+        for trace in kept
+        if trace.source in _WHY_NOT or not trace.correct
+    )
+    found.sft_dropped = dict(curation.dropped + unwanted)
+    if not right:
+        reasons = ", ".join(f"{count} because {why}" for why, count in found.sft_dropped.items())
+        raise DataError(f"{folder}: no right trace is left of {found.traces}; dropped: {reasons or 'none'}")
+    pairs, dropped = make_pairs(kept, pairing)
+    found.pairs, found.pairs_dropped = len(pairs), dict(curation.dropped + dropped)
+    found.kinds = dict(Counter(f"{pair.kind}, {pair.source}" for pair in pairs))
+    _write_lines(folder / SFT, map(sft_line, right))
+    _write_lines(folder / PAIRS, map(pair_line, pairs))
+    write_json(folder / ABOUT, {"demands": asdict(demands), "pairing": asdict(pairing), **asdict(found)})
+    return found
+
+
+_WHY_NOT = {
+    "induced": "they were induced to be wrong", "hurried": "they were told to answer at once"
+}  # fmt: skip
+"""Why traces are not imitated, by their source."""
+
+
+def sft_line(trace: VisualTrace) -> dict[str, Any]:
+    """A line of ``sft.jsonl``."""
+    return {
+        "id": trace.id,
+        "question_id": trace.problem,
+        "data_source": trace.task,
+        "category": trace.category,
+        "messages": in_folder(trace.messages),
+        "cuts": trace.cuts,
+        "steps": trace.steps,
+    }
+
+
+def pair_line(pair: Pair) -> dict[str, Any]:
+    """A line of ``pairs.jsonl``."""
+    line = asdict(pair)
+    return line | {name: in_folder(line[name]) for name in ("prompt", "chosen", "rejected")}
+
+
+def in_folder(messages: Iterable[Message]) -> list[Message]:
+    """Messages whose images are named as seen from beside the folder of images."""
+    return [
+        {
+            "role": message["role"],
+            "content": message["content"]
+            if isinstance(message["content"], str)
+            else [
+                part | {"image": f"{IMAGES}/{part['image']}"} if is_image(part) else part
+                for part in parts_of(message)
+            ],
+        }
+        for message in messages
+    ]
+
+
+def _as_judged(traces: Iterable[VisualTrace], folder: Path, dropped: Counter[str]) -> list[VisualTrace]:
+    """Traces without those whose right answer the model did not find right."""
+    _, rows = read_journal(folder / VERDICTS, OnAnswer)
+    opinions = {row.trace: row for row in rows.values()}
+    kept = []
+    for trace in traces:
+        opinion = opinions.get(trace.id)
+        if trace.correct and (opinion is None or opinion.right is None):
+            dropped[NOT_JUDGED] += 1
+        elif trace.correct and opinion is not None and not opinion.right:
+            dropped[JUDGED_WRONG] += 1
+        else:
+            kept.append(trace)
+    return kept
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
