@@ -7,6 +7,6 @@ It is not in the wheel. ``python -m reproduce.adpo --help``, and of its neighbou
 
 import os
 
-from selfverify.cli.spinning import spin_briefly
+from selfverify.cli.main import spin_briefly
 
 spin_briefly(os.environ)  # before anything here imports torch

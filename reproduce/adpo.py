@@ -13,8 +13,7 @@ from reproduce.paper_tables import Figure, PaperTables, RowComparison, paper_tab
 from reproduce.scripts import script
 from reproduce.stored_runs import run_sources
 from reproduce.tables import grid
-from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import print_json
+from selfverify.cli.options import Json, print_json, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import write_text

@@ -27,8 +27,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from reproduce.scripts import script
-from selfverify.cli.options import Json
-from selfverify.cli.printing import print_json
+from selfverify.cli.options import Json, print_json
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES

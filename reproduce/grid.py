@@ -33,8 +33,7 @@ from reproduce.grid_file import (
 )
 from reproduce.grid_results import write_results
 from reproduce.scripts import script
-from selfverify.cli.options import settings_as_options
-from selfverify.cli.printing import say
+from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import differences, make_folder, make_output_folder, only_writer, write_text

@@ -22,8 +22,7 @@ from selfverify.agents.episode import Finished
 from selfverify.agents.evidence import Source
 from selfverify.agents.judges.case import Judgement, JudgePanel, render
 from selfverify.agents.judges.make_judge import JudgeConfig, hint_names, make_jury
-from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import print_json
+from selfverify.cli.options import Json, print_json, settings_as_options
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import write_json

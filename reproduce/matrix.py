@@ -11,7 +11,7 @@ from reproduce.by_size import sizes_of
 from reproduce.matrix_file import load_matrix_file, run_matrix_file
 from reproduce.matrix_runs import run_matrix
 from reproduce.scripts import script
-from selfverify.cli.eval_commands import fitted_fusion
+from selfverify.cli.evaluate import fitted_fusion
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError

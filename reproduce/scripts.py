@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from selfverify.cli.failures import readable_failures
+from selfverify.cli.main import readable_failures
 from selfverify.core.errors import ConfigError
 
 

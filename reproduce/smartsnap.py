@@ -20,8 +20,7 @@ from reproduce.scripts import script
 from reproduce.tables import grid, number, percent
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
-from selfverify.cli.options import Json
-from selfverify.cli.printing import print_json
+from selfverify.cli.options import Json, print_json
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.core.files import write_text
 from selfverify.evaluation.breakdown import ACCURACY

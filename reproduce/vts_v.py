@@ -15,8 +15,7 @@ from reproduce.bench import BENCH, MARKED, WITH, BenchRow, BenchSettings, run_be
 from reproduce.published import PublishedLooks
 from reproduce.scripts import script
 from reproduce.tables import grid
-from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import figure, print_json, print_table, say
+from selfverify.cli.options import Json, figure, print_json, print_table, say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_text

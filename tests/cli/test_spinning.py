@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from selfverify.cli.spinning import OPENMP, SPINS, spin_briefly
+from selfverify.cli.main import OPENMP, SPINS, spin_briefly
 
 SHOW = "import os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
 COMMAND = f"""

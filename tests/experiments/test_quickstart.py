@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from selfverify.cli.train_commands import QuickstartConfig
+from selfverify.cli.train import QuickstartConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.headline import MOST
 from selfverify.experiments import quickstart as module

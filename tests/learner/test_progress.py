@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils import logging as transformers_logging
 
-from selfverify.cli.printing import bar
+from selfverify.cli.options import bar
 from selfverify.trainer.logging import TrainingProgress
 
 BARS = ("Loading weights", "Writing model shards")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from selfverify.cli.settings_file import file_text, with_file
+from selfverify.cli.options import file_text, with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError

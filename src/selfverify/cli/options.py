@@ -1,4 +1,6 @@
-"""Command-line options that come from settings models, and parameters that several commands share.
+"""Options from Config models; run folders; what is printed.
+
+Command-line options that come from settings models, and parameters that several commands share.
 
 A model's field is declared once, with its description, its default and its bounds. Here it becomes an option:
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
@@ -7,23 +9,118 @@ field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking`
 A field with ``json_schema_extra={"argument": True}`` is an argument instead. Where a field has
 `SETTINGS_FILE`, its option names a file with all the others, and every flag has an opposite, so that it can
 be typed against the file.
+
+Settings of a command that come from a YAML file: what is typed wins over the file, the file over defaults.
+
+The file has the sections of the settings' model. A model takes files if it has a field with `SETTINGS_FILE`,
+which becomes the option that names one.
+
+What commands print: results on stdout, everything else on stderr.
+
+Runs and models on the disk: what a folder holds, and which model a command is asked about.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
-from typing import Annotated, Any, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from selfverify.cli.settings_file import file_field, with_file
-from selfverify.core.config import option_name
-from selfverify.core.errors import ConfigError
+from selfverify.core.config import SETTINGS_FILE, is_marked, option_name, secret_places
+from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.core.policy_config import is_saved_model, is_served
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe
+from selfverify.experiments.recipe_yaml import complaint, dump_yaml, read_document, reason
+from selfverify.trainer.checkpoint import CHECKPOINTS_FOLDER, MODEL_FOLDER, best_checkpoint, latest_checkpoint
+
+if TYPE_CHECKING:
+    from selfverify.evaluation.headline import Headline
+
+
+OptionOf = Callable[[Sequence[int | str]], str | None]
+"""Returns the option, as it is typed, of the setting at a place; None where there is none."""
+
+
+def file_field(model: type[BaseModel]) -> str | None:
+    """Return the field of a model that names a settings file; None where it takes none."""
+    return next((name for name, field in model.model_fields.items() if is_marked(field, SETTINGS_FILE)), None)
+
+
+def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], option_of: OptionOf) -> BaseModel:
+    """Return the settings in a file, with those that were typed laid over them.
+
+    Args:
+        model: The settings' model.
+        path: The file.
+        typed: The values that were typed, in the model's sections.
+        option_of: Names options in messages.
+
+    Raises:
+        ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
+            begins with the file and its line, or with the option that was typed.
+    """
+    document = read_document(path, "settings file", secret_places(model))
+    own = file_field(model)
+    if own in document.data:
+        raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")
+    try:
+        return model.model_validate(_laid_over(document.data, typed))
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_url=False):
+            if _is_typed(fault["loc"], typed):
+                faults.append(f"{option_of(fault['loc'])}: {reason(fault)}")
+            else:
+                faults += complaint(fault, model, document)
+        raise ConfigError("\n".join(faults)) from None
+
+
+def file_text(settings: BaseModel) -> str:
+    """Return the settings file that stands for settings, with all that is at its default, without secrets."""
+    own = file_field(type(settings))
+    found = settings.model_dump(mode="json", exclude={own} if own else None)
+    for *sections, name in secret_places(type(settings)):
+        section = found
+        for inner in sections:
+            section = section[inner]
+        section.pop(name)
+    return dump_yaml(found)
+
+
+def _laid_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's values with typed ones over them; what is no section in the file is left to fail."""
+    found = dict(below)
+    for name, value in above.items():
+        if not isinstance(value, Mapping):
+            found[name] = value
+        elif isinstance(inner := found.get(name, {}), dict):
+            found[name] = _laid_over(inner, value)
+    return found
+
+
+def _is_typed(place: Sequence[int | str], typed: Mapping[str, Any]) -> bool:
+    """Whether what stands at a place was typed. A section is none that was."""
+    value: Any = typed
+    for part in place:
+        if not isinstance(value, Mapping):  # an item of a list, or a field of one
+            return True
+        if part not in value:
+            return False
+        value = value[part]
+    return not isinstance(value, Mapping)
+
 
 RecipeName = Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")]
 Overrides = Annotated[
@@ -162,3 +259,156 @@ def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
         elif values.get(option_name(name, field)) is not None:
             found[name] = values[option_name(name, field)]
     return found
+
+
+def say(text: str, style: str = "", prefix: str = "") -> None:
+    """Print to stderr. ``text`` is no markup: it may hold a path with brackets or a model's words."""
+    Console(stderr=True).print(Text(prefix, style).append(text, ""), soft_wrap=True, highlight=False)
+
+
+def harmless(text: str) -> str:
+    """A text of a model or a screen without what a terminal would obey, such as escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+@contextmanager
+def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show how much is done while a block runs, and clear it away then.
+
+    Args:
+        name: What is counted.
+        hidden: Whether to show nothing.
+
+    Yields:
+        A function to be called with the number of what is done and that of all.
+    """
+    from rich.progress import Progress  # most commands show none
+
+    from selfverify.trainer.logging import no_bars_of_transformers
+
+    with no_bars_of_transformers(), Progress(transient=True, disable=hidden) as shown:
+        task = shown.add_task(name, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def print_json(data: Any, indent: int | None = 2) -> None:
+    """Print data as JSON. What JSON does not know, such as a path, is written as a text."""
+    typer.echo(json.dumps(data, indent=indent, ensure_ascii=False, default=str))
+
+
+def figure(value: Any, digits: str = ".4g") -> Text:
+    """Return a cell of a table; a figure that does not exist is a dash."""
+    if value is None:
+        return Text("–")
+    return Text(format(value, digits) if isinstance(value, float) else str(value))
+
+
+def print_headline(found: Headline, title: str) -> None:
+    """Print the first figures of an evaluation, and what has to be known of them."""
+    console = Console()
+    console.print(found.as_table(title))
+    for note in found.notes:
+        console.print(Text(note), highlight=False)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", no_wrap: Sequence[str] = ()
+) -> None:
+    """Print a table. Its texts are no markup; the columns in ``no_wrap`` are not broken into lines."""
+    table = Table(title=Text(title) if title else None)
+    for name in columns:
+        table.add_column(name, no_wrap=name in no_wrap)
+    for row in rows:
+        table.add_row(*(figure(value) for value in row))
+    Console().print(table)
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Return whether training has already written something into ``folder``."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file() and metrics.stat().st_size > 0:
+        return True
+    return any(
+        any(folder.glob(kept))
+        for kept in ("checkpoints/checkpoint-*", "iteration-*", "looks/collected.jsonl")
+    )
+
+
+def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
+    """Return lines that tell people what ``train`` would do."""
+    learner, sampling = recipe.learner, recipe.sampling
+    rollouts = learner.steps * learner.groups_per_step
+    updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs
+    checkpoint = latest_checkpoint(recipe.folder / CHECKPOINTS_FOLDER)
+    held = holds_a_run(recipe.folder) and not resume
+    lines = [
+        f"method {recipe.method.name} on task {recipe.task.name}, from model {recipe.policy.path}",
+        f"{learner.steps} steps x {learner.groups_per_step} problems x {sampling.group_size} samples = "
+        f"{rollouts * sampling.group_size} trajectories, {updates} updates",
+        f"writes to {recipe.output}"
+        + (" (already holds a run: needs --resume or --overwrite)" if held else ""),
+    ]
+    if resume:
+        lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")
+    return lines
+
+
+def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> list[str]:
+    """Return lines that tell people what a step takes, or why that cannot be said."""
+    from selfverify.experiments.plan import make_plan
+    from selfverify.policy.loading import is_at_hand
+
+    if recipe.stopping is not None:
+        return ["plan: none, since the run makes its own pairs"]
+    if not is_at_hand(recipe.policy.path):
+        return [f"plan: none, since {recipe.policy.path} is not on this machine"]
+    try:
+        return [f"plan: {line}" for line in make_plan(recipe, gpus, sharded, heard).lines()]
+    except SelfVerifyError as error:
+        return [f"plan: none; {' '.join(str(error).split())}"]
+
+
+def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
+    """Return the recipe to measure by and the model to measure; None is the model the recipe starts from.
+
+    Raises:
+        ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
+    """
+    if is_served(target):
+        if recipe is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe, target
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return recipe or target, _trained_model(folder)
+    if is_saved_model(folder):
+        run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
+        if recipe is None and run is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe or str(run), target
+    return recipe or target, None
+
+
+def saved_model(target: str) -> str:
+    """Return the model's folder: ``target`` itself, or the model that the run in ``target`` has trained.
+
+    Raises:
+        ConfigError: ``target`` is neither a run nor a model.
+    """
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return _trained_model(folder)
+    if is_saved_model(folder):
+        return str(folder)
+    raise ConfigError(f"{target} is neither a run nor a saved model")
+
+
+def _trained_model(run: Path) -> str:
+    checkpoints = run / CHECKPOINTS_FOLDER
+    best = best_checkpoint(checkpoints, verify=True)
+    if best is None and is_saved_model(run / MODEL_FOLDER):
+        return str(run / MODEL_FOLDER)
+    checkpoint = best or latest_checkpoint(checkpoints, verify=True)
+    if checkpoint is None:
+        raise ConfigError(f"{run}: this run holds no trained model and no complete checkpoint")
+    return str(checkpoint / MODEL_FOLDER)

@@ -1,4 +1,7 @@
-"""The commands that measure models: ``selfverify eval`` and ``report``."""
+"""Eval, report, calibrate.
+
+The commands that measure models: ``selfverify eval`` and ``report``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from typing import Annotated, Literal
 import typer
 from pydantic import Field
 
-from selfverify.cli.options import Json, Overrides, settings_as_options
-from selfverify.cli.printing import figure, print_headline, print_json, print_table
+from selfverify.cli.options import (
+    Json,
+    Overrides,
+    figure,
+    print_headline,
+    print_json,
+    print_table,
+    settings_as_options,
+)
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
@@ -104,7 +114,7 @@ def evaluate(
     if settings.fitted.calibrate:
         _calibrate(Path(target), settings, as_json)
         return
-    from selfverify.cli.run_folders import resolve_target
+    from selfverify.cli.options import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
     source, found = resolve_target(target, settings.recipe)

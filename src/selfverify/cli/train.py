@@ -1,4 +1,7 @@
-"""The commands that train or change models: ``selfverify quickstart``, ``train`` and ``merge``."""
+"""Quickstart, train, merge.
+
+The commands that train or change models: ``selfverify quickstart``, ``train`` and ``merge``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import Field
 
-from selfverify.cli.options import Overrides, RecipeName, settings_as_options
-from selfverify.cli.printing import say
+from selfverify.cli.options import Overrides, RecipeName, say, settings_as_options
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.core.errors import ConfigError
 
@@ -105,7 +107,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
     - `selfverify train runs/agent --replay runs/agent output=runs/agent-again`
     """
-    from selfverify.cli.run_folders import dry_run_lines, holds_a_run, plan_lines
+    from selfverify.cli.options import dry_run_lines, holds_a_run, plan_lines
     from selfverify.experiments.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
@@ -172,7 +174,7 @@ def merge(
 
     - `selfverify merge builtin:smollm2 ./smollm2`
     """
-    from selfverify.cli.run_folders import saved_model
+    from selfverify.cli.options import saved_model
     from selfverify.core.policy_config import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
     from selfverify.policy.adapters import base_of

@@ -1,10 +1,16 @@
-"""The command ``selfverify solve``."""
+"""Solve, serve.
+
+The command ``selfverify solve``.
+
+The command ``selfverify serve``.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,10 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import figure, print_json
+from selfverify.cli.options import Json, figure, file_text, print_json, settings_as_options
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
+from selfverify.serving.schemas import ServeConfig
 from selfverify.serving.solve import QuestionConfig, SolveConfig
 
 if TYPE_CHECKING:
@@ -145,3 +151,44 @@ def _tell(solution: Solution, target: Any) -> None:
             f"{solution.seconds:.1f} s"
         )
     )
+
+
+@settings_as_options
+def serve(
+    settings: ServeConfig,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the settings in force, as a --config file, and stop.")
+    ] = False,
+) -> None:
+    """Serve best-of-N over OpenAI's protocol: with a model run here, or in front of another server.
+
+    For every request the gateway samples several candidates, chooses an answer, and says how sure it is.
+
+    `-n`, `--strategy` and the other fields of a request's `best_of` hold for requests that do not set them.
+    All settings may come from a file (`--config`). The key for the other server is taken from
+    `SELFVERIFY_SERVER_API_KEY` or `OPENAI_API_KEY`.
+
+    Examples:
+
+    - `selfverify serve --model builtin:digits`
+
+    - `selfverify serve --upstream http://127.0.0.1:8000/v1 -n 4 --strategy majority`
+
+    - `selfverify serve --config gateway.yaml --port 9000`
+    """
+    if show_config:
+        typer.echo(file_text(settings), nl=False)
+        return
+    import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
+    from selfverify.connectors.server import address_of
+    from selfverify.serving.server import open_gateway, run, run_gateway
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    gateway = open_gateway(settings)
+
+    def say(port: int) -> None:
+        name = settings.backend.model or settings.backend.upstream
+        address = address_of(settings.listening.host, port)
+        typer.echo(f"{address}/v1 serves {name}; Ctrl-C stops it", err=True)
+
+    run(lambda: run_gateway(gateway, settings.listening, say))

@@ -1,0 +1,293 @@
+"""Agent run, collect, serve.
+
+The commands about agents and their environments: `selfverify agent ...`.
+
+A session of an agent in the terminal: each turn as it comes, and what was made of the whole.
+
+The commands that make data for fine-tuning agents: `selfverify agent collect` and `agent reanswer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import Field
+from rich.console import Console
+from rich.text import Text
+
+from selfverify.cli.options import Json, Overrides, bar, harmless, print_json, say, settings_as_options
+from selfverify.connectors.server import EnvironmentServing
+from selfverify.core.config import CommandConfig, Seed
+from selfverify.experiments.agent_session import AgentSessionConfig
+from selfverify.experiments.teaching import TeacherConfig
+
+if TYPE_CHECKING:
+    from selfverify.agents.episode import AgentRecord
+    from selfverify.agents.task import AgentTask
+    from selfverify.connectors.server import Factory
+    from selfverify.core.problem import Problem
+    from selfverify.experiments.agent_session import AgentRun
+
+
+class CollectConfig(CommandConfig):
+    """Who teaches, how much, and where to."""
+
+    teacher: TeacherConfig
+    output: Path = Path("conversations.parquet")
+    """The file, .parquet or .jsonl; OUTPUT.journal beside it keeps all conversations."""
+
+    problems: int = Field(100, ge=1)
+    """The number of training problems, at most those that the task has."""
+
+    samples: int = Field(1, ge=1)
+    """Conversations about each."""
+
+    keep: Literal["all", "correct", "judged"] = "correct"
+    """Which are written: all, right ones, or those that the task's judges found a success."""
+
+
+@settings_as_options
+def collect(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe, of which the task, the episode and the seed are used.")
+    ],
+    settings: CollectConfig,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Let a teacher do a task's training problems, and write its conversations for fine-tuning.
+
+    Called again, the command goes on where it was stopped.
+
+    Examples:
+
+    - `selfverify agent collect smartsnap-phone-qwen3 --expert --problems 1000 --output expert.parquet`
+
+    - `selfverify agent collect smartsnap-qwen3-8b --server http://127.0.0.1:8000
+      --model deepseek-ai/DeepSeek-V3.1 --problems 726 --samples 8 --keep judged`
+    """
+    from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.teaching import collect as run
+
+    loaded = load_recipe(recipe, overrides or [])
+    with bar("problems", hidden=as_json) as progress:
+        done = run(
+            loaded,
+            settings.teacher,
+            settings.output,
+            settings.problems,
+            settings.samples,
+            settings.keep,
+            progress,
+        )
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(
+        f"{done.conversations} conversations, {done.correct} of them right; {done.written} written: "
+        f"{settings.output}"
+    )
+    if done.lost:
+        say(f"{done.lost} were lost; the first one: {done.reason}", "yellow")
+
+
+class ReanswerConfig(CommandConfig):
+    """Who answers, how much, and where to."""
+
+    teacher: TeacherConfig
+    output: Path = Path("reanswered.parquet")
+    """The file, .parquet or .jsonl; OUTPUT.journal beside it keeps all answers."""
+
+    sample: int | None = Field(None, ge=1)
+    """So many turns only, drawn by the seed. By default all."""
+
+    seed: Seed = 0
+    """Decides which turns are drawn, and is sent to the server."""
+
+
+@settings_as_options
+def reanswer(
+    source: Annotated[Path, typer.Argument(help="A file or folder of conversations.")],
+    settings: ReanswerConfig,
+    as_json: Json = False,
+) -> None:
+    """Ask a teacher anew for each turn of existing conversations, and write its answers for fine-tuning.
+
+    Called again, the command goes on where it was stopped.
+
+    Examples:
+
+    - `selfverify agent reanswer android-instruct.parquet --server http://127.0.0.1:8000
+      --model Qwen/Qwen3-235B-A22B --sample 100000 --output reanswered.parquet`
+    """
+    from selfverify.experiments.teaching import reanswer as run
+
+    with bar("turns", hidden=as_json) as progress:
+        written, lost, reason = run(
+            source, settings.teacher, settings.output, settings.sample, settings.seed, progress
+        )
+    if as_json:
+        print_json({"written": written, "lost": lost, "reason": reason}, indent=None)
+        return
+    typer.echo(f"{written} turns: {settings.output}")
+    if lost:
+        say(f"{lost} turns have no answer; the first one: {reason}", "yellow")
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Let an agent act and watch it, collect what teachers do, serve environments.",
+)
+app.command()(collect)
+app.command()(reanswer)
+
+
+@app.command()
+@settings_as_options
+def run(settings: AgentSessionConfig) -> None:
+    """Let an agent do something in an environment of its own, watch it, and write a page about it.
+
+    Ctrl-C ends the session; the page then shows what was done so far.
+
+    Examples:
+
+    - `selfverify agent run --template clock-add --expert`
+
+    - `selfverify agent run "Set an alarm for 7:30" --model runs/mine/model --text terse`
+
+    - `selfverify agent run "Set an alarm for 7:30" --server http://127.0.0.1:8000 --model Qwen/Qwen3-8B`
+    """
+    from selfverify.core.errors import ConfigError
+
+    try:
+        from selfverify.experiments.agent_session import run_agent
+    except ImportError as error:
+        raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
+    task = _task(settings.task.environment, settings.options())
+    session = run_agent(task, settings, watch_begin, watch_turn)
+    told(session)
+    if session.error is not None:
+        raise session.error
+
+
+@app.command()
+@settings_as_options
+def serve(settings: EnvironmentServing) -> None:
+    """Serve environments over OpenEnv's wire (WebSocket at /ws) and the Model Context Protocol (/mcp).
+
+    Each session has an environment of its own. Several environments stand below their names, such as
+    /phone/ws.
+
+    Examples:
+
+    - `selfverify agent serve phone`
+
+    - `selfverify agent serve shop=my_package.shop:Shop --port 8001 --sessions 16`
+    """
+    import asyncio
+    import logging
+
+    from selfverify.connectors.server import address_of, serve_until_told
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    def say(port: int) -> None:
+        names = ", ".join(spec.partition("=")[0] for spec in settings.environments)
+        typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
+
+    asyncio.run(serve_until_told(settings, say, _known(settings.environments)))
+
+
+def _known(asked: Collection[str]) -> dict[str, Factory]:
+    """The environments of the tasks of agents by name; those that are asked for are made at once."""
+    from selfverify.agents.task import AgentTask
+    from selfverify.experiments.registry import TASKS
+
+    def later(name: str) -> Factory:
+        return lambda: _task(name, {}).environment()
+
+    names = [name for name, task in TASKS.items() if issubclass(task, AgentTask)]
+    return {name: _task(name, {}).environment if name in asked else later(name) for name in names}
+
+
+def _task(name: str, options: Mapping[str, Any]) -> AgentTask:
+    """A task of agents.
+
+    Raises:
+        ConfigError: There is no such task, or it has no environment.
+    """
+    from selfverify.agents.task import AgentTask
+    from selfverify.core.errors import ConfigError
+    from selfverify.experiments.registry import make_task
+
+    task = make_task(name, **options)
+    if not isinstance(task, AgentTask):
+        raise ConfigError(f"task {name} has no environment in which an agent works")
+    return task
+
+
+MOST_LINES = 6
+"""Lines of a screen that are shown."""
+WIDEST = 300
+"""Characters of a line that are shown."""
+
+
+def watch_begin(problem: Problem) -> None:
+    """Say what is asked."""
+    _print(Text("asked: ", "bold"), problem.meta["question"])
+
+
+def watch_turn(turn: int, worked: AgentRecord, said: str, reply: str) -> None:
+    """Show a turn: what was called and why, and the beginning of the screen after it."""
+    record = worked.turns.get(turn, {})
+    call = record.get("call")
+    number = f"round {record['round']}" if "round" in record else f"turn {turn + 1}"
+    words = said.partition("<tool_call>")[0].strip()
+    if call is not None and words.startswith("{"):
+        words = ""
+    if words:
+        _print(Text(f"{number:>9}  ", "bold cyan"), words)
+    if call is not None:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in call["arguments"].items())
+        _print(Text(f"{'' if words else number:>9}  ", "bold cyan"), f"{call['name']}({arguments})", "green")
+    if record.get("error"):
+        _print(Text(" " * 11), f"refused: {record['error']}", "red")
+    lines = [line for line in reply.splitlines() if line.strip() and not line.startswith("## Round")]
+    for line in lines[:MOST_LINES]:
+        _print(Text(" " * 11), line, "dim")
+    if len(lines) > MOST_LINES:
+        _print(Text(" " * 11), f"... {len(lines) - MOST_LINES} more lines", "dim")
+
+
+def told(session: AgentRun) -> None:
+    """Say what was handed in, what the judges made of it, and where the page is."""
+    worked, judgement = session.worked, session.worked.judgement
+    if worked.message:
+        rounds = ", ".join(str(exhibit.seen.round) for exhibit in worked.chosen)
+        _print(Text("handed in: ", "bold"), f"{worked.message} (evidence: rounds {rounds or 'none'})")
+    for ballot in judgement.ballots if judgement is not None else ():
+        vote = ballot.vote
+        if vote is None:
+            _print(Text(f"vote {ballot.number + 1} is missing: ", "bold yellow"), ballot.missing)
+        else:
+            style, verdict = ("bold green", "success") if vote.success else ("bold red", "failure")
+            _print(Text(f"vote {ballot.number + 1}: {verdict}: ", style), vote.words)
+    if worked.truth is not None:
+        done = worked.truth.complete
+        _print(Text("ground truth: ", "bold"), "done" if done else "not done", "green" if done else "red")
+    if session.ending is not None and session.ending.parsed is not None:
+        judged = session.ending.parsed
+        what = f"none ({judged.unjudged})" if judged.unjudged else f"{judged.reward:.2f}"
+        _print(Text("reward: ", "bold"), what)
+    if session.page is not None:
+        _print(Text("page: ", "bold"), str(session.page))
+
+
+def _print(head: Text, words: str, style: str = "") -> None:
+    clean = harmless(words)
+    shown = clean if len(clean) <= WIDEST else f"{clean[:WIDEST]} ..."
+    Console(highlight=False).print(head.append(shown, style), soft_wrap=True)

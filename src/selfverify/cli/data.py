@@ -1,0 +1,204 @@
+"""Data check, filter, export.
+
+The commands about data files: `selfverify data ...`.
+
+The command ``selfverify export``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import Field
+
+from selfverify.cli.options import Json, Overrides, bar, print_json, say, settings_as_options
+from selfverify.core.config import CommandConfig
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.data_check import CheckConfig
+
+app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
+
+
+@app.command()
+@settings_as_options
+def check(
+    path: Annotated[Path, typer.Argument(help="A data file, or a folder of them.")],
+    settings: CheckConfig,
+    as_json: Json = False,
+) -> None:
+    """Read a data file once, images included, and say what is in it and what is broken.
+
+    The exit status is 1 if anything is broken.
+
+    Examples:
+
+    - `selfverify data check geometry.jsonl`
+
+    - `selfverify data check MathVista_MINI.tsv --model Qwen/Qwen2.5-VL-7B-Instruct --json`
+
+    - `selfverify data check refcoco_train.json --images coco --limit 1000`
+    """
+    from selfverify.core.policy_config import PolicyConfig
+    from selfverify.data import open_rows
+    from selfverify.experiments.data_check import check_rows, summary
+
+    rows = open_rows(
+        path,
+        format=settings.format,
+        split=settings.split,
+        images=settings.images,
+        limit=settings.limit,
+        note_bad=False,
+    )
+    model = PolicyConfig(path=settings.model, device="cpu", max_pixels=settings.max_pixels)
+    checked = check_rows(rows, model, samples=settings.samples)
+    if as_json:
+        print_json(checked.to_json())
+    else:
+        for line in summary(checked):
+            typer.echo(line)
+    if checked.broken:
+        raise typer.Exit(1)
+
+
+class FilterConfig(CommandConfig):
+    """What is filtered, and by how many samples."""
+
+    output: Path = Path("kept.jsonl")
+    """The file for the verdicts."""
+
+    problems: int | None = Field(None, ge=1)
+    """The number of problems to judge; by default all of the data file."""
+
+    samples: int | None = Field(None, ge=1)
+    """The number of samples per problem; by default the recipe's group size."""
+
+
+@app.command(name="filter")
+@settings_as_options
+def filter_(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe, of which the task, the policy, the method and the sampling are used."),
+    ],
+    settings: FilterConfig,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Sample answers to every training problem, and drop problems that are always or never solved.
+
+    Such a problem teaches the policy nothing. With a two-turn method, a problem is dropped if its answers are
+    all right before and after the second turn, or all wrong. Called again, the command goes on where it was
+    stopped. `learner.keep=FILE` trains on what is kept. `policy.path=URL#MODEL` lets a model behind a server
+    answer, such as the policy in vLLM.
+
+    Examples:
+
+    - `selfverify data filter adpo-digits --problems 256 --output kept.jsonl`
+
+    - `selfverify data filter adpo-math task.train=my/train.jsonl --samples 8`
+
+    - `selfverify data filter adapo-digits policy.path=builtin:digits --problems 32 --output two.jsonl`
+    """
+    from selfverify.core import ranks
+    from selfverify.experiments.data_filter import Filter, summary
+    from selfverify.experiments.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    with bar("problems", hidden=as_json) as progress:
+        verdicts = Filter.of(loaded, settings.samples).run(settings.output, settings.problems, progress)
+    if not ranks.stop():
+        return
+    if as_json:
+        print_json([asdict(verdict) for verdict in verdicts], indent=1)
+        return
+    for line in summary(verdicts):
+        typer.echo(line)
+    typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
+
+
+class ExportConfig(CommandConfig):
+    """What is exported, in which form, and where to."""
+
+    format: Literal["atif", "verl"] = "atif"
+    """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; or verl's `messages`
+    and `tools` for fine-tuning, one file (.parquet or .jsonl)."""
+
+    keep: Literal["all", "correct", "judged"] = "all"
+    """With --format verl: which samples; all, right ones, or those that judges found a success."""
+
+    rollouts: bool = False
+    """Export the logged rollouts of a run's training, with their tokens, not its samples."""
+
+    problems: int | None = Field(None, ge=1)
+    """The number of problems, the first ones; by default all."""
+
+    only: list[str] = []
+    """The id of a problem to export; may be repeated."""
+
+    limit: int | None = Field(None, ge=1)
+    """The most trajectories that are exported; by default all."""
+
+
+@settings_as_options
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="The folder of a run or of an evaluation, or a `samples.jsonl`.")
+    ],
+    output: Annotated[
+        Path, typer.Option(help="The folder for the trajectories and their images; of verl's form the file.")
+    ],
+    settings: ExportConfig,
+    as_json: Json = False,
+) -> None:
+    """Write stored samples as trajectories that other programs read, with their images as files.
+
+    Of a run, the samples of after training are exported. Called again, the command goes on where it was
+    stopped.
+
+    Examples:
+
+    - `selfverify export runs/agent/eval --output trajectories`
+
+    - `selfverify export runs/agent/samples-before.jsonl --output before --problems 20`
+
+    - `selfverify export runs/agent --rollouts --output rollouts --limit 100`
+
+    - `selfverify export runs/agent --format verl --keep correct --output own-successes.parquet`
+    """
+    if settings.format == "verl":
+        _export_conversations(source, output, settings, as_json)
+        return
+    if settings.keep != "all":
+        raise ConfigError("--keep goes with --format verl")
+    from selfverify.experiments.export import Portion, export_atif
+
+    portion = Portion(settings.problems, settings.limit, tuple(settings.only))
+    with bar("trajectories", hidden=as_json) as progress:
+        done = export_atif(source, output, portion, settings.rollouts, progress)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.trajectories} trajectories ({done.new} new), {done.images} images: {output}")
+    if done.unknown:
+        problem, reason = next(iter(done.unknown.items()))
+        say(f"{len(done.unknown)} problems are without their questions; {problem}: {reason}", "yellow")
+
+
+def _export_conversations(source: Path, output: Path, settings: ExportConfig, as_json: bool) -> None:
+    """Write one file of conversations for fine-tuning."""
+    from selfverify.evaluation.samples import find_store
+    from selfverify.experiments.export import export_conversations
+
+    if settings.rollouts or settings.only:
+        raise ConfigError("--format verl exports stored samples: --rollouts and --only do not go with it")
+    done = export_conversations(find_store(source), output, settings.keep, settings.problems, settings.limit)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.conversations} conversations: {output}")
+    for reason, count in done.left_out.items():
+        say(f"{count} samples are left out: {reason}", "yellow")

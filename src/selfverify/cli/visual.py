@@ -1,0 +1,591 @@
+"""Looking ....
+
+The commands about looking again: `selfverify visual ...`. Without one, it lists the tools.
+
+The command `selfverify visual page`.
+
+The command `selfverify visual serve`.
+
+`selfverify visual calibrate` and `visual compare`: when a verifier ends looking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import Field, model_validator
+
+from selfverify.cli.options import (
+    Json,
+    Overrides,
+    bar,
+    figure,
+    print_json,
+    print_table,
+    say,
+    settings_as_options,
+)
+from selfverify.core.config import CommandConfig
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.teaching import TeacherConfig
+from selfverify.visual.config import ToolModels
+
+if TYPE_CHECKING:
+    from selfverify.visual.stopping import Target as StopTarget
+
+
+def page(
+    folder: Annotated[Path, typer.Argument(help="The folder in which `visual collect` keeps conversations.")],
+    output: Annotated[Path, typer.Option(help="The HTML file that is written.")] = Path("looks.html"),
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(help="The id of a conversation to show, or of its problem; repeat the option."),
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="The most conversations on the page.")] = 12,
+) -> None:
+    """Show conversations in which a model has looked again as one HTML page, step by step.
+
+    Every step has the image that was looked at, with the place in it, what the tool made of it, and the
+    verifier's Δr where one has listened. `selfverify report` shows those of an evaluation.
+
+    Example: `selfverify visual page looks --output looks.html`
+    """
+    from selfverify.evaluation.samples import IMAGES
+    from selfverify.experiments.visual_data import all_traces
+    from selfverify.reports.report import write_look_page
+
+    wanted = set(trace or ())
+    found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})
+    shown = [*islice(found, most)]
+    if not shown:
+        if not wanted:
+            raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
+        missing = ", ".join(sorted(wanted))
+        raise ConfigError(
+            f"{folder} has no conversation {missing}; its ids stand in sft.jsonl, or leave --trace out"
+        )
+    about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
+    path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
+    typer.echo(f"{len(shown)} conversations: {path}")
+
+
+class ToolServing(CommandConfig):
+    """Which visual tools are served, where, and to whom."""
+
+    models: ToolModels
+    tools: list[str] = Field([], json_schema_extra={"option": "tool"})
+    """A tool that is served; repeat the option. By default all that are available."""
+
+    tool_seconds: float = Field(60.0, gt=0)
+    """How long a call may take."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on. Any but this machine's own needs keys."""
+
+    port: int = Field(8300, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    sessions: int = Field(64, ge=1)
+    """The most calls at once."""
+
+    keys: Path | None = None
+    """A file with the keys of those who may ask, one a line; or set $SELFVERIFY_ENVIRONMENT_KEYS."""
+
+
+@settings_as_options
+def serve(settings: ToolServing) -> None:
+    """Serve visual tools to several processes: OpenEnv's wire (/ws), the Model Context Protocol (/mcp).
+
+    Their models are loaded once, and calls that come together go in together. `--tool-server URL` of
+    `selfverify solve`, `serve` and recipes (`look.tool_server`) lets them do the work.
+
+    Example: `selfverify visual serve --depth-model FOLDER --similarity-model FOLDER --port 8300`
+    """
+    import asyncio
+    import logging
+
+    import typer
+
+    from selfverify.connectors.server import EnvironmentServing, address_of, serve_until_told
+    from selfverify.visual.config import VisualConfig
+    from selfverify.visual.task import make_toolbox
+    from selfverify.visual.tools.server import LIMITS, ToolSession
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}
+    toolbox = make_toolbox(VisualConfig(**{**settings.models.model_dump(), **named}))
+    serving = EnvironmentServing(
+        environments=["looking"],
+        host=settings.host,
+        port=settings.port,
+        sessions=settings.sessions,
+        busy=settings.tool_seconds + 30,
+        keys=settings.keys,
+    )
+
+    def say(port: int) -> None:
+        names = ", ".join(tool["function"]["name"] for tool in toolbox.schemas())
+        typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
+
+    asyncio.run(serve_until_told(serving, say, {"looking": lambda: ToolSession(toolbox)}, content=LIMITS))
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE_OR_MODEL", help="A recipe with the task, a run's folder or a model's folder."
+    ),
+]
+WIDEST = 40
+"""Characters of a histogram's longest bar."""
+
+
+class ListenerConfig(CommandConfig):
+    """Who looks, and who listens."""
+
+    verifier: str
+    """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
+
+    verifier_base: str | None = None
+    """What the verifier was trained from; by default the model below its adapter."""
+
+    model: str | None = None
+    """The model that looks, instead of the recipe's."""
+
+    recipe: str | None = None
+    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
+
+    tool: list[str] = []
+    """For a task that does not look by itself: a tool; repeat the option. By default all that are there."""
+
+    max_steps: int | None = Field(None, ge=1, le=100)
+    """For such a task: the most steps."""
+
+    output: Path | None = None
+    """The folder in which the conversations are kept; by default `looking` in the run's."""
+
+
+class StopTargetConfig(ListenerConfig):
+    """What ε is chosen for."""
+
+    rule: Literal["absolute", "signed"] = "absolute"
+    """Whether looking ends where |Δr| < ε (the paper's text) or where Δr < ε (its Algorithm 1)."""
+
+    steps: float | None = Field(None, gt=0)
+    """The mean number of steps that may not be exceeded."""
+
+    accuracy: float | None = Field(None, ge=0, le=1)
+    """The accuracy that has to be reached, with the fewest steps."""
+
+    within: float | None = Field(None, ge=0, le=1)
+    """How far below the best accuracy of all ε it may be, with the fewest steps."""
+
+    @model_validator(mode="after")
+    def _one_target(self) -> StopTargetConfig:
+        if sum(value is not None for value in (self.steps, self.accuracy, self.within)) != 1:
+            raise ValueError(
+                "give one target: --steps, the most on average; --accuracy, the least; or --within, how far "
+                "it may be below the best"
+            )
+        return self
+
+    @property
+    def held(self) -> tuple[StopTarget, float]:
+        """What is to be held."""
+        given: dict[StopTarget, float | None] = {
+            "steps": self.steps, "accuracy": self.accuracy, "within": self.within
+        }  # fmt: skip
+        return next((name, value) for name, value in given.items() if value is not None)
+
+
+@settings_as_options
+def calibrate(
+    target: Target, settings: StopTargetConfig, overrides: Overrides = None, as_json: Json = False
+) -> None:
+    """Choose the ε with which a verifier ends looking, on validation problems, and store it beside it.
+
+    The model looks to the cap and is asked for an answer after every step; called again, the command goes on
+    where it was stopped, and another target needs no more conversations. What Theorem 3.2 assumes is printed
+    for each step, with the histogram of Δr and the share of conversations that reach the cap.
+
+    Examples:
+
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --accuracy 0.9`
+
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
+      evaluation.problems=256 evaluation.samples=1`
+    """
+    from selfverify.experiments.train_stopping import calibrate_stopping
+
+    name, wanted = settings.held
+    with bar("problems", hidden=as_json) as progress:
+        found = calibrate_stopping(_looks(target, settings, overrides), settings.rule, name, wanted, progress)
+    if as_json:
+        print_json(found.plain())
+        return
+    means, shares = found.means, found.figures.stopped_at
+    rows = [
+        (
+            str(step),
+            str(means.conversations[n]),
+            _with_error(means.plan[n], means.plan_error[n]),
+            _with_error(means.action[n], means.action_error[n]),
+            f"{means.positive[n]:.3f}",
+            f"{shares[step - 1]:.1%}",
+        )
+        for n, step in enumerate(found.steps)
+    ]
+    columns = ("step", "conversations", "log-ratio of plans", "of actions", "positive part of r", "stopped")
+    print_table(columns, rows, "Theorem A.6 wants plans of at least 0, and a bounded positive part; nats")
+    counts, edges = found.figures.counts, found.figures.edges
+    bars = [
+        (f"{low:.3g} to {high:.3g}", str(count), "█" * round(WIDEST * count / max(counts.max(), 1)))
+        for low, high, count in zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
+    ]
+    print_table(("Δr", "steps", ""), bars)
+    fitted = found.calibration
+    known = "" if fitted.accuracy is None else f", {fitted.accuracy:.1%} of the answers right"
+    typer.echo(
+        f"{fitted.rule}: ε = {fitted.epsilon:.6g} nats; {fitted.steps:.2f} steps on average{known}; "
+        f"{found.figures.cap:.1%} of {found.conversations} conversations reach the cap"
+    )
+    if found.left_out:
+        typer.echo(f"{found.left_out} conversations failed, had no verdict or no step, and are left out")
+    typer.echo(f"calibration: {found.path}")
+
+
+class CompareStopConfig(ListenerConfig):
+    """Which rules are compared."""
+
+    absolute: float | None = Field(None, gt=0)
+    """ε of the rule |Δr| < ε. Without --absolute and --signed that of the verifier's calibration is taken."""
+
+    signed: float | None = None
+    """ε of the rule Δr < ε."""
+
+
+@settings_as_options
+def compare(
+    target: Target, settings: CompareStopConfig, overrides: Overrides = None, as_json: Json = False
+) -> None:
+    """Compare what ends looking, on the same conversations about test problems.
+
+    The rows: after N steps, where the model wants to end, the verifier's rules (with the step that ends
+    looking dropped, and where the model may end before), its stopping times given to other conversations,
+    and where the task knows it the first step after which everything needed has been shown.
+
+    Example: `selfverify visual compare my-looks.yaml --verifier runs/dpo/model evaluation.problems=2048`
+    """
+    from selfverify.experiments.train_stopping import compare_stopping
+
+    given = {"absolute": settings.absolute, "signed": settings.signed}
+    epsilons: dict[Any, float] = {rule: epsilon for rule, epsilon in given.items() if epsilon is not None}
+    with bar("problems", hidden=as_json) as progress:
+        found = compare_stopping(_looks(target, settings, overrides), epsilons, progress)
+    if as_json:
+        print_json(found)
+        return
+    names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
+    cells = []
+    for rule, figures in found["rules"].items():
+        low, high = figures["interval"]
+        shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
+        cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
+    print_table(
+        ("looking ends", *(name.replace("_", " ") for name in names)), cells, no_wrap=("looking ends",)
+    )
+    for rule, against in found["verifier"].items():
+        gap, over = against["gap_to_smallest_n"], against["over_random"]
+        typer.echo(
+            f"{rule}, ε = {against['epsilon']:.6g}: {_points(gap)} against {against['smallest_n']} steps "
+            f"(the best is {against['best_n']}), at {against['steps_share']:.0%} of the steps; "
+            f"{_points(over)} against random stopping"
+        )
+
+
+def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -> Any:
+    from selfverify.cli.options import resolve_target
+    from selfverify.experiments.recipe import load_recipe, refuse_hidden
+    from selfverify.experiments.train_stopping import CappedLooks
+
+    source, found = resolve_target(target, settings.recipe)
+    recipe = load_recipe(source, overrides or [])
+    refuse_hidden(recipe, overrides or [])
+    return CappedLooks(
+        recipe,
+        settings.model or found,
+        settings.verifier,
+        settings.verifier_base,
+        settings.output,
+        tuple(settings.tool),
+        settings.max_steps,
+    )
+
+
+def _with_error(mean: float, error: float) -> str:
+    return f"{mean:+.4f} ± {error:.4f}"
+
+
+def _points(difference: dict[str, Any]) -> str:
+    low, high = (100 * value for value in difference["interval"])
+    return f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
+
+
+app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
+Folder = Annotated[Path, typer.Argument(help="The folder in which the data are made.")]
+RecipeFor = Annotated[
+    str, typer.Argument(help="A recipe, of which the task, the episode, the seed and the policy are used.")
+]
+
+
+@app.callback(invoke_without_command=True)
+@settings_as_options
+def list_tools(ctx: typer.Context, models: ToolModels) -> None:
+    """List the tools with which a model can look at images again, and whether they are available here.
+
+    Examples:
+
+    - `selfverify visual`
+
+    - `selfverify visual --depth-model FOLDER`
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from selfverify.visual.task import all_tools
+
+    found = all_tools(models)
+    rows = [(tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in found]
+    print_table(("tool", "available here", "what it does"), rows)
+
+
+class CollectLooksConfig(CommandConfig):
+    """Who looks, how often, and with which examples."""
+
+    teacher: TeacherConfig
+    output: Path = Path("looks")
+    """The folder in which the data are made."""
+
+    problems: int = Field(100, ge=1)
+    """The number of training problems, at most those that the task has."""
+
+    samples: int = Field(1, ge=1)
+    """Conversations about each."""
+
+    shots: Path | None = None
+    """A file of traces (`sft.jsonl`) from which examples are put before each question, in words."""
+
+    shot_count: int = Field(2, ge=1)
+    """With --shots: how many examples."""
+
+
+@app.command()
+@settings_as_options
+def collect(
+    recipe: RecipeFor, settings: CollectLooksConfig, overrides: Overrides = None, as_json: Json = False
+) -> None:
+    """Let a model look at the images of a task's training problems, and keep every conversation.
+
+    Called again, the command goes on where it was stopped.
+
+    Examples:
+
+    - `selfverify visual collect my-looks.yaml --server http://127.0.0.1:8000
+      --model Qwen/Qwen2.5-VL-72B-Instruct --problems 10000 --samples 2 --output looks`
+
+    - `selfverify visual collect my-looks.yaml --own --samples 8 --output looks`
+    """
+    from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.visual_data import collect_looks
+
+    with bar("problems", hidden=as_json) as progress:
+        done = collect_looks(
+            load_recipe(recipe, overrides or []),
+            settings.teacher,
+            settings.output,
+            settings.problems,
+            settings.samples,
+            settings.shots,
+            settings.shot_count,
+            progress,
+        )
+    _tell_collected(done, settings.output, as_json)
+
+
+class BranchConfig(CommandConfig):
+    """Who goes on, and how."""
+
+    teacher: TeacherConfig
+    way: Literal["branched", "induced", "hurried"] = "branched"
+    """In earnest, asked to go on wrongly (the paper's error induction), or told to answer at once."""
+
+    samples: int = Field(1, ge=1)
+    """Conversations from each trace."""
+
+    most: int | None = Field(None, ge=1)
+    """From so many right traces only, the first ones."""
+
+
+@app.command()
+@settings_as_options
+def branch(
+    recipe: RecipeFor,
+    folder: Folder,
+    settings: BranchConfig,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Let a model go on from an intermediate step of each right trace; what ends wrong becomes a negative.
+
+    Called again, the command goes on where it was stopped.
+
+    Examples:
+
+    - `selfverify visual branch my-looks.yaml looks --own --samples 4`
+
+    - `selfverify visual branch my-looks.yaml looks --way induced --server http://127.0.0.1:8000
+      --model Qwen/Qwen2.5-VL-72B-Instruct`
+    """
+    from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.visual_data import branch_looks
+
+    with bar("traces", hidden=as_json) as progress:
+        done = branch_looks(
+            load_recipe(recipe, overrides or []),
+            settings.teacher,
+            folder,
+            settings.way,
+            settings.samples,
+            settings.most,
+            progress,
+        )
+    _tell_collected(done, folder, as_json)
+
+
+@app.command()
+@settings_as_options
+def judge(folder: Folder, settings: TeacherConfig, as_json: Json = False) -> None:
+    """Ask a model about the answer of each trace that the task found right (`visual sets --judged`).
+
+    Called again, the command goes on where it was stopped.
+
+    Example: `selfverify visual judge looks --server http://127.0.0.1:8000
+    --model Qwen/Qwen2.5-VL-72B-Instruct`
+    """
+    from selfverify.experiments.visual_data import judge_looks
+
+    with bar("answers", hidden=as_json) as progress:
+        right, wrong, neither = judge_looks(folder, settings, progress)
+    if as_json:
+        print_json({"right": right, "wrong": wrong, "neither": neither}, indent=None)
+        return
+    typer.echo(f"{right} right, {wrong} wrong, {neither} without a verdict")
+
+
+class SetsConfig(CommandConfig):
+    """What traces have to be, and how they are paired."""
+
+    pairs: Literal["wrong", "wrong+wasteful"] = "wrong"
+    """Whether two right traces make a pair, too, of which the one with fewer looks is preferred (ours)."""
+
+    most_tokens: int = Field(20_000, ge=1)
+    """Longer traces are dropped; text counts a token for four bytes, an image one for 28 x 28 pixels."""
+
+    least_calls: int = Field(1, ge=0)
+    """Calls of tools that a trace has to have."""
+
+    whole_calls: bool = False
+    """Drop traces in which a call failed."""
+
+    most: int = Field(4, ge=1)
+    """Pairs of one problem and kind, at most."""
+
+    longest_ratio: float = Field(4.0, ge=1.0)
+    """How many times longer one side of a pair may be."""
+
+    any_length: bool = False
+    """Do not see to it that the chosen side is longer as often as the rejected one."""
+
+    judged: bool = False
+    """Right traces have to be right for the model of `visual judge`, too."""
+
+
+@app.command()
+@settings_as_options
+def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
+    """Make `sft.jsonl` and `pairs.jsonl` of the traces in a folder; say what was dropped, and why.
+
+    Example: `selfverify visual sets looks --pairs wrong+wasteful`
+    """
+    from selfverify.experiments.visual_data import make_sets
+    from selfverify.visual.traces import Demands, Pairing
+
+    demands = Demands(settings.most_tokens, settings.least_calls, not settings.whole_calls)
+    pairing = Pairing(
+        settings.pairs == "wrong+wasteful", settings.most, settings.longest_ratio, not settings.any_length
+    )
+    done = make_sets(folder, demands, pairing, settings.judged)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.sft} of {done.traces} traces: {folder / 'sft.jsonl'}")
+    _tell_dropped(done.sft_dropped)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in done.kinds.items())
+    typer.echo(f"{done.pairs} pairs{f' ({kinds})' if kinds else ''}: {folder / 'pairs.jsonl'}")
+    _tell_dropped(done.pairs_dropped)
+
+
+@app.command()
+def leaks(
+    pairs: Annotated[Path, typer.Argument(help="A `pairs.jsonl`, or the folder that has one.")],
+    words: Annotated[int, typer.Option(min=1, help="How many words are named for each side.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Let a bag-of-words classifier guess which side of a pair is the chosen one, and name the words.
+
+    Numbers are masked, and all pairs of a problem are in one of five folds. The command ends with status 1
+    where the classifier is right in more than 60 % of the cases: a verifier could learn the words, too.
+
+    Example: `selfverify visual leaks looks`
+    """
+    from selfverify.experiments.visual_data import read_pairs
+    from selfverify.visual.traces import MOST, leak_test
+
+    found = leak_test(read_pairs(pairs), words)
+    if as_json:
+        print_json(asdict(found) | {"passes": found.passes}, indent=None)
+    else:
+        typer.echo(
+            f"{found.accuracy:.1%} of {2 * found.pairs} sides guessed by their words; {MOST:.0%} may be"
+        )
+        rows = [
+            (side, word, f"{weight:+.3f}")
+            for side, named in (("chosen", found.chosen), ("rejected", found.rejected))
+            for word, weight in named
+        ]
+        print_table(("speaks for", "word", "weight"), rows)
+    if not found.passes:
+        raise typer.Exit(1)
+
+
+app.command()(page)
+app.command()(serve)
+app.command()(calibrate)
+app.command()(compare)
+
+
+def _tell_collected(done: Any, folder: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.traces} traces, {done.correct} of them right: {folder}")
+    if done.lost or done.reason:
+        say(f"{done.lost} were lost; the first reason: {done.reason}", "yellow")
+
+
+def _tell_dropped(dropped: dict[str, int]) -> None:
+    for reason, count in dropped.items():
+        say(f"{count} left out: {reason}", "yellow")
