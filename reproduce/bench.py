@@ -69,7 +69,7 @@ class BenchSettings:
         device: As of `PolicyConfig`.
         dtype: As of `PolicyConfig`.
         marks: Whether the questions are also answered with numbers on the parts of their images
-            (`looking.set_of_mark`), without looking.
+            (`visual.tools.crop`), without looking.
         server: An OpenAI-compatible server behind which the model is; None loads it here.
         timeout: Seconds that one answer of a server may take.
     """

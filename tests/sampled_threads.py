@@ -23,7 +23,7 @@ def drawn(policy: Policy, text: str, ends: bool = True, logprob: float = -0.5) -
 def sampled_threads(
     policy: Policy, sample: Callable[..., Any]
 ) -> Callable[[Sequence[Prompt], SamplingConfig], RecomputingSession]:
-    """What stands for ``policy.threads``: first turns of all threads are one call of ``sample``."""
+    """What stands for ``policy.kv_sessions``: first turns of all threads are one call of ``sample``."""
 
     def asked(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
         return sample(prompts, sampling, seeds=seeds) if prompts else []

@@ -105,7 +105,7 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
         assert [t.tokens for g in groups for t in g.trajectories] == [
             t.tokens for g in others for t in g.trajectories
         ]
-    # Without a look it is what `evaluation.looked` asks where there was none.
+    # Without a look it is what `evaluation.visual_metrics` asks where there was none.
     unseen = asked_anew(problems[0], [("", [{"type": "text", "text": "Answer."}], [])], "user", "")
     [whole], [prompt] = policy.encode([unseen]), policy.encode(problems[:1])
     asked = [*prompt.ids.tolist(), *groups[0].trajectories[0].segments[0].tokens]

@@ -1,4 +1,4 @@
-"""The calls that the phone understands: those of every screen (`agents.screen_tools`), fitted to this phone.
+"""The calls that the phone understands: those of every screen (`agents.tools`), fitted to this phone.
 
 Handing in (`submit`) is not the phone's business.
 """

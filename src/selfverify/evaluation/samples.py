@@ -83,8 +83,8 @@ class StoredStep:
         values: What was measured of a turn, by name.
         verdict: What the task says of a turn, where it says something.
         record: What the episode tells of a turn, as plain JSON; for an agent which call was read, and at the
-            end what was handed in and every vote (`agents.agent_endings.ending_of_agent`). Of an
-            environment's message who said it and where in the text (`rollouts.talk.said_by`).
+            end what was handed in and every vote (`agents.episode.ending_of_agent`). Of an
+            environment's message who said it and where in the text (`rollouts.conversation.said_by`).
     """
 
     __pydantic_config__: ClassVar = STRICT

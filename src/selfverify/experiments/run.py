@@ -314,7 +314,7 @@ def train(
     Raises:
         ConfigError: ``replay`` is the run's own folder, or holds no rollout log; another process is writing
             into the folder; or the recipe makes a verifier of when to stop, which
-            `experiments.looks.train_stopping` does.
+            `experiments.train_stopping` does.
     """
     if recipe.sampling.engine == "vllm":
         require_vllm()

@@ -60,7 +60,7 @@ def read_scores(
     texts branch, the policy's probabilities are normalised over the branches; where they do not branch
     (the point after "0") the token is taken as certain. With one token per character this is
     p(1) * 1 + p(0) * sum_d p(d | "0.") * d/10, and with ``bare`` the sum times p("." | "0"): a policy that
-    closes the tag behind a 0 means 0. Scores from a server are read so, too (`remote.score_shares`).
+    closes the tag behind a 0 means 0. Scores from a server are read so, too (`clients.replies`).
 
     Args:
         policy: Any policy, not only the one that wrote the answers.

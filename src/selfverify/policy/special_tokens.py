@@ -23,9 +23,9 @@ from selfverify.policy.loading import Loaded
 logger = logging.getLogger(__name__)
 
 _ASKED_FOR = [f"<{slash}{tag}>" for tag in ("think", "answer", SCORE_TAG) for slash in ("", "/")]
-"""What requests of this library name (`core.requests`): where it is a token, it is the one to be written."""
+"""What requests of this library name (`core.tags`): where it is a token, it is the one to be written."""
 _CALLS = ["<tool_call>", "</tool_call>"]
-"""What this library writes around calls (`tasks.call_forms`), and instructions of tasks name."""
+"""What this library writes around calls (`tasks.tool_calls`), and instructions of tasks name."""
 
 
 class SpecialTokens:

@@ -15,7 +15,7 @@ target draws its screens (`Task.frames`), also where the agent has read text onl
 
 The images of a conversation that looks, with the places that were looked at drawn on them.
 
-What the store keeps of an agent's conversation, as `agents.agent_endings.ending_of_agent` wrote it.
+What the store keeps of an agent's conversation, as `agents.episode.ending_of_agent` wrote it.
 """
 
 from __future__ import annotations

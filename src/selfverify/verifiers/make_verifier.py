@@ -105,7 +105,7 @@ def _loaded(path: str, policy: Policy) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class ServerJudge:
-    """A `Verifier` that asks the server about every answer in a turn of its own (`remote.judge.rate`).
+    """A `Verifier` that asks the server about every answer in a turn of its own (`clients.candidates.rate`).
 
     Args:
         served: The judge.

@@ -290,7 +290,7 @@ class TrajectoryRatio:
     η and Q(s_1) of the paper are left out: they are the same for all trajectories of a problem. Longer
     trajectories have more terms, and r(τ) is not divided by their number, as in the paper.
 
-    What was measured while a trajectory was made (`looking.step_verifier.StepVerifier`) is taken as it is.
+    What was measured while a trajectory was made (`visual.verifier.StepVerifier`) is taken as it is.
     Else the whole is read anew, for which the tokens have to be the verifier's. Trajectories that were lost
     have no score.
 
