@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
-from tests.looking.test_step_verifier import adapted
+from tests.visual.test_step_verifier import adapted
 
 from reproduce import looking_gains
 from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_of

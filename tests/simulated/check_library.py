@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.families import write_family
-from tests.learner.test_pairs import pair
 from tests.policy import test_unknown_family
 from tests.policy.conftest import noise_image
 from tests.policy.test_conversations import SAMPLING, talk
+from tests.trainer.test_pairs import pair
 from tests.updating import update
 from torch import Tensor
 from torch.utils._pytree import tree_map

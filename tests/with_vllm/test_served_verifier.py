@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from looking.test_step_verifier import STEPS, question, shown
 from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.visual.verifier import StepVerifier, StoppingVerifier
+from visual.test_step_verifier import STEPS, question, shown
 from with_vllm.conftest import Serving, serving
 
 NAMES = (LOG_RATIO, LOG_RATIO_PLAN)

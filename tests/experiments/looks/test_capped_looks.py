@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
-from tests.looking.test_step_verifier import adapted
+from tests.visual.test_step_verifier import adapted
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app

@@ -2,7 +2,7 @@
 
 They are skipped where the package is missing. It can stand in no environment with ours, for it wants an older
 ``mcp``; in one of its own it takes `pip install openenv aiohttp pillow pydantic pytest pytest-timeout` and
-`PYTHONPATH=src:tests python -m pytest --noconftest tests/remote/environments/test_openenv_package.py`.
+`PYTHONPATH=src:tests python -m pytest --noconftest tests/connectors/test_openenv_package.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.looking.test_step_verifier import question, shown
+from tests.visual.test_step_verifier import question, shown
 
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError

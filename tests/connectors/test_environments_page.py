@@ -18,7 +18,7 @@ from selfverify.cli.main import app
 from selfverify.connectors import server
 from selfverify.connectors.server import KEYS_VARIABLE, EnvironmentServing
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 MANIFEST = ROOT / "examples" / "environments.yaml"
 

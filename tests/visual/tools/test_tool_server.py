@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.looking.tools.test_toolbox import Odd, gallery, run
+from tests.visual.tools.test_toolbox import Odd, gallery, run
 
 from selfverify.connectors.openenv import to_blocks
 from selfverify.connectors.server import EnvironmentServer, SessionLimits, start_server

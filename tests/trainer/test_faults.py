@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from killed_runs import same_figures, same_weights
-from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
 from selfverify.core.events import read_events, story
 from selfverify.reports.run_data import load_run
+from trainer.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
 
 SCRIPT = Path(__file__).with_name("fault_run.py")
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.remote.test_server_replies import entries
+from tests.clients.test_server_replies import entries
 
 from selfverify.clients.candidates import ScoreReader
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage

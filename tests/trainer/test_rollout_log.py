@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from learner import random_episodes
 
 from killed_runs import same_figures, same_weights
-from learner import random_episodes
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events

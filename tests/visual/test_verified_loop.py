@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.evaluation.test_looked import far, teach
-from tests.looking.test_look_episode import ANSWER, crop, looking, words
-from tests.looking.test_step_verifier import adapted
 from tests.policy.test_threads import ending
+from tests.visual.test_look_episode import ANSWER, crop, looking, words
+from tests.visual.test_step_verifier import adapted
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import PolicyTurn
