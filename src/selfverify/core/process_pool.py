@@ -231,7 +231,7 @@ class WorkerPool:
 
     Args:
         function: A top-level function whose module can be imported by name, and, for workers to start
-            quickly, without torch: what stands in ``selfverify.workers`` does. Takes and returns JSON values.
+            quickly, without torch, as ``selfverify.tasks.math_worker`` does. Takes and returns JSON values.
         timeout_s: Wall-clock limit of one try.
         workers: The most processes; they start when they are first needed.
         retries: How often a call is tried again.
