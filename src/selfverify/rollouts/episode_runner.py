@@ -84,7 +84,7 @@ class EpisodeRunner:
     """Asks the episodes of one rollout for their replies.
 
     A thread that hangs in a reply cannot be ended. It is abandoned and counted (`HUNG`); its late reply is
-    ignored. An environment that may hang for good belongs in a process of its own (`selfverify.workers`).
+    ignored. An environment that may hang for good belongs in a process of its own (`selfverify.core.process_pool`).
 
     Args:
         limits: How many threads there are, and how long replies may take.
