@@ -172,7 +172,7 @@ def make_optimizer(
         master_weights: Whether trained weights of low precision have float32 masters.
 
     Raises:
-        ConfigError: ``trainer.optim`` needs a package that is not installed.
+        ConfigError: ``learner.optimizer`` needs a package that is not installed.
     """
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     settings: dict[str, Any] = {

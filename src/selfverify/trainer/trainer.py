@@ -127,7 +127,7 @@ class TrainStep:
     def _update(
         self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
-        """Make one update, as ``trainer.optim`` says."""
+        """Make one update, as ``learner.channels`` says."""
         updater, config = self.updater, self.updater.config
         names = [] if config.channels == "joint" else channel_names(batch)
         if not names:
@@ -233,7 +233,7 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
 
     Args:
         checkpoint: Where the run goes on from.
-        channels: The run's ``trainer.optim``.
+        channels: The run's ``learner.channels``.
         masters: Whether its optimizer keeps float32 masters of the weights.
 
     Raises:
