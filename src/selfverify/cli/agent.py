@@ -1,10 +1,7 @@
-"""Agent run, collect, serve.
+"""The commands about agents: `selfverify agent run`, `collect`, `reanswer` and `serve`.
 
-The commands about agents and their environments: `selfverify agent ...`.
-
-A session of an agent in the terminal: each turn as it comes, and what was made of the whole.
-
-The commands that make data for fine-tuning agents: `selfverify agent collect` and `agent reanswer`.
+`collect` and `reanswer` make data for fine-tuning agents, `serve` serves environments. `run` shows a session
+in the terminal: each turn as it comes, and what was made of the whole.
 """
 
 from __future__ import annotations

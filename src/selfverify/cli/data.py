@@ -1,9 +1,4 @@
-"""Data check, filter, export.
-
-The commands about data files: `selfverify data ...`.
-
-The command ``selfverify export``.
-"""
+"""The commands about data files, `selfverify data ...`, and the command ``selfverify export``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Eval, report, calibrate.
-
-The commands that measure models: ``selfverify eval`` and ``report``.
-"""
+"""The commands that measure models: ``selfverify eval``, which also fits calibrations, and ``report``."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
-"""Quickstart train eval solve serve report recipes methods tasks data agent visual merge export.
-
-The command ``selfverify``: its commands in the order of its help, and how their failures end.
+"""The command ``selfverify``: its commands in the order of its help, and how their failures end.
 
 A command only reads arguments and prints; the work is done by what it imports. Heavy imports (torch,
-transformers) stand inside the commands, so that ``--help`` answers at once.
+transformers) stand inside the commands, so that ``--help`` answers at once. A failure that is foreseen ends
+in one readable message, not in a traceback.
 
-The commands ``selfverify methods``, ``tasks`` and ``recipes``.
-
-How long OpenMP's threads spin while they wait for work.
-
-How a command's failures end: in one readable message, not in a traceback.
+The short commands ``methods``, ``tasks`` and ``recipes`` are here, too. Before any command, `spin_briefly`
+decides how long OpenMP's threads spin while they wait for work.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
-"""Options from Config models; run folders; what is printed.
-
-Command-line options that come from settings models, and parameters that several commands share.
+"""What commands share: options made of settings models, settings files, printing, finding models.
 
 A model's field is declared once, with its description, its default and its bounds. Here it becomes an option:
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
 repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, whatever its own name is.
-A field with ``json_schema_extra={"argument": True}`` is an argument instead. Where a field has
-`SETTINGS_FILE`, its option names a file with all the others, and every flag has an opposite, so that it can
-be typed against the file.
+A field with ``json_schema_extra={"argument": True}`` is an argument instead.
 
-Settings of a command that come from a YAML file: what is typed wins over the file, the file over defaults.
+A model takes settings files if it has a field with `SETTINGS_FILE`, which becomes the option that names one:
+a YAML file with the model's sections and all other options. What is typed wins over the file, the file over
+defaults; every flag then has an opposite, so that it can be typed against the file.
 
-The file has the sections of the settings' model. A model takes files if it has a field with `SETTINGS_FILE`,
-which becomes the option that names one.
-
-What commands print: results on stdout, everything else on stderr.
-
-Runs and models on the disk: what a folder holds, and which model a command is asked about.
+Commands print results on stdout, everything else on stderr.
 """
 
 from __future__ import annotations

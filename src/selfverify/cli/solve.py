@@ -1,9 +1,4 @@
-"""Solve, serve.
-
-The command ``selfverify solve``.
-
-The command ``selfverify serve``.
-"""
+"""The commands ``selfverify solve`` and ``selfverify serve``."""
 
 from __future__ import annotations
 

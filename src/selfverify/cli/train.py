@@ -1,7 +1,4 @@
-"""Quickstart, train, merge.
-
-The commands that train or change models: ``selfverify quickstart``, ``train`` and ``merge``.
-"""
+"""The commands that train or change models: ``selfverify quickstart``, ``train`` and ``merge``."""
 
 from __future__ import annotations
 

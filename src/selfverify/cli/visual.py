@@ -1,12 +1,7 @@
-"""Looking ....
+"""The commands about looking again: `selfverify visual ...`. Without one, it lists the tools.
 
-The commands about looking again: `selfverify visual ...`. Without one, it lists the tools.
-
-The command `selfverify visual page`.
-
-The command `selfverify visual serve`.
-
-`selfverify visual calibrate` and `visual compare`: when a verifier ends looking.
+`collect`, `branch`, `judge`, `sets` and `leaks` make data, `page` shows conversations, `serve` serves the
+tools, and `calibrate` and `compare` say when a verifier ends looking.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A policy or a server as what is measured.
-
-Who answers the problems of an evaluation or a filter: a policy here, or a model behind a server.
-
-A model behind an OpenAI-compatible server answers the problems of an evaluation or a filter.
-"""
+"""Who answers the problems of an evaluation or a filter: a policy here, or a model behind a server."""
 
 from __future__ import annotations
 
@@ -154,7 +149,7 @@ class PolicyAnswerer(Answerer):
 
 
 class ServerAnswerer(Answerer):
-    """Asks a server. Each problem is stored as soon as all its answers are there.
+    """Asks an OpenAI-compatible server. Each problem is stored as soon as all its answers are there.
 
     What `Answerer.weights` says is the model's address: nobody here sees whether the server's weights change.
 

@@ -1,8 +1,7 @@
-"""Fit a calibration, fit a fusion.
+"""Fit a calibration or a fusion to stored samples, and measure what a calibration is worth on others.
 
-Fits a calibration to stored samples, and measures what it is worth on others.
-
-Fits how much an answer's log-probability counts beside its score (`selfverify.selection.calibration`).
+A fusion says how much an answer's log-probability counts beside its score
+(`selfverify.selection.calibration`).
 """
 
 from __future__ import annotations

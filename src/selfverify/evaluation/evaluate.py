@@ -1,10 +1,7 @@
-"""Evaluate(): sample, store, summarise.
+"""Evaluate a policy on held-out problems: sample, store every sample once, summarise what is stored.
 
-Sample a policy on held-out problems, store every sample once, and summarise what is stored.
-
-The problems of an evaluation: how many there are, and what becomes of those that cannot be used.
-
-Writing down the problems that a report shows: their images, questions and targets.
+`HeldOut` says how many problems there are, and what becomes of those that cannot be used. `write_gallery`
+writes down the problems that a report shows: their images, questions and targets.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Pass@1, maj@N, best@N, AUC, AP, ECE with intervals.
+"""Metrics of stored samples: accuracy, choosing among N, verification, calibration, classes of error.
 
-A sample set as arrays, and its metrics: how right answers are, how well judged, what choosing gains.
+Everything is computed from stored samples, G per problem. A metric that cannot be measured (a single class,
+no scores) is None, never NaN. Answers without a readable score take no part in the verification metrics
+(AUC, AP, mean, spread); in best-of-N they lose to every answer with a score.
 
-Everything is computed from stored samples, G per problem. Answers without a readable score take no part in
-the verification metrics (AUC, AP, mean, spread); in best-of-N they lose to every answer with a score. A
-metric that cannot be measured (a single class, no scores) is None, never NaN.
-
-Whether confidences mean what they say, and what abstaining by them would gain.
-
-All functions take confidences and verdicts of any one shape; answers without a confidence (NaN) take no part.
-Within-problem AUC is about choosing and not about abstaining; it is in `selfverify.evaluation.statistics`.
-
-Figures by class of error: how often answers err in a way that a task names, and whether scores see it.
+`reliability` and `risk_coverage` say whether confidences mean what they say, and what abstaining by them
+would gain. They take confidences and verdicts of any one shape; answers without a confidence (NaN) take no
+part. Within-problem AUC is about choosing and not about abstaining; it is in
+`selfverify.evaluation.statistics`.
 
 A task names the classes of its wrong answers (`Task.errors`) and puts each into one (`Verdict.error`). A
 verifier that tells right answers from wrong ones well may still be blind to one class: that shows only when
@@ -461,8 +457,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     ``sampled.*``, or ``soft.*``, is of the `other_reading` of scores.
     ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.calibrate`), and so
     are ``text_rule.*`` and ``text_rule_read.*`` (`selfverify.evaluation.samples`).
-    ``errors.*`` is there where samples, or the task, have classes of error
-    (`selfverify.evaluation.metrics`).
+    ``errors.*`` is there where samples, or the task, have classes of error (`error_statistics`).
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]

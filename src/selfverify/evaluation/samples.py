@@ -1,23 +1,18 @@
-"""The resumable store of samples; conversation metrics.
+"""The sample store, a journal with one line per problem, and figures of the conversations in it.
 
-The sample store: a journal of every sampled answer, one line per problem.
+Conversations are stored message by message, with the images in files of their own. `talk_figures` says how
+long they were and how they ended; how long they took stands in a file beside the store.
 
-A sweep does the same with each of a task's problems. A kill at any moment only delays it.
-
-Evaluations, the data filter and STaR's sampling are sweeps. Their loops look like this::
+Evaluations, the data filter and STaR's sampling do the same with each of a task's problems. They make their
+rows with `ResumableBatches`, so that a kill at any moment only delays them::
 
     for share in sweep.shares():
         problems, unusable = make_problems(task, split, seed, share, encoder)
         ...
         sweep.store(rows)
 
-Conversations as the store keeps them: message by message, with the images in files of their own.
-
-How long stored conversations were, how they ended, and how long they took.
-
-Verifiers that cost nothing: rules on an answer's text that a task knows, as scores beside the model's own.
-
-A verifier that reads the same text is worth what it is above them.
+`with_rule_scores` puts verifiers that cost nothing beside the model's own scores: rules on an answer's text
+that a task knows. A verifier that reads the same text is worth what it is above them.
 """
 
 from __future__ import annotations

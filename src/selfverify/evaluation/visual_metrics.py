@@ -1,16 +1,11 @@
-"""Conversations held to the cap; what each stopping rule comes to.
+"""What each rule that ends looking comes to, on the same conversations (VTS-V, Algorithm 1).
 
-Conversations in which a model looked to the cap and was asked for an answer after every step.
+In these conversations a model looked to the cap and was asked for an answer after every step. They are held
+once, stored, and gone on with where that was stopped (`run_to_cap`); `as_arrays` reads them.
 
-All rules that end looking read these: what each of them would have come to is a matter of arithmetic
-(`selfverify.evaluation.visual_metrics`). They are held once, stored, and gone on with where that was stopped.
-
-Conversations that were held to the cap (`selfverify.evaluation.visual_metrics`) as arrays.
-
-What each rule that ends looking comes to, on the same conversations (VTS-V, Algorithm 1).
-
-A rule is a function from conversations to the step after which each is told to answer; the answers after
-every step are known (`selfverify.evaluation.visual_metrics`), so that nothing is sampled here.
+A rule is a function from conversations to the step after which each is told to answer. The answers after
+every step are known, so that what a rule would have come to is a matter of arithmetic: for rules nothing is
+sampled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""One watched session of an agent.
-
-One session of an agent, watched while it goes on, and the page about it.
-
-The settings of `selfverify agent run`.
-"""
+"""One session of an agent: its settings, the watching while it goes on, and the page about it."""
 
 from __future__ import annotations
 

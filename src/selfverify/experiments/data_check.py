@@ -1,9 +1,4 @@
-"""One pass over a data file.
-
-One pass over a data file: what is in it, what a model will see of it, and what is broken.
-
-The settings of `selfverify data check`.
-"""
+"""One pass over a data file: what is in it, what a model will see of it, and what is broken."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
-"""A step that computes nothing: how long its conversations are, and what it would hold.
+"""A training step's real code without weights: how long its conversations are, and what it would hold.
 
-How long a step's prompts and conversations are: a few problems of the recipe's, and its limits.
-
-Counts the bytes that tensors hold and the floating-point operations on them, real or empty.
-
-Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
-
-Inside `DryRun.running`, tensors that are made from nothing but token ids, positions, masks, image grids and
-other small tables are computed as always, so code may look into them. Every tensor that depends on a weight
-is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic. Code that
-asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
+`lengths_of` finds how long a step's prompts and conversations are, from a few problems of the recipe's and
+its limits. `Meter` counts the bytes that tensors hold and `count_flops` the floating-point operations on
+them, real or empty.
 """
 
 from __future__ import annotations
@@ -248,7 +241,13 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 class DryRun:
-    """Runs code without weights, as the module's docstring explains."""
+    """Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
+
+    Inside `running`, tensors that are made from nothing but token ids, positions, masks, image grids and
+    other small tables are computed as always, so code may look into them. Every tensor that depends on a
+    weight is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic.
+    Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
+    """
 
     def __init__(self) -> None:
         self._values = _Values()

@@ -1,19 +1,16 @@
-"""Samples and rollouts for other programs.
-
-Exporting stored samples and logged rollouts as trajectories that other programs read (ATIF).
+"""Stored samples and logged rollouts as files for other programs: ATIF trajectories, conversations.
 
     OUTPUT/
       export.json                        what is exported, and whether it is complete
-      problem-000003-sample-01.json      a trajectory, one file each
+      problem-000003-sample-01.json      a trajectory, one file each (`sample_to_atif`)
       images/                            what they show, by content
 
-An export that was killed goes on when it is called again: files that are there already stay.
+An export of trajectories that was killed goes on when it is called again: files that are there already stay.
+`read_exported` reads the same samples again. `export_conversations` writes one file for fine-tuning, in
+verl's ``messages`` and ``tools``.
 
-Stored conversations as files for fine-tuning: verl's ``messages`` and ``tools``.
-
-What was asked: the questions and images of stored samples' problems, which the store itself has not.
-
-Stored samples as trajectories of ATIF, and the same samples again.
+The questions and images of the samples' problems are in the gallery or made anew, because the store itself
+does not have them (`Questions`).
 """
 
 from __future__ import annotations

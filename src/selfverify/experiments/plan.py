@@ -1,8 +1,6 @@
-"""What a step takes: memory, tokens and FLOPs.
+"""What one step of a recipe takes: memory per GPU, tokens and operations.
 
-Runs one training step without weights, and counts the memory and the operations of each phase.
-
-What one step of a recipe takes: memory per GPU, tokens and operations.
+`PlannedStep` runs one training step without weights, and counts the memory and the operations of each phase.
 """
 
 from __future__ import annotations
@@ -214,7 +212,7 @@ class PlannedStep:
             loss.backward(retain_graph=more)
 
     def _optimizer(self, learner: TrainerConfig) -> torch.optim.Optimizer | None:
-        """Return the learner's optimiser after a first step, which makes its state; None with 8 bits."""
+        """Return the trainer's optimiser after a first step, which makes its state; None with 8 bits."""
         masters = self.recipe.policy.master_weights
         if learner.optimizer == "adamw_8bit":
             with self.meter.span("optimiser"):

@@ -1,8 +1,6 @@
-"""The demonstrations, one per paper, and their reports.
+"""`selfverify quickstart`: train a built-in policy as a paper does, measure it, report what happened.
 
-What `selfverify quickstart` shows of each paper: which recipe, how it is shortened, what qualifies it.
-
-`selfverify quickstart`: train a built-in policy as a paper does, measure it, and report what happened.
+`SHOWCASES` says what is shown of each paper: which recipe, how it is shortened, what qualifies it.
 """
 
 from __future__ import annotations

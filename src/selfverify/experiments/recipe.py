@@ -1,13 +1,9 @@
-"""Recipe and what cannot work together.
-
-A recipe: everything that defines an experiment, in one YAML file that is checked before anything starts.
+"""A recipe: all that defines an experiment, in one YAML file that is checked before anything starts.
 
     recipe = load_recipe("adpo-digits", ["learner.learning_rate=5e-5", "method.kl=0"])
 
-A key that does not exist, a value that does not fit and a combination that cannot work are errors at
-once, with the file, the line and the nearest key that does exist.
-
-Settings of a recipe that fit each by themselves and cannot work together, or change nothing.
+A key that does not exist, a value that does not fit, and settings that fit each by themselves and cannot work
+together or change nothing are errors at once, with the file, the line and the nearest key that does exist.
 """
 
 from __future__ import annotations

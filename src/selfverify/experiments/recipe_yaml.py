@@ -1,10 +1,7 @@
-"""YAML with lines, errors with places.
-
-Reads and writes recipes and other files of settings: YAML 1.2, with the line of every key for messages.
+"""Reads and writes recipes and other settings files: YAML 1.2, with every key's line for messages.
 
 YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
-
-Turns pydantic's validation errors into lines: the file and line, what is wrong, and what was meant.
+`complaints` turns pydantic's validation errors into lines: the file and line, what is wrong, what was meant.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Train(), evaluate(), learn().
+"""From a recipe to a run: evaluate a policy, train it, evaluate it again, and write everything down.
 
-From a recipe to a run: evaluate a policy, train it, evaluate it again, and write everything down.
-
-A run's folder, which one run at a time writes into, with however many processes.
-
-vLLM as the engine of an evaluation or a filter: it runs as long as one model answers.
+One run at a time writes into a run's folder, with however many processes (`held_folder`).
 """
 
 from __future__ import annotations
@@ -77,7 +73,7 @@ def measuring_engine(
 ) -> Iterator[None]:
     """A block in which a policy samples by the engine that ``sampling`` names.
 
-    A model behind a server samples there, whatever the engine.
+    vLLM runs as long as the block. A model behind a server samples there, whatever the engine.
 
     Args:
         policy: Who answers.

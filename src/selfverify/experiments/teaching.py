@@ -1,19 +1,8 @@
-"""Conversations of teachers, stored and resumed.
+"""Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
 
-Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
-
-What was said is kept problem by problem in a journal, so that a call which was killed goes on.
-
-Who teaches; this loads without what a client of servers needs.
-
-Trajectories of teachers: a scripted expert, or a model behind a server, does a task's training problems.
-
-SmartSnap §4.1 has two teachers do all training tasks, with evidence (`teaching` holds the conversations).
-
-Existing conversations answered anew by a teacher, turn by turn (SmartSnap §4.1, its second source).
-
-Each turn of the assistant becomes a conversation of its own: all that was said before, and the teacher's
-answer to it, which alone is to be learnt.
+What was said is kept problem by problem in a journal, so that a call which was killed goes on (`Teaching`).
+SmartSnap §4.1 has two sources: in `collect`, teachers do all training tasks, with evidence; in `reanswer`,
+they answer existing conversations anew, turn by turn.
 """
 
 from __future__ import annotations
@@ -105,7 +94,7 @@ class TaughtConversation:
     """One conversation with a teacher.
 
     Args:
-        messages: What was said (`noted.Message`).
+        messages: What was said (`rollouts.wrappers.Message`).
         rewards: What came of it.
         lost: Why it broke off; empty where it did not.
         cuts: For each turn of the teacher the channels that it consists of, as `Observation.channels` has
@@ -492,6 +481,9 @@ def reanswer(
     progress: Progress | None = None,
 ) -> tuple[int, int, str]:
     """Ask a teacher for the turns of a file's conversations.
+
+    Each turn of the assistant becomes a conversation of its own: all that was said before, and the teacher's
+    answer to it, which alone is to be learnt.
 
     Args:
         source: A file of conversations, in any form that is read (docs/data.md).

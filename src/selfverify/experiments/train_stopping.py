@@ -1,15 +1,15 @@
-"""Verifier of when to stop, and its epsilon.
+"""A verifier of when to stop looking, from a reasoner alone (VTS-V §3.3, §4.2).
 
-A verifier of when to stop looking, from a reasoner alone: conversations, pairs, DPO, ε (VTS-V §3.3, §4.2).
+The reasoner holds conversations, pairs are made of them, DPO learns from the pairs, and ε is chosen.
 
 FOLDER/
   recipe.yaml   the recipe
-  looks/        the reasoner's conversations and the pairs made of them, see `looks_folder`
+  looks/        the reasoner's conversations and the pairs made of them: `selfverify.experiments.visual_data`
   verifier/     the run of `dpo`; ``verifier/model`` is the verifier, ``stopping.json`` stands in it
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
 
-A stopping verifier's ε, and what its rules come to: on conversations that were held to the cap.
+What a verifier's ε and its rules come to is measured on conversations that were held to the cap.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def calibrate_stopping(
 def compare_stopping(
     looks: CappedLooks, epsilons: Mapping[Kind, float], progress: Progress | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What all rules come to on test problems; see `stop_outcomes.compared`.
+    """What all rules come to on test problems; see `visual_metrics.compared`.
 
     Args:
         looks: Who looks and who listens.

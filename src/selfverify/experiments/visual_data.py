@@ -1,14 +1,4 @@
-"""VTS-V's data: traces, sets, pairs.
-
-Traces of looking again, made by a teacher: from the question on, or on from the middle of a right one.
-
-VTS-V §4.1 has a large model look in a few-shot setting; §4.2 has it go on from an intermediate step with
-wrong reasoning. Beside that, traces are branched: whoever looks goes on from the middle in earnest, and what
-comes out wrong by itself is a negative that nobody has asked for.
-
-From traces to data sets: those for supervised fine-tuning, and pairs for the verifier (VTS-V §4.2).
-
-The folder in which data of looking again are made.
+"""VTS-V's data of looking again: traces, the verdicts on them, and the sets and pairs made of them.
 
 FOLDER/
   collected.jsonl      conversations as they were held, by problem (a journal)
@@ -21,9 +11,12 @@ FOLDER/
   pairs.jsonl          preferences, for the verifier
   data.json            how many traces were dropped for which reason
 
-Reading ``pairs.jsonl`` again.
-
-A model behind a server judges the answers of right traces once more (VTS-V §4.1, ``llm_as_a_judge``).
+Teachers make the traces. VTS-V §4.1 has a large model look in a few-shot setting (`collect_looks`) and a
+model judge the answers of right traces once more (``llm_as_a_judge``, `judge_looks`); §4.2 has a large model
+go on from an intermediate step with wrong reasoning (`branch_looks`). Beside that, traces are branched:
+whoever looks goes on from the middle in earnest, and what comes out wrong by itself is a negative that nobody
+has asked for. `make_sets` makes the data sets: one for supervised fine-tuning, and pairs for the verifier
+(§4.2).
 """
 
 from __future__ import annotations
@@ -308,7 +301,7 @@ def collect_looks(
     Args:
         recipe: Names the task; its seed decides the problems.
         teacher: Who looks.
-        folder: See `looks_folder`.
+        folder: See the module's docstring.
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
         shots: A file of traces (``sft.jsonl``) from which examples are put before each question.
@@ -358,7 +351,7 @@ def branch_looks(
     Args:
         recipe: As it was collected with.
         teacher: Who goes on: a server or the recipe's own policy.
-        folder: See `looks_folder`; it has ``collected.jsonl``.
+        folder: See the module's docstring; it has ``collected.jsonl``.
         way: ``branched``: in earnest; ``induced``: it is asked to go on wrongly; ``hurried``: it is told to
             answer at once.
         samples: Conversations from each trace.
@@ -545,7 +538,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
     """Ask a model about the answer of every trace that the task found right.
 
     Args:
-        folder: See `looks_folder`.
+        folder: See the module's docstring.
         judge: The model: a server.
         progress: Called after each batch.
 
@@ -643,7 +636,7 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     files come, so that the call may be made again at any time.
 
     Args:
-        folder: See `looks_folder`.
+        folder: See the module's docstring.
         demands: What a trace has to be.
         pairing: How pairs are made.
         judged: Whether right traces have to be right for a model, too (``verdicts.jsonl``, §4.1).

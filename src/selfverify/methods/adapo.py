@@ -1,12 +1,6 @@
-"""AdaPO, and AdaPO with ADPO.
+"""AdaPO, which learns to re-examine answers, and its combination with ADPO, which also scores them.
 
-AdaPO: an answer and its re-examination learn from rewards that follow each problem's own error rate.
-
-AdaPO and ADPO together: a second turn re-examines the first answer and says how sure it is of its own.
-
-Neither paper has this method. A trajectory has four segments: `turn_1`, `observation`, `turn_2` and `score`.
-The tokens of the two turns learn as in AdaPO; those of the score learn ADPO's verification reward of the
-second answers. So there are three credits on disjoint tokens.
+The rewards of an answer and its re-examination follow each problem's own error rate.
 """
 
 from __future__ import annotations
@@ -120,7 +114,7 @@ class AdaPOConfig(TwoTurnConfig):
 
 
 class AdaPO(TwoTurnMethod):
-    """See the module's docstring; `AdaPOConfig` holds the paper's choices and ours."""
+    """An answer and its re-examination learn; `AdaPOConfig` holds the paper's choices and ours."""
 
     name = "adapo"
     summary = "a second turn re-examines the first; adaptive rewards and KL (AdaPO)"
@@ -198,7 +192,12 @@ class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
 
 
 class AdaPOADPO(TwoTurnMethod):
-    """See the module's docstring."""
+    """AdaPO and ADPO together: the second turn also says how sure it is of its own answer.
+
+    Neither paper has this method. A trajectory has four segments: ``turn_1``, ``observation``, ``turn_2`` and
+    ``score``. The tokens of the two turns learn as in AdaPO; those of the score learn ADPO's verification
+    reward of the second answers. So there are three credits on disjoint tokens.
+    """
 
     name = "adapo-adpo"
     summary = "AdaPO whose second turn also writes a score, which learns as in ADPO"

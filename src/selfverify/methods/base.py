@@ -1,8 +1,6 @@
-"""Method, Training, TwoTurnMethod.
+"""What a method is: how to roll out, and how to turn a group into credits.
 
-What a method is: how to roll out, and how to turn a group into credits.
-
-What methods have in common that train on second turns.
+`TwoTurnMethod` is what methods have in common that train on second turns.
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ class Training:
 
 
 class Method(ABC):
-    """One algorithm. Each is one small file and never touches the learner.
+    """One algorithm. Each is one small class and never touches the trainer.
 
     `credit` is what a method must have. Everything else has a default, which suits a method that learns from
     a group of single-turn responses per problem.
@@ -180,7 +178,7 @@ class Method(ABC):
         stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
 
         Raises:
-            ConfigError: The learner is to make passes over problems of a task that never end.
+            ConfigError: The trainer is to make passes over problems of a task that never end.
         """
         learner, problems = run.learner, None
         if learner.epochs is None and learner.warmup_share is None:

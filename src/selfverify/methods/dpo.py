@@ -95,7 +95,7 @@ class DPO(Method):
         ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """How many turns and tokens the sides have; how often the policy prefers right the learner logs."""
+        """How many turns and tokens the sides have; how often the policy prefers right the trainer logs."""
         found: dict[str, float] = {}
         for number, side in enumerate(("chosen", "rejected")):
             told = [group.trajectories[number] for group in groups]

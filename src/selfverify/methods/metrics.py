@@ -1,7 +1,4 @@
-"""What every method logs.
-
-The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them.
-"""
+"""The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them."""
 
 from __future__ import annotations
 

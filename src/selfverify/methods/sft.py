@@ -1,22 +1,8 @@
-"""SFT on answers, conversations, second turns, own successes.
+"""Methods that learn by likelihood, through the same trainer: from demonstrations or own successes.
 
-Supervised fine-tuning on a task's demonstrations, through the same learner (the cold start).
-
-Supervised fine-tuning on whole conversations that a task demonstrates (an agent's cold start).
-
-The demonstrated turns are said to the task's own episode, so that what lies between them is what the episode
-really replies, and each turn is cut into the channels that the episode gives it.
-
-Supervised fine-tuning on second turns: demonstrated ones (the two-turn cold start), or the policy's own.
-
-The policy's own second turns are sampled at every step, and those that are right are learnt. STaR
-(`selfverify.methods.star`) differs: it samples with a fixed model, and learns afterwards.
-
-Filtered self-imitation: the policy learns from its own conversations that succeeded, as if demonstrated.
-
-The baseline of reinforcement learning with the same sampling: groups are sampled as there, and those of their
-conversations that were found a success are learnt by likelihood (rejection sampling fine-tuning, RAFT; Dong
-et al. 2023, arXiv:2304.06767). Failures teach nothing.
+Demonstrations are a task's single answers (`SFT`), whole conversations (`ConversationSFT`) or second turns
+(`TurnsSFT`): the cold starts of single answers, of agents and of two turns. `TurnsSFT` and `SelfImitation`
+also learn from what the policy samples itself and gets right.
 """
 
 from __future__ import annotations
@@ -167,7 +153,11 @@ class ConversationSFTConfig(MethodConfig):
 
 
 class ConversationSFT(Method):
-    """Negative log-likelihood of demonstrated turns; what the episode shows is taught on request only."""
+    """Negative log-likelihood of demonstrated turns; what the episode shows is taught on request only.
+
+    The demonstrated turns are said to the task's own episode, so that what lies between them is what the
+    episode really replies, and each turn is cut into the channels that the episode gives it.
+    """
 
     name = "conversations-sft"
     summary = "supervised fine-tuning on whole conversations (cold start of agents)"
@@ -255,7 +245,12 @@ class TurnsSFTConfig(TwoTurnConfig):
 
 
 class TurnsSFT(TwoTurnMethod):
-    """Negative log-likelihood of second turns, behind first turns as the policy really writes them."""
+    """Negative log-likelihood of second turns, behind first turns as the policy really writes them.
+
+    Second turns are demonstrated, or the policy's own: those are sampled at every step, and the right ones
+    are learnt. STaR (`selfverify.methods.star`) differs: it samples with a fixed model, and learns
+    afterwards.
+    """
 
     name = "turns-sft"
     summary = "supervised fine-tuning on second turns (two-turn cold start)"
@@ -367,7 +362,12 @@ class SelfImitationConfig(MethodConfig):
 
 
 class SelfImitation(Method):
-    """Negative log-likelihood of the agent's own turns in successful conversations, each token equally."""
+    """Negative log-likelihood of the agent's own turns in successful conversations, each token equally.
+
+    The baseline of reinforcement learning with the same sampling: groups are sampled as there, and those of
+    their conversations that were found a success are learnt as if demonstrated (rejection sampling
+    fine-tuning, RAFT; Dong et al. 2023, arXiv:2304.06767). Failures teach nothing.
+    """
 
     name = "self-imitation"
     summary = "agents learn from their own conversations that succeeded"

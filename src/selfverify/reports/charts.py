@@ -149,7 +149,7 @@ STOPS = {
     "{rule}, random": ("verifier's times, shuffled", "wrong"),
     "oracle": ("all needed was shown", "oracle"),
 }
-"""What ends looking, by the names of `stop_outcomes.outcomes`: label and colour."""
+"""What ends looking, by the names of `visual_metrics.outcomes`: label and colour."""
 
 
 def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:

@@ -1,21 +1,15 @@
-"""Film strips of conversations.
+"""Film strips: stored conversations as a page shows them, message by message or frame by frame.
 
-Conversations as the page shows them: message by message, with each image embedded once.
+Each image is in the page once (`Pictures`, `Drawings`).
 
-A conversation in which a model has looked again, as a film strip: a frame for each step.
+A conversation in which a model has looked again has a frame for each step (`look_film`). The first frame has
+the question's images with all places that were looked at. A step's frame shows the image that was looked at
+with the box in it, what the tool made of that, the plan, the call, and the verifier's Δr on a scale with ε.
+The last one says what was answered, and why looking ended.
 
-The first frame has the question's images with all places that were looked at. A step's frame shows the image
-that was looked at with the box in it, what the tool made of that, the plan, the call, and the verifier's Δr
-on a scale with ε. The last one says what was answered, and why looking ended.
-
-An agent's conversation as a film strip: a frame for each round, then what was handed in and its votes.
-
+An agent's conversation has a frame for each round, then what was handed in and its votes (`agent_film`).
 An environment's pictures are those of the store. A task that can play a session again from the problem's
 target draws its screens (`Task.frames`), also where the agent has read text only.
-
-The images of a conversation that looks, with the places that were looked at drawn on them.
-
-What the store keeps of an agent's conversation, as `agents.episode.ending_of_agent` wrote it.
 """
 
 from __future__ import annotations
@@ -209,7 +203,10 @@ def _number(value: float) -> str:
 
 
 class SeenImages:
-    """The images of a conversation by number, and which part of the question's images each shows."""
+    """The images of a conversation by number, and which part of the question's images each shows.
+
+    The page shows them with the places that were looked at drawn on them.
+    """
 
     def __init__(self, first: Mapping[int, Shown]) -> None:
         self.shown = dict(first)
@@ -590,7 +587,10 @@ class EndRecord(TurnRecord):
 
 
 def end_of(sample: StoredSample) -> EndRecord | None:
-    """How an agent's conversation ended; None for a sample that is none."""
+    """How an agent's conversation ended, as `agents.episode.ending_of_agent` wrote it for the store.
+
+    None for a sample that is no agent's.
+    """
     own = [step for step in sample.steps if step.author == "policy"]
     if not own or own[-1].record is None:
         return None

@@ -1,10 +1,8 @@
-"""A dozen problems with all answers.
+"""The galleries of a report: a dozen problems with all sampled answers, and what would be chosen.
 
-The gallery of a report: a dozen problems with all sampled answers, and which one would be chosen.
-
-Draws boxes, clicks and swipes on a problem's image: the truth, the choices and the other candidates.
-
-What agents did: the same problems in all evaluations of a page, such as before and after training.
+`draw_places` draws boxes, clicks and swipes on a problem's image: the truth, the choices and the other
+candidates. `agent_gallery` shows what agents did with the same problems in all evaluations of a page, such as
+before and after training.
 """
 
 from __future__ import annotations

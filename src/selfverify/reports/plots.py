@@ -1,6 +1,4 @@
-"""Matplotlib to inline SVG.
-
-The figures of a report: drawn once with matplotlib, as inline SVG for pages and as PNG for a README.
+"""The figures of a report: drawn once with matplotlib, as inline SVG, and as PNG for a README.
 
 Colours are named in `PALETTE`. A PNG shows them as they are; an SVG refers to each as a CSS variable of the
 page (``var(--best, #0f8b6d)``), so that a figure follows the page into dark mode.

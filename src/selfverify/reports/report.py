@@ -1,9 +1,4 @@
-"""One HTML page of runs.
-
-One self-contained HTML page about one or several runs, and an overview picture for a README.
-
-A page about conversations in which a model has looked again.
-"""
+"""Writes reports: self-contained HTML pages of runs, sessions and traces, and a picture for a README."""
 
 from __future__ import annotations
 

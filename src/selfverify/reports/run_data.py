@@ -1,8 +1,6 @@
-"""What a report reads of a run, in words.
+"""Reads what a report needs from the folder of a run, and puts its figures into words.
 
-Reads what a report needs from the folder of a run.
-
-Puts a run's figures into words: the summary sentence, the tiles and the table of a report.
+The words are the summary sentence, the tiles and the table of a report.
 """
 
 from __future__ import annotations

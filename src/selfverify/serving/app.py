@@ -1,10 +1,7 @@
-"""Routes, one key, size limit, metrics.
+"""The gateway as a web application: its routes, and what each of them answers.
 
-The gateway as a web application: its routes, and what each of them answers.
-
-The gateway's entrance: who may ask, what errors become, what is counted and logged of a request.
-
-The counters that ``/metrics`` shows.
+`Entrance` says who may ask, what errors become, and what is logged of a request; `Metrics` has the counters
+that ``/metrics`` shows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Backend; draw until sure, then choose; a person's question.
+"""What the gateway asks of a backend, which writes candidates and scores them, and how one is chosen.
 
-What the gateway asks, and what a backend is: it writes candidates and scores them.
-
-Draw candidates until the answer is sure, the budget is spent or the time is over; then choose.
-
-A person's question: nobody knows its answer, but answers to it can be read and compared.
+`select` draws candidates until the answer is sure, the budget is spent or the time is over; then it chooses.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Chat completions and their chunks.
+"""What clients get: chat completions, their chunks and server-sent events.
 
-Make the completion, or its chunks, that a client gets.
-
-Server-sent events to one client.
-
-Make candidates of the trajectories that an own model wrote.
-
-The text that an own model writes, in pieces, while it writes it.
-
-The likeliest tokens in each place of what an own model wrote: OpenAI's ``top_logprobs``.
+An own model has written trajectories, which become candidates here (`reply_of`), or completions
+(`completion_of`). `OwnStream` has its text in pieces while it writes, and `likeliest` the likeliest tokens in
+each place (OpenAI's ``top_logprobs``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Images of requests (data URLs), message preparation.
+"""The images of requests, read from data URLs and checked, and messages prepared for a model.
 
-The images of requests: read from data URLs, and checked before use.
-
-Prepare the messages of requests: the request for the answer format, the places of images.
+Messages get the request for the answer format, and a place for each image.
 """
 
 from __future__ import annotations

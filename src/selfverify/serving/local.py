@@ -1,10 +1,7 @@
-"""The own model: requests that are sampled together on one thread.
+"""The backend that runs a model in this process.
 
-The backend that runs a model in this process.
-
-One worker thread that samples and scores the candidates of concurrent requests as one batch.
-
-The prompt of a request to an own model, which may go on from a message that is begun.
+One worker thread samples and scores the candidates of concurrent requests as one batch. A request's prompt
+may go on from a message that is begun (`own_prompt`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
-"""Requests as an allow-list, best_of, ServeConfig, errors.
+"""The formats of the gateway: requests, errors, settings of choosing and of `selfverify serve`.
 
-Requests: OpenAI's fields, and ``best_of``, which says how one of several answers is chosen.
-
-The settings of choosing one of several answers, for requests, `selfverify solve` and the gateway.
-
-Errors as clients are told of them, in OpenAI's envelope.
-
-The names of a request's fields: servers have many of their own, but a misspelt one would do nothing.
-
-JSON as clients can read it.
-
-The settings of `selfverify serve`.
+A request has OpenAI's fields, and ``best_of``, which says how one of several answers is chosen. Errors are
+told in OpenAI's envelope. `Choosing` is shared by requests, `selfverify solve` and the gateway.
 """
 
 from __future__ import annotations
@@ -485,6 +476,8 @@ _MOST_CHECKED = 16
 
 def refuse_misspelt(names: Iterable[str]) -> None:
     """Refuse a field that is almost called like one of `KNOWN`.
+
+    Servers have many fields of their own, which pass; but a misspelt one would do nothing.
 
     Raises:
         ApiError: Such a field; the message says which one may be meant.

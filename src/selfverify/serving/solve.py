@@ -1,12 +1,7 @@
-"""Solve(): one question, own model or server.
+"""Answer one question: draw N candidates, choose one, and say how sure it is and why.
 
-Answer one question: draw N candidates, choose one, and say how sure it is and why.
-
-The settings of `selfverify solve`.
-
-`selfverify solve` with a server: one question is asked the way the gateway asks.
-
-`selfverify solve --look` with a server: several conversations in which its model looks again.
+An own model answers (`solve_here`), or a server, which is asked the way the gateway asks (`solve_on_server`).
+With ``--look`` a server's model holds several conversations in which it looks again (`look_on_server`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Requests whose model looks again.
+"""Requests whose model looks at the images again: the field ``look``, and what it may ask for.
 
-Requests whose model looks at the images again: the field ``look``, and what it may ask for.
-
-One conversation with a server, in which its model looks at images again.
-
-A conversation in which a model looks again, whose steps are told as they are made.
-
-A model behind a server whose steps are heard by a verifier that runs here (VTS-V's GPT-4o rows).
+A conversation is held with a model that runs here (`look_here`) or with a server's (`look_once`), and its
+steps are told as they are made. A server's steps can be heard by a verifier that runs here (VTS-V's GPT-4o
+rows).
 """
 
 from __future__ import annotations

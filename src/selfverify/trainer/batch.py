@@ -1,6 +1,4 @@
-"""TokenBatch: per-token advantage, KL, weight.
-
-Turns groups and credits into per-token streams, which are all that the learner sees of a method.
+"""Turns groups and credits into per-token streams, which are all that the trainer sees of a method.
 
 Names of tensors end in their axes: B groups, G trajectories of each group, R tokens of a response, N rows
 (trajectories of several groups), M tokens that learn from all their alternatives, K alternatives of each.
@@ -43,7 +41,7 @@ class TokenStreams:
         sampler_logprobs_gr: Log-probabilities at sampling, NaN where unknown; None where nothing was sampled.
         choices: The alternatives of the M tokens that have some.
         choice_weight_m: The loss weights of these M tokens.
-        foreign: Whether another engine than the learner's model sampled. Its log-probabilities differ a
+        foreign: Whether another engine than the trained model sampled. Its log-probabilities differ a
             little.
         number: The group's place in its rollout.
         owner: The process that learns from the group.

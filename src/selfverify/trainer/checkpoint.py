@@ -1,6 +1,4 @@
-"""Complete checkpoints or none.
-
-A run's checkpoints: each is complete, or it is not there at all.
+"""A run's checkpoints: each is complete, or it is not there at all.
 
     checkpoints/
       checkpoint-000100/            a complete checkpoint
@@ -12,10 +10,6 @@ A run's checkpoints: each is complete, or it is not there at all.
 
 A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
 makes it appear. Whatever kills the process, the newest complete checkpoint stays readable.
-
-The files of one checkpoint: write them, read them, and find out whether they are complete.
-
-The free space of a disk, and the size of a folder.
 """
 
 from __future__ import annotations
@@ -329,7 +323,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: The disk is full or not writable, or weights or the optimizer's state are not
                 finite. Nothing of the attempt is left, and what was there before is still valid.
-            FileError: The run's folder was deleted, moved or taken over (`folder_lock.require_held`).
+            FileError: The run's folder was deleted, moved or taken over (`core.files.require_held`).
         """
         require_held(self.folder)
         final = self.folder / f"checkpoint-{step:06d}"

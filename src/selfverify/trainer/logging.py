@@ -1,11 +1,4 @@
-"""Metrics.jsonl, progress bar, Ctrl-C at a step's end.
-
-The metrics file: one JSON object per line, and the same bytes for the same numbers.
-
-Shows a training run: as a live bar on a terminal, elsewhere as a line now and then.
-
-Delays Ctrl-C and SIGTERM to the end of a training step, so that a checkpoint can be written.
-"""
+"""A training run's metrics file and progress bar, and Ctrl-C delayed to a step's end."""
 
 from __future__ import annotations
 
@@ -28,10 +21,11 @@ from selfverify.core.jsonl_store import JsonlStore, read_rows
 
 
 class MetricsLog(JsonlStore):
-    """A journal of metrics that a resumed run can cut back to its checkpoint.
+    """A journal of metrics that a resumed run can cut back to its checkpoint, one JSON object per line.
 
     Floats are rounded to 6 significant digits, so that the file is short. NaN and infinity, which JSON lacks,
-    become ``null``. Wall-clock times belong in another file, because equal runs shall have equal metrics.
+    become ``null``. The same numbers make the same bytes. Wall-clock times belong in another file, because
+    equal runs shall have equal metrics.
     """
 
     def append(self, *rows: dict[str, Any]) -> None:
@@ -96,7 +90,10 @@ def no_bars_of_transformers() -> Iterator[None]:
 
 
 class TrainingProgress:
-    """A context manager whose methods are callbacks of ``selfverify.experiments.run.train``."""
+    """Shows a run: as a live bar on a terminal, elsewhere as a line now and then.
+
+    It is a context manager whose methods are callbacks of `selfverify.experiments.run.train`.
+    """
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -148,6 +145,8 @@ class TrainingProgress:
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Give a function that says whether Ctrl-C or SIGTERM has come; a second one interrupts at once.
+
+    The first is delayed to the end of a training step, so that a checkpoint can be written.
 
     Batch systems send SIGTERM before they stop a job, and torchrun turns a Ctrl-C into SIGTERM.
     """

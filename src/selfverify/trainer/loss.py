@@ -1,12 +1,9 @@
-"""Gradients of a batch from streams.
+"""The gradient of an optimiser update, from streams. This module knows objectives and no methods.
 
-The gradient of an optimiser update, from streams. This module knows objectives and no methods.
+`micro_batches` decides which rows of which groups are forwarded together, `LossComputer` makes the gradients,
+and `UpdateMetrics` adds up the updates of one step for logging.
 
 Names of tensors end in their axes, as in `selfverify.trainer.batch`.
-
-Forward passes of an optimiser batch: which rows of which groups are forwarded together.
-
-What the updates of one step add up to, for logging.
 """
 
 from __future__ import annotations
@@ -200,10 +197,10 @@ class UpdateMetrics:
     def add_mismatch(
         self, old_bgr: Tensor, sampler_bgr: Tensor, trained_bgr: Tensor, cap: float | None
     ) -> None:
-        """Add how far a foreign sampling engine's log-probabilities lie from the learner's.
+        """Add how far a foreign sampling engine's log-probabilities lie from the trained model's.
 
         Args:
-            old_bgr: ``[B, G, R]`` log-probabilities under the learner's model at the moment of sampling.
+            old_bgr: ``[B, G, R]`` log-probabilities under the trained model at the moment of sampling.
             sampler_bgr: ``[B, G, R]`` the engine's, NaN where unknown.
             trained_bgr: ``[B, G, R]`` bool, which tokens are trained.
             cap: The largest importance weight; None where the weights are not used.

@@ -1,12 +1,7 @@
-"""Optimizers, float32 masters, per-channel moments.
+"""Optimizers with float32 masters and with moments per channel, and the learning rate over a run.
 
-The optimizer that a run's settings name, and its learning rate over the run.
-
-Steps weights through float32 masters, and with moments of their own for each channel.
-
-The channels of an optimiser batch, and what of a group one of them learns.
-
-Gradients of the same parameters that are kept apart, one for each channel.
+`channel_names` and `only` say which channels an optimiser batch has and what of a group one of them learns;
+`ApartGradients` keeps gradients of the same parameters apart, one for each channel.
 """
 
 from __future__ import annotations
@@ -177,7 +172,7 @@ def make_optimizer(
         master_weights: Whether trained weights of low precision have float32 masters.
 
     Raises:
-        ConfigError: ``trainer.optim`` needs a package that is not installed.
+        ConfigError: ``learner.optimizer`` needs a package that is not installed.
     """
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     settings: dict[str, Any] = {

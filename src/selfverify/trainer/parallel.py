@@ -1,12 +1,8 @@
-"""DDP, FSDP2, ZeRO.
+"""A policy and its optimizer under accelerate: in one process, or with DDP, FSDP2 or DeepSpeed's ZeRO.
 
-A policy and its optimizer under accelerate: in one process, or with DDP, FSDP2 or DeepSpeed.
-
-The files on the disk are the same in all cases, so a run may go on with another number of processes.
-
-Gathers the weights and the optimizer's state that DeepSpeed's ZeRO holds in pieces, for checkpoints.
-
-DeepSpeed's own checkpoints are pickles, one file per process. Ours are the same under every wrapper.
+The files on the disk are the same in all cases, so a run may go on with another number of processes. To this
+end, the weights and the optimizer's state that ZeRO holds in pieces are gathered for checkpoints: DeepSpeed's
+own checkpoints are pickles, one file per process.
 """
 
 from __future__ import annotations

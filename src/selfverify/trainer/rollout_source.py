@@ -1,10 +1,9 @@
-"""A step's problems and groups, filtered problems, logged rollouts and replay.
+"""Makes a step's groups: makes problems, or takes them from a filter, and rolls out or replays.
 
-Makes a step's groups: each process makes problems and rolls them out, then all exchange their groups.
+Each process makes problems and rolls them out, then all exchange their groups. `FilteredProblems` are those
+that `selfverify data filter` has kept.
 
-Training on the problems that `selfverify data filter` has kept.
-
-The rollout log: what was sampled in each step, complete on the disk before the step's update.
+The rollout log holds what was sampled in each step, complete on the disk before the step's update:
 
     rollouts/
       step-000012.process-0-of-2.jsonl      a header, then one line per problem of this process
@@ -124,7 +123,7 @@ _NO_MATTER = {
     "checkpoint_every", "keep_last", "best_metric", "evaluate_every", "log_every", "log_channels_every",
     "trackers", "time_limit_s", "rollout_log",
 }  # fmt: skip
-"""Settings of the learner that change neither samples nor weights."""
+"""Settings of the trainer that change neither samples nor weights."""
 _POLICY = {
     "path",
     "dtype",

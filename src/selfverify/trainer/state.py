@@ -1,11 +1,10 @@
-"""Optimizer and RNG state as tensors; loading weights.
-
-The state of optimizers, schedulers and random generators as JSON and named tensors, never as pickles.
+"""The state of optimizers, schedulers and random generators without pickles; loading of weights.
 
 A pickle can run code when it is read; JSON and safetensors cannot. JSON keeps Python's floats exactly
 (``repr`` round-trips), and safetensors keeps tensors bit by bit, so no value changes.
 
-Loads saved weights into a live model, or says what does not match. No initial weight stays silently.
+`load_matching` loads saved weights into a live model, or says what does not match: no initial weight stays
+silently.
 """
 
 from __future__ import annotations

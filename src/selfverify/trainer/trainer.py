@@ -1,10 +1,7 @@
-"""Trainer: roll out, credit, update, log, save.
+"""The training loop: roll out, credit, learn, log, save. It knows no method.
 
-The training loop: roll out, credit, learn. It knows no method.
-
-What one training step learns from its groups: it shares them out, then makes update after update.
-
-What has to be the same in all processes of a run, and in a run and the checkpoint it goes on from.
+`TrainStep` learns from the groups of one step: it shares them out, then makes update after update. The checks
+say what has to be the same in all processes of a run, and in a run and the checkpoint it goes on from.
 """
 
 from __future__ import annotations
@@ -130,7 +127,7 @@ class TrainStep:
     def _update(
         self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
-        """Make one update, as ``trainer.optim`` says."""
+        """Make one update, as ``learner.channels`` says."""
         updater, config = self.updater, self.updater.config
         names = [] if config.channels == "joint" else channel_names(batch)
         if not names:
@@ -236,7 +233,7 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
 
     Args:
         checkpoint: Where the run goes on from.
-        channels: The run's ``trainer.optim``.
+        channels: The run's ``learner.channels``.
         masters: Whether its optimizer keeps float32 masters of the weights.
 
     Raises:
@@ -260,7 +257,7 @@ def note_settings(before: dict[str, Any] | None, now: dict[str, Any]) -> None:
     """Say which settings are others than before, of those that decide samples or weights.
 
     Args:
-        before: Those that the checkpoint holds (`rollout_log.settings_of`); None where it is older than they.
+        before: Those that the checkpoint holds (`settings_of`); None where it is older than they.
         now: The same of the run that goes on from it.
     """
     changed = differences(before, now) if before is not None else []
