@@ -474,7 +474,7 @@ AT_ONCE = 32
 async def rate(
     client: OpenAIClient, model: str, messages: Messages, answer: str, usage: Usage
 ) -> float | None:
-    """Ask a judge in a turn of its own whether an answer is right; None where it wrote no score.
+    """Return the score that a judge gives an answer in a turn of its own; None where it wrote none.
 
     The score is the expectation over the score's tokens if the server shows their probabilities, and
     otherwise the number that the judge wrote at temperature 0.
