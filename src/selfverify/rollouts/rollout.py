@@ -243,7 +243,7 @@ class _Rounds:
         self.listener, self.in_step, self.seconds = listener, in_step, seconds
         self._failed: SelfVerifyError | None = None
         self._back: dict[SampleIndex, Callable[[], None]] = {}
-        """What brings threads whose last turn may be taken back to where they stood before that."""
+        """What brings conversations whose last turn may be taken back to where they stood before that."""
 
     def run(self, turns: int) -> None:
         """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
