@@ -1,8 +1,6 @@
-"""Tasks of data files in environments of servers.
+"""The task `environment`: tasks of data files, done in environments of servers, and proven.
 
-`environment`: tasks of data files, done in environments of servers, and proven.
-
-Where a recipe's environments come from: servers by their addresses, or processes that are started here.
+A recipe's environments come from servers by their addresses, or from processes that are started here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Work in an environment, hand in evidence (SmartSnap 3.1).
+"""A conversation in which an agent works in an environment and hands in evidence (SmartSnap §3.1).
 
-A conversation in which an agent works in an environment and hands in evidence (SmartSnap §3.1).
-
-How an agent's conversation came to its end, and what it is worth.
-
-Sessions that are over: they can be judged as often as one likes, by whatever a judge is to read.
+`AgentRecord` is how it came to its end; `ending_of_agent` says what it is worth.
 """
 
 from __future__ import annotations
@@ -296,7 +292,7 @@ class AgentEpisode(Episode):
         """See `Episode`. The judges' votes are waited for here."""
         worked = self.worked
         if worked.outcome is None:
-            # The driver has ended it: at the limit of turns, or where the context is full.
+            # The rollout has ended it: at the limit of turns, or where the context is full.
             at_limit = worked.turn + 1 >= self.turns
             worked.outcome = Outcome.IMPROPER if at_limit else Outcome.CUT_OFF
             worked.why = "nothing was handed in" if at_limit else "the context is full"
@@ -427,7 +423,9 @@ def _form(words: str, images: int = 0) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A session in which something proper was handed in.
+    """A session that is over, in which something proper was handed in.
+
+    It can be judged as often as one likes, by whatever a judge is to read.
 
     Args:
         name: The problem's id, for logs.

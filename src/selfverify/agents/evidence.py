@@ -1,9 +1,4 @@
-"""Exhibits chosen and shown (3.2).
-
-Which exhibits an agent has chosen, and which of them a judge is shown (SmartSnap §3.2).
-
-Exhibits: what an agent hands in as proof of what it did (SmartSnap §3.2).
-"""
+"""Exhibits: an agent's proof of what it did, as it chooses and judges read them (SmartSnap §3.2)."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""What must hold in the end.
-
-Goals: what has to be so in the end, and what evidence shows that it is (SmartSnap §3.3, §3.4).
+"""Goals: what has to be so in the end, and what evidence shows that it is (SmartSnap §3.3, §3.4).
 
 A goal is plain data. From it and from facts follow the ground truth (`Goal.on_state`), what a set of exhibits
 proves (`Goal.shown`), whether an exhibit has to do with the task (`Goal.relevant`) and a smallest sufficient
 set of rounds (`minimal_evidence`). A verdict is True, False or, where nothing shows it, None: what is not
 shown is not assumed (SmartSnap's "zero assumptions").
 
-What a goal asks for: records that have values, records that are gone, lists that are shown whole.
-
-Each need says, of the state, whether its sub-goals are reached and, of exhibits, what they show of each.
-
-Answers to queries: whether a message says what was asked for, however it words it.
+A goal's needs are records that have values (`Has`), records that are gone (`Absent`) and lists that are shown
+whole (`Listed`). Each says, of the state, whether its sub-goals are reached and, of exhibits, what they show
+of each. Where a goal is a query, `Answer` says whether a message has what was asked for, however it words
+it.
 """
 
 from __future__ import annotations

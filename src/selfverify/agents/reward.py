@@ -1,8 +1,4 @@
-"""Composite reward (Eq. 3); metrics of conversations.
-
-The composite reward of a self-verifying agent (SmartSnap Eq. 3).
-
-What is measured of an agent's conversation, and the figures that come of many.
+"""The composite reward of a self-verifying agent (SmartSnap Eq. 3), and figures of its conversations.
 
 SR, Sub-SR, RRR and ROR are AndroidLab's (SmartSnap's Table 2), computed as its code does, with what is odd
 about it: docs/smartsnap.md lists that. The others need a task's goal: they compare evidence and judges with

@@ -1,9 +1,4 @@
-"""An environment from a pool as ordinary calls.
-
-A session with an environment as ordinary calls: what waits runs on the background loop.
-
-Environments out of a pool, for tasks whose conversations share devices or servers.
-"""
+"""Sessions with environments: as ordinary calls, and out of a pool that conversations share."""
 
 from __future__ import annotations
 
@@ -26,6 +21,8 @@ T = TypeVar("T")
 
 class EnvironmentSession:
     """One environment, used by one thread at a time, and all that it has shown.
+
+    Its methods are ordinary calls; what waits runs on the background loop.
 
     A thread that is abandoned in the middle of a call is no obstacle: `close` cancels the call and waits for
     its end before it closes the environment, whose methods never run at the same time.
@@ -131,7 +128,9 @@ GOODBYE_S = 60.0
 
 
 class SharedPool:
-    """A pool for all conversations of a process; it is opened by the first and closed when the process ends.
+    """A pool for all conversations of a process, which share devices or servers.
+
+    It is opened by the first and closed when the process ends.
 
     Args:
         sources: Makes the sources, when the pool is opened.

@@ -1,7 +1,4 @@
-"""AgentTask: prompt, tools, jury, episode.
-
-What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation.
-"""
+"""What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation."""
 
 from __future__ import annotations
 

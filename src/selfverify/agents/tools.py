@@ -1,17 +1,4 @@
-"""Phone tools; a screen in words.
-
-The tools with which an agent uses a phone, and what their calls ask for.
-
-Names and parameters are those of SmartSnap's released code. Rectangles are pixels of the screen, and their
-middle is used; by option an element's id names the place instead. `submit`, by which an agent hands in
-evidence, is none of these: it asks nothing of a phone.
-
-A screen in words: one line per element, with an id, what it is, what can be done with it, and where it is.
-
-It says what AndroidLab's compressed XML says. Two things differ. An element keeps its id as long as it
-stands at its place, so that equal screens have equal texts. And what an app shows is quoted, and invisible
-characters in it are escaped, so that no text of an app can pass for another line, element or heading.
-"""
+"""The tools with which an agent uses a phone, and the phone's screen in words."""
 
 from __future__ import annotations
 
@@ -100,7 +87,13 @@ class Screen:
 
 
 def describe(screen: Screen) -> str:
-    """The screen in words. Equal screens have equal texts."""
+    """The screen in words. Equal screens have equal texts.
+
+    Each element has a line, with an id, what it is, what can be done with it, and where it is. That is what
+    AndroidLab's compressed XML says. Two things differ. An element keeps its id as long as it stands at its
+    place. And what an app shows is quoted, and invisible characters in it are escaped, so that no text of an
+    app can pass for another line, element or heading.
+    """
     width, height = screen.size
     lines = [f"App {quoted(screen.app)}, screen {width} x {height}"]
     lines += [_line(element) for element in screen.elements]
@@ -331,6 +324,10 @@ _PLACED: dict[Address, dict[str, Tool]] = {
 
 class ScreenTools:
     """The tools of one session.
+
+    Names and parameters are those of SmartSnap's released code. Rectangles are pixels of the screen, and
+    their middle is used; by option an element's id names the place instead. `submit`, by which an agent hands
+    in evidence, is none of these: it asks nothing of a phone.
 
     Args:
         address: How calls name a place.

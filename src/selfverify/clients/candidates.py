@@ -1,18 +1,8 @@
-"""N candidates of a server with or without n; soft scores; a judge's turn.
+"""Candidates of a model server, the scores that they give themselves, and those that a judge gives.
 
-Draw N candidates from a server: by its ``n``, in one stream, or in N requests if it knows no ``n``.
-
-Completions out of what servers send: whole replies, and chunks from which they grow.
-
-Unknown fields are kept as they came: those of a reply, of its choices and of their messages.
-
-Reads the score that a model behind a server gives an answer, from the probabilities of its tokens.
-
-Alternatives for every token of a candidate are most of what a server would send. So candidates are drawn
-without them, and a short call continues each distinct one behind its ``<score>``. vLLM and SGLang continue
-the last message with ``continue_final_message``; whether a server does so is found out by trying.
-
-A model behind a server as judge: a turn of its own asks it whether an answer is right.
+`CandidateSampler` draws the candidates, `ScoreReader` reads the score that each has written, and `rate` asks
+a model behind a server as judge. What a server sends that we do not know is kept as it came: the other
+fields of a reply, of its choices and of their messages.
 """
 
 from __future__ import annotations
@@ -91,7 +81,7 @@ def share(candidates: Sequence[Completion], written: int, most: int | None = Non
 
 
 class Growing:
-    """A candidate that comes in chunks."""
+    """A candidate that grows from the chunks in which it comes."""
 
     def __init__(self) -> None:
         self.reply = Completion(finish="error")
@@ -175,7 +165,10 @@ Deliver = Callable[[Completion], None]
 
 
 class CandidateSampler:
-    """Draws candidates, and remembers the models that give only one candidate per request."""
+    """Draws N candidates: by the server's ``n``, in one stream, or in N requests if it knows no ``n``.
+
+    It remembers the models that give only one candidate per request.
+    """
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
@@ -377,7 +370,13 @@ share at most."""
 
 
 class ScoreReader:
-    """Reads scores from a server, and remembers the models whose last message it does not continue."""
+    """Reads the score that a model gives its own answer, from the probabilities of the score's tokens.
+
+    Alternatives for every token of a candidate are most of what a server would send. So candidates are drawn
+    without them, and a short call continues each distinct one behind its ``<score>``. vLLM and SGLang
+    continue the last message with ``continue_final_message``; whether a server does so is found out by
+    trying. The models whose last message it does not continue are remembered.
+    """
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
@@ -475,7 +474,7 @@ AT_ONCE = 32
 async def rate(
     client: OpenAIClient, model: str, messages: Messages, answer: str, usage: Usage
 ) -> float | None:
-    """Return the score of an answer, None where the judge wrote none.
+    """Return the score that a judge gives an answer in a turn of its own; None where it wrote none.
 
     The score is the expectation over the score's tokens if the server shows their probabilities, and
     otherwise the number that the judge wrote at temperature 0.

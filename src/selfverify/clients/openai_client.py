@@ -1,28 +1,11 @@
-"""Openai.AsyncOpenAI with our addresses, usage, faults.
+"""An asynchronous client of OpenAI-compatible model servers, and what its requests cost.
 
-An asynchronous client of OpenAI-compatible model servers.
-
-It retries, keeps deadlines, bounds the size of replies, and raises one type of error (`ServerError`). It
-sends and returns plain dictionaries of OpenAI's fields, so that fields that only a server knows pass through.
+`OpenAIClient` retries, keeps deadlines, bounds the size of replies, and raises one type of error
+(`ServerError`). It sends and returns plain dictionaries of OpenAI's fields, so that fields that only a server
+knows pass through.
 
 OpenAI's own client was weighed: it takes about five times the CPU per request, and its replies have no bound.
 See docs/serving.md.
-
-The connection to one model server: what is sent goes out here, and its faults become `ServerError`.
-
-What goes over the wire to a model server and back, and which replies can be used.
-
-Make a call again that failed for a passing reason, after waits that grow.
-
-What a request costs: every token that was read and written for it, shown to the client or not.
-
-A model behind an OpenAI-compatible server, named by one text: ``URL#MODEL``.
-
-The addresses of servers. They are printed and logged, so none may hold a password or a key.
-
-Problems as OpenAI's messages.
-
-Reads what a server sends, as far as it is not too much.
 """
 
 from __future__ import annotations
@@ -249,6 +232,8 @@ def seconds_of(retry_after: str | None) -> float | None:
 def checked_address(url: str, example: str, key_goes: str) -> str:
     """Return an http or https address, without a slash at its end.
 
+    Addresses are printed and logged, so none may hold a password or a key.
+
     Args:
         url: The address as it was given.
         example: What one looks like.
@@ -316,7 +301,10 @@ class ServerConfig:
 
 
 class Connection:
-    """One server. Use it as an asynchronous context manager."""
+    """The connection to one server, whose faults become `ServerError`.
+
+    Use it as an asynchronous context manager.
+    """
 
     def __init__(self, settings: ServerConfig) -> None:
         self.settings = settings
@@ -426,7 +414,7 @@ Found = TypeVar("Found")
 async def tried_again(
     attempt: Callable[[], Awaitable[Found]], settings: ServerConfig, until: float | None = None
 ) -> Found:
-    """Return what the first attempt gives that succeeds.
+    """Return what the first attempt gives that succeeds; the waits between attempts grow.
 
     Args:
         attempt: The call.
@@ -693,6 +681,8 @@ MOST_DETAILS = 32
 class Usage:
     """The cost of all calls that were made for one request.
 
+    Every token counts that was read or written for it, shown to the client or not.
+
     Args:
         prompt_tokens: Tokens read; the prompt counts once for each call that reads it.
         candidate_tokens: Tokens written for candidates, chosen or not.
@@ -795,7 +785,7 @@ def estimated_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelOnServer:
-    """One model of one server."""
+    """One model of one server, which one text names: ``URL#MODEL``."""
 
     server: ServerConfig
     model: str

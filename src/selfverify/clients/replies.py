@@ -1,8 +1,7 @@
-"""What a completion says: answer, calls, score from log-probs.
+"""What a chat completion says: its answer, its writer's score, and what of it a reader is shown.
 
-What a chat completion says: its answer, the score its writer gave, and what of it a reader is shown.
-
-The probabilities that a server shows of a score's tokens, and the expected score under them.
+A score is read as it was written, or as the expectation under the probabilities that a server shows of its
+tokens (`soft_score`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""An MCP server's tools as an environment.
+"""The tools of a server of the Model Context Protocol (MCP) as an environment: they are its calls.
 
-A server of the Model Context Protocol as an environment: its tools are the calls.
-
-Such a server has no tasks and scores nothing, unless it is one of ours (`mcp_rpc`). So a reset begins a new
-session, with a process of its own where the server is a command. The official package speaks the protocol.
-
-A thread for an object that blocks and may be used on one thread only, such as a simulator or a browser.
+Such a server has no tasks and scores nothing, unless it is one of ours (`connectors.server`). So a reset
+begins a new session, with a process of its own where the server is a command. The official package speaks
+the protocol.
 """
 
 from __future__ import annotations
@@ -297,6 +294,8 @@ T = TypeVar("T")
 
 class OwnThread:
     """Does one thing after another on a thread that does not keep the process from ending.
+
+    It is for an object that blocks and may be used on one thread only, such as a simulator or a browser.
 
     A thread cannot be stopped. What takes too long goes on behind the scenes, and the thread is left to it:
     it ends when that is done.

@@ -1,10 +1,6 @@
-"""Client of OpenEnv servers.
+"""OpenEnv's wire: JSON messages between an environment's client and server, and our client of it.
 
-An environment on a server that speaks OpenEnv's wire (`wire`): ours, or anybody's.
-
-OpenEnv's wire: the JSON messages of an environment's client and server over a WebSocket.
-
-One socket is one session. The client speaks first, and each message has one reply:
+One WebSocket is one session. The client speaks first, and each message has one reply:
 
 ========= =========================================================== =============================
 type      data of the request                                         type and data of the reply
@@ -18,23 +14,14 @@ mcp       a request in JSON-RPC: ``tools/list`` or ``tools/call``     ``mcp``: i
 close     none                                                        none; the session ends
 ========= =========================================================== =============================
 
+Any request may be answered with ``error``, whose data is ``{message, code}``. `observation_data` says what
+the data of an observation is. What a tool shows stands in content blocks of the Model Context Protocol:
+texts, and images in base64.
+
 The protocol does not know ``submitted``. A server that does says so where it lists its tools: ``metadata``
 has ``{"hears": ["submitted"]}``. No other server is ever sent one.
 
-Any request may be answered with ``error``, whose data is ``{message, code}``. `wire_observations` has the
-data of an observation.
-
 Written after huggingface/OpenEnv, versions 0.3 and 0.10, without its code and without need of its package.
-
-An observation as the data of a reply on OpenEnv's wire (`wire`).
-
-It is ``{observation: {tool_name, result: {content, is_error}, error, metadata}, reward, done, metadata}``.
-What is shown stands in ``content`` (`content.to_blocks`). The protocol has no field for the round, for
-``truncated`` and for ``info``; they stand in ``metadata``, which the protocol leaves to environments. There
-``done`` is the task's own end. The protocol's ``done`` is also true after ``truncated``, since its clients go
-on until it is.
-
-What a tool shows, in the content blocks of the Model Context Protocol: texts, and images in base64.
 """
 
 from __future__ import annotations
@@ -343,6 +330,12 @@ _LOST = frozenset({"timeout", "transport_error"})
 def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     """Return the data of a reply that shows an observation.
 
+    It has the fields ``observation``, ``reward``, ``done`` and ``metadata``; ``observation`` is
+    ``{tool_name, result: {content, is_error}, error, metadata}``. What is shown stands in ``content``
+    (`to_blocks`). The protocol has no field for the round, for ``truncated`` and for ``info``; they stand in
+    ``metadata``, which the protocol leaves to environments. There ``done`` is the task's own end. The
+    protocol's ``done`` is also true after ``truncated``, since its clients go on until it is.
+
     Args:
         observation: What is shown.
         tool: The tool that was called; empty after a reset.
@@ -497,7 +490,7 @@ class RemoteConfig:
 
 
 class RemoteEnvironment(Environment):
-    """One session on a server.
+    """One session on a server that speaks OpenEnv's wire: ours, or anybody's.
 
     A session that was broken off is lost. It is never taken up again in the middle: nobody knows what its
     server has done meanwhile. So whatever goes wrong on the way raises `EnvironmentLost`, and so does every
@@ -506,7 +499,7 @@ class RemoteEnvironment(Environment):
     Example:
         >>> environment = RemoteEnvironment(RemoteConfig("http://127.0.0.1:8000"))  # doctest: +SKIP
         >>> first = await environment.reset({"id": "alarm"}, seed=0)
-        >>> shown = await environment.act(Call("tap", {"x": 120, "y": 80}))
+        >>> shown = await environment.step(Call("tap", {"x": 120, "y": 80}))
         >>> await environment.close()
 
     Raises:

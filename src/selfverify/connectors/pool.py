@@ -1,17 +1,9 @@
-"""Leases over many servers, fair waiting, health.
-
-A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
+"""A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
 
 A lease is one session for one episode. Who asks first is served first; the emptiest healthy source serves. A
 session that was lost, or whose user has failed, is closed, and another one takes its place. A source that
 gives no session, or fails its check, is left out until it is healthy again. When the pool ends, nothing is
 left open.
-
-A session that is lent out of a pool for one episode.
-
-Where the sessions of a pool come from.
-
-Servers of environments as sources of a pool.
 """
 
 from __future__ import annotations
@@ -39,7 +31,7 @@ T = TypeVar("T")
 
 
 class Lease(Environment):
-    """An environment until the lease ends; afterwards every call raises.
+    """A session that is lent for one episode; after the lease has ended every call raises.
 
     Args:
         environment: What is lent.
@@ -95,7 +87,7 @@ class Lease(Environment):
 
 
 class Source(ABC):
-    """Makes sessions.
+    """Makes the sessions of a pool.
 
     Args:
         name: What messages call it.
@@ -426,7 +418,7 @@ class EnvironmentPool:
 
 
 class ServerSource(Source):
-    """A server of environments.
+    """A server of environments as a source.
 
     Args:
         settings: Where it is.

@@ -1,7 +1,4 @@
-"""Servers in processes of this machine.
-
-A server of environments in a process of its own on this machine, started anew when it dies or hangs.
-"""
+"""A server of environments in a process of its own, on this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ STARTS_WITHIN_S = 300.0
 
 
 class ProcessSource(Source):
-    """A server of one environment in a process of its own.
+    """A server of one environment in a process of its own, started anew when it dies or hangs.
 
     It listens on this machine only and asks for a key that nobody else knows. It ends with the pool, and when
     the process that started it dies, however it dies.

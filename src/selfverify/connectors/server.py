@@ -1,6 +1,4 @@
-"""Serve any environment: OpenEnv's wire, MCP.
-
-A server of environments: OpenEnv's wire at ``/ws``, the Model Context Protocol at ``/mcp``.
+"""A server of environments: OpenEnv's wire at ``/ws``, the Model Context Protocol at ``/mcp``.
 
 Every session has an environment of its own; many sessions share a process. A server of several environments
 has each below its name, such as ``/phone/ws``; the only one of a server is also at ``/ws``.
@@ -8,34 +6,11 @@ has each below its name, such as ``/phone/ws``; the only one of a server is also
 Without keys everybody who reaches the port may ask. So a server without keys listens on this machine only. No
 server answers browsers: a page that somebody has open could ask it, too.
 
-The sessions of a server: bounded in number, each with its own environment, closed when nobody asks.
+`selfverify agent serve` and the pool's `connectors.process.ProcessSource` run such a server. The gateway
+(`serving.server`) uses `open_port`, `stop_asked` and `Keys`, too.
 
-A WebSocket of OpenEnv's wire on the server: one session from its first message to its last.
-
-What a server replies to a message of OpenEnv's wire (`wire`).
-
-The Model Context Protocol over HTTP: one request of JSON-RPC in one POST, answered with JSON.
-
-Two kinds of clients ask here. Those of MCP's streamable HTTP begin with ``initialize`` and name their session
-in a header. OpenEnv's begin with ``openenv/session/create`` and name theirs in the parameters; their socket
-can join it.
-
-An environment's tools as a server of the Model Context Protocol: its requests, whatever carries them.
-
-A client of that protocol knows tools only: it lists them and calls them. An environment needs a task first.
-So a session whose client has no other way gets one more tool, ``begin``, which resets the environment and
-shows where it starts. What the protocol has no field for stands in a result's ``_meta``:
-``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and ``selfverify/truncated``.
-
-Source: Model Context Protocol, versions 2024-11-05 to 2025-11-25, base protocol and tools.
-
-Run a server of environments until it is told to stop: for `selfverify agent serve`, and for pools.
-
-The settings of a server of environments, which are the options of `selfverify agent serve`.
-
-What our servers share: opening a port, and hearing that they are to stop.
-
-Bearer keys: who may ask a server of ours.
+Source: Model Context Protocol, versions 2024-11-05 to 2025-11-25, base protocol and tools. The messages of
+OpenEnv's wire are in `connectors.openenv`.
 """
 
 from __future__ import annotations
@@ -107,7 +82,7 @@ class Session:
     Args:
         environment: The environment.
         limits: How long a request may take.
-        begins: Whether the client begins its task with a tool (`mcp_rpc.BEGIN`), having no other way.
+        begins: Whether the client begins its task with a tool (`BEGIN`), having no other way.
         task: The task and the seed, where they are fixed.
     """
 
@@ -211,7 +186,7 @@ class Session:
 
 
 class SessionTable:
-    """The sessions of one environment.
+    """The sessions of one environment: bounded in number, and closed when nobody asks.
 
     Args:
         name: The environment's name, for messages.
@@ -287,7 +262,13 @@ PARSE_ERROR, INVALID_REQUEST, NOT_FOUND, INVALID_PARAMS, LOST = -32700, -32600, 
 
 
 async def answer_rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Answer one request of JSON-RPC; None for a notification, which has no answer."""
+    """Answer one request of JSON-RPC, whatever carries it; None for a notification, which has no answer.
+
+    A client of the Model Context Protocol knows tools only: it lists them and calls them. An environment
+    needs a task first. So a session whose client has no other way gets one more tool, `BEGIN`, which resets
+    the environment and shows where it starts. What the protocol has no field for stands in a result's
+    ``_meta``: ``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and ``selfverify/truncated``.
+    """
     if "id" not in request:
         return None
     method, params = request.get("method"), request.get("params") or {}
@@ -392,7 +373,7 @@ def _refused(message: str) -> dict[str, Any]:
 
 
 async def answer(session: Session, raw: str | bytes) -> str | None:
-    """Return the reply to a message; None after ``close``.
+    """Return the reply to a message of OpenEnv's wire; None after ``close``.
 
     After a reply to a lost environment `Session.lost` says why, and the session ends.
     """
@@ -439,7 +420,7 @@ def _shown(tool: str, observation: StepResult) -> str:
 
 
 class SocketEndpoint:
-    """Answers at ``/ws``. A socket's session ends with it, one that was opened elsewhere goes on.
+    """Answers OpenEnv's wire at ``/ws``. A socket's session ends with it, one opened elsewhere goes on.
 
     No pings are sent: an environment that keeps its process busy could not answer them in time. A client that
     has gone without a word is noticed when it is idle for too long.
@@ -528,7 +509,12 @@ SESSION_HEADER = "Mcp-Session-Id"
 
 
 class McpEndpoint:
-    """Answers at ``/mcp``."""
+    """Answers at ``/mcp``: one request of JSON-RPC in one POST, answered with JSON.
+
+    Two kinds of clients ask here. Those of MCP's streamable HTTP begin with ``initialize`` and name their
+    session in a header. OpenEnv's begin with ``openenv/session/create`` and name theirs in the parameters;
+    their socket can join it.
+    """
 
     def __init__(self, table: SessionTable) -> None:
         self.table = table
@@ -677,7 +663,7 @@ def stop_asked() -> asyncio.Event:
 
 
 class Keys:
-    """Bearer keys, kept and compared as digests.
+    """Bearer keys of those who may ask, kept and compared as digests.
 
     Every key is compared, each in constant time, so that timing does not tell which key was close.
 
@@ -921,7 +907,7 @@ async def serve_until_told(
 
 
 def main() -> None:
-    """Serve for a pool (`process_source`): settings come as JSON, and the port is printed as JSON."""
+    """Serve for a `ProcessSource`: settings come as JSON, and the port is printed as JSON."""
     # Whatever environments print goes to standard error.
     ready = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,19 +1,13 @@
-"""Export to ATIF, replay from it.
+"""Logged rollouts as trajectories of ATIF, with tokens and log-probabilities, and back again.
 
-Logged rollouts as trajectories of ATIF, with tokens and log-probabilities, and the same rollouts again.
-
-Conversations as steps of ATIF, and the same conversations again.
+ATIF is the Agent Trajectory Interchange Format of the Harbor project (its RFC 0001). A file is one JSON
+object: what an agent said step by step, what tools and users replied, and numbers. We write version 1.8.
+Files of every version 1.x are read; since 1.6 they may show images, which are files of their own.
 
 What the policy says is a step of the agent. What an environment shows to a turn with tool calls (channel
 ``action``) is that step's observation; what it says otherwise is a step of the user. Texts stand as they were
 stored, with the chat template's marks, so that nothing of them is lost; images follow the text. What ATIF has
 no field for is in the ``extra`` of a step or result, under `OURS`.
-
-ATIF, the Agent Trajectory Interchange Format of the Harbor project (its RFC 0001): objects and files.
-
-A file is one JSON object: what an agent said step by step, what tools and users replied, and numbers. We
-write version 1.8. Files of every version 1.x are read; since 1.6 they may show images, which are files of
-their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One conversation: segments, channels, limits, its trajectory.
-
-One conversation on its way: what has been said and shown, where it stands, and how it ends.
-"""
+"""One conversation on its way: what has been said and shown, where it stands, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""Reset, step and release inline or on threads with deadlines.
-
-Asking episodes for their replies: one after another, or on threads with a deadline.
+"""Asks episodes to reset, step and release: one after another, or on threads with a deadline.
 
 An episode is its author's code. What it raises, and what it returns that makes no sense, is an exception in
 the place of the reply, and ends its own conversation only.
-
-The threads of this process that hang in episodes, counted over all rollouts.
 """
 
 from __future__ import annotations
@@ -74,7 +70,7 @@ class HungThreads:
 
 
 HUNG = HungThreads()
-"""Those of this process."""
+"""Those of this process, counted over all rollouts."""
 
 
 T = TypeVar("T")
@@ -84,7 +80,8 @@ class EpisodeRunner:
     """Asks the episodes of one rollout for their replies.
 
     A thread that hangs in a reply cannot be ended. It is abandoned and counted (`HUNG`); its late reply is
-    ignored. An environment that may hang for good belongs in a process of its own (`selfverify.core.process_pool`).
+    ignored. An environment that may hang for good belongs in a process of its own
+    (`selfverify.core.process_pool`).
 
     Args:
         limits: How many threads there are, and how long replies may take.
@@ -114,10 +111,10 @@ class EpisodeRunner:
         }
 
     def close(self, episodes: Mapping[SampleIndex, Episode]) -> dict[SampleIndex, Exception | None]:
-        """Close all episodes, also those of a rollout that has taken too long.
+        """Release all episodes, also those of a rollout that has taken too long.
 
-        Where replies have a deadline, closing has the same: a hung reply may hold what closing waits for.
-        All are closed at the same time then, so that those that hang cost one deadline.
+        Where replies have a deadline, releasing has the same: a hung reply may hold what releasing waits for.
+        All are released at the same time then, so that those that hang cost one deadline.
         """
         calls = {place: episode.release for place, episode in episodes.items()}
         if self.limits.step_threads and calls:

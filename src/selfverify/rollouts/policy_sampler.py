@@ -1,7 +1,4 @@
-"""Sampler of an own policy or vLLM: encoding, KV rows, undo, drain.
-
-Questions to a policy that quote what others have written, each answered several times.
-"""
+"""Asks a policy questions that quote what others have written, each several times."""
 
 from __future__ import annotations
 

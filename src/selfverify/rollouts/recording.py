@@ -1,7 +1,4 @@
-"""Groups as lines of a log, and back, bit by bit.
-
-Groups as plain values that can be written down, and the same groups again, bit by bit.
-"""
+"""Groups as plain values, the lines of a rollout log, and the same groups again, bit by bit."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""Rollout(): the one loop.
+"""The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over.
 
-The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over.
-
-How conversations are wound up: their episodes say what came of them, and are closed.
-
-Holding conversations again that were lost, as evaluations do.
-
-Rollouts of answers: what the task's own conversations come to, or answers that are asked for again.
+`rollout` holds conversations and winds them up: their episodes say what came of them, and are released.
+`hold_again` holds those again that were lost, as evaluations do. `roll_out` does both, with the task's own
+conversations or with answers that are asked for again.
 """
 
 from __future__ import annotations
@@ -82,7 +78,7 @@ def _answers(episode: Episode) -> list[Tagged]:
 
 
 def close(talks: Mapping[SampleIndex, Held], replies: EpisodeRunner) -> None:
-    """Close all episodes. A conversation is over then, whatever closing its episode comes to."""
+    """Release all episodes. A conversation is over then, whatever releasing its episode comes to."""
     closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
     for place, error in closed.items():
         if error is not None:
@@ -106,7 +102,7 @@ class Rollout:
     seconds: dict[str, float] = field(default_factory=dict)
     """Where conversations may have several turns: the time that saying, replying and hearing took."""
     held_again: Counter[SampleIndex] = field(default_factory=Counter)
-    """How often conversations that were lost were held again (`held_again.hold_again`)."""
+    """How often conversations that were lost were held again (`hold_again`)."""
 
 
 def rollout(
@@ -247,7 +243,7 @@ class _Rounds:
         self.listener, self.in_step, self.seconds = listener, in_step, seconds
         self._failed: SelfVerifyError | None = None
         self._back: dict[SampleIndex, Callable[[], None]] = {}
-        """What brings threads whose last turn may be taken back to where they stood before that."""
+        """What brings conversations whose last turn may be taken back to where they stood before that."""
 
     def run(self, turns: int) -> None:
         """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
@@ -421,7 +417,7 @@ def hold_again(
 
 
 def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:
-    """Opens those conversations that are ``wanted``; the driver opens them problem by problem."""
+    """Opens those conversations that are ``wanted``; `rollout` opens them problem by problem."""
     turns = iter(wanted)
 
     def begin(problem: Problem, seed: int) -> Episode:

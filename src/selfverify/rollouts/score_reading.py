@@ -1,7 +1,4 @@
-"""Scores behind answers in all ways.
-
-Reading the scores behind a rollout's answers in all ways: as written, the likeliest, the expected.
-"""
+"""The score behind each answer of a rollout: as written, the likeliest, the expected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sampler of given turns: demonstrations, experts, replays.
-
-Demonstrated conversations as trajectories: texts said to an episode, with what it really replies.
-"""
+"""Demonstrated conversations as trajectories: texts said to an episode, with what it really replies."""
 
 from __future__ import annotations
 

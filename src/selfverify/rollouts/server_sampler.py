@@ -1,12 +1,9 @@
-"""Sampler of an OpenAI-compatible server.
+"""Conversations with a model behind an OpenAI-compatible server, held as `rollout` does with a policy.
 
-Conversations with a model behind an OpenAI-compatible server, as `rollout` holds them with a policy.
+`ServerRollouts` holds them. A `ServedConversation` keeps what was said as segments, and its `ServerMessages`
+what the model was asked, said and shown, as OpenAI's messages.
 
-One conversation with a model behind a server: the messages so far, and what was said as segments.
-
-A conversation with a model behind a server: what it was asked, said and shown, as OpenAI's messages.
-
-Who can act in a session without a model that is loaded here: a script, or a model behind a server.
+`hold` makes no trajectory: it lets a `Speaker`, a script or a model behind a server, act in an episode.
 """
 
 from __future__ import annotations
@@ -681,7 +678,7 @@ def _failed(faults: dict[str, ServerError]) -> ServerError:
 
 
 class Speaker(ABC):
-    """Says something in turn, and hears what comes of it."""
+    """Acts without a model that is loaded here: says something in turn, and hears what comes of it."""
 
     @abstractmethod
     def hear(self, reply: Observation) -> None:
@@ -804,7 +801,7 @@ def hold(episode: Episode, speaker: Speaker, turns: int) -> EpisodeResult:
     """Hold a conversation with who needs no policy, to its end, and return what came of it.
 
     Raises:
-        SelfVerifyError: The speaker or the environment has failed; nothing is closed then.
+        SelfVerifyError: The speaker or the environment has failed; nothing is released then.
     """
     first = episode.reset()
     if first is not None:

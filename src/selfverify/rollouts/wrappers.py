@@ -1,11 +1,4 @@
-"""EpisodeWrapper, RecordingEpisode, ResumedEpisode.
-
-An episode around another one.
-
-Conversations noted down as they are held, whoever holds them: messages with images, channels, the end.
-
-A conversation that goes on from a point in the middle of one that has been held.
-"""
+"""Episodes around another one: to change, to record, or to go on from the middle of a conversation."""
 
 from __future__ import annotations
 
@@ -70,7 +63,9 @@ Message = dict[str, Any]
 
 
 class RecordingEpisode(EpisodeWrapper):
-    """An episode whose conversation is noted down.
+    """An episode whose conversation is noted down, whoever holds it.
+
+    Kept are the messages with their images, the channels of each turn, and how it ended.
 
     Args:
         inner: The episode.
@@ -161,7 +156,7 @@ def noted_content(
 
 
 class ResumedEpisode(EpisodeWrapper):
-    """An episode to which the first turns of a conversation are said before the policy speaks.
+    """An episode to which the first turns of a held conversation are said before the policy speaks.
 
     What it replies to them has to be what was replied then: what comes after would belong to another
     conversation otherwise.

@@ -1,7 +1,7 @@
 """Verifiers give candidates their scores.
 
 A verifier reads whole groups and returns one score per trajectory, or None where it has no opinion. Scores
-are in [0, 1], and higher is better; only `trajectory_ratio` has scores of any size.
+are in [0, 1], and higher is better; only `policy_verifiers.TrajectoryRatio` has scores of any size.
 Anything with a name and a ``score`` method fulfils the protocol: a policy, a client of a server, a reward
 model.
 """

@@ -1,11 +1,4 @@
-"""Verifiers by description; server judge, fused.
-
-Makes verifiers from the descriptions that commands and requests use.
-
-A model behind an OpenAI-compatible server as verifier.
-
-The verifier that adds an answer's log-probability to its soft score.
-"""
+"""Makes verifiers from the descriptions that commands and requests use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Inline, soft, judge, repeated, second turns, trajectory ratio.
-
-Verifiers that run a policy of this library: the one that wrote the answers, or another one.
-
-A verifier that re-examines: how often does the model keep its answer in a second turn?
-
-A verifier of whole trajectories: how much likelier they are than before its training (VTS-V §3.3).
-"""
+"""Verifiers that run a policy of this library: the one that wrote the answers, or another one."""
 
 from __future__ import annotations
 
@@ -287,8 +280,9 @@ class SecondTurns:
 class TrajectoryRatio:
     """r(τ) = Σ log V_φ/V_φ0 over all that the policy wrote, the answer t_{H+1} among it; nats, any sign.
 
-    η and Q(s_1) of the paper are left out: they are the same for all trajectories of a problem. Longer
-    trajectories have more terms, and r(τ) is not divided by their number, as in the paper.
+    It says how much likelier a trajectory is than before the verifier's training (VTS-V §3.3). η and Q(s_1)
+    of the paper are left out: they are the same for all trajectories of a problem. Longer trajectories have
+    more terms, and r(τ) is not divided by their number, as in the paper.
 
     What was measured while a trajectory was made (`visual.verifier.StepVerifier`) is taken as it is.
     Else the whole is read anew, for which the tokens have to be the verifier's. Trajectories that were lost

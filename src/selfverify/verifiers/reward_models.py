@@ -1,9 +1,4 @@
-"""Sequence classifiers and value heads.
-
-External reward models as verifiers: sequence classifiers with one label, such as those of RewardBench.
-
-Reward models that read images: vision-language models with a value head, as TRL and LLaMA-Factory save.
-"""
+"""Reward models as verifiers: sequence classifiers, and vision-language models with a value head."""
 
 from __future__ import annotations
 
@@ -44,9 +39,10 @@ _ENDS = 2**20
 class RewardModel:
     """A `Verifier` whose score is the sigmoid of the model's only logit, in one forward pass per answer.
 
-    It reads the conversation in its own chat template, with the answer without its score as the last turn.
-    A tokenizer without a template gets question and answer as a pair of texts, as older reward models do. An
-    answer that is longer than the model reads has no score.
+    The model is a sequence classifier with one label, such as those of RewardBench. It reads the conversation
+    in its own chat template, with the answer without its score as the last turn. A tokenizer without a
+    template gets question and answer as a pair of texts, as older reward models do. An answer that is longer
+    than the model reads has no score.
     """
 
     model: Any
@@ -172,9 +168,9 @@ _ANSWER = "THE-ANSWER"
 class ValueHead:
     """A `Verifier` whose score is the sigmoid of a linear head on the last token's hidden state.
 
-    The model reads the conversation in its own chat template, images included, with the answer without its
-    score as the last turn; a problem's answers share its prompt. An answer that is longer than the model
-    reads has no score.
+    The model is one that reads images, as TRL and LLaMA-Factory save it. It reads the conversation in its own
+    chat template, images included, with the answer without its score as the last turn; a problem's answers
+    share its prompt. An answer that is longer than the model reads has no score.
 
     Args:
         policy: The model below the head.

@@ -1,7 +1,4 @@
-"""Plan and call of a turn.
-
-Reading what a model writes when it looks: its plan, and the one call in whatever form it knows.
-"""
+"""Reads what a model writes when it looks: its plan, and the one call in whatever form it knows."""
 
 from __future__ import annotations
 

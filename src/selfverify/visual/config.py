@@ -1,9 +1,4 @@
-"""VisualConfig; budget of visual tokens.
-
-The settings of looking: which tools there are, and when it ends.
-
-How many visual tokens a conversation may be shown.
-"""
+"""The settings of looking again: which tools there are, what they may show, and when looking ends."""
 
 from __future__ import annotations
 
@@ -170,7 +165,7 @@ def estimated_tokens_of(image: Image) -> int:
 
 
 class VisualBudget:
-    """Counts what is shown.
+    """Counts how many visual tokens a conversation is shown, and says when there are no more.
 
     Args:
         most: The most visual tokens; None is no limit, and nothing is counted.

@@ -1,6 +1,4 @@
-"""The task `digits-far`.
-
-`digits-far`: follow digits that are too far away to be read, by looking closer where they lead.
+"""The task `digits-far`: follow digits too far away to be read by looking closer where they lead.
 
 A canvas has nine cells with a digit in each. The digit in a cell names the next cell; a 0 ends the way, and
 its cell is the answer. The model is shown a thumbnail in which no digit can be read. It crops a cell. A far
@@ -9,10 +7,6 @@ frame, and the quarter of that. So how many looks are needed depends on what the
 way and on which of its digits are far. The question names the first cell only. No digit lies across the
 middle of an image that shows it readably, where `builtin:digits` cuts images into tokens.
 `reproduce/far_digits.py` measures what can be read at which scale.
-
-The options of `digits-far`.
-
-The canvas of `digits-far`: cells with near digits, and far ones in frames.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Look, reason, stop (VTS-V Algorithm 1).
+"""A conversation in which a model looks again until it is told to answer (VTS-V, Algorithm 1).
 
-A conversation in which a model looks again with tools until it is told to answer (VTS-V, Algorithm 1).
-
-What is kept of the steps of a conversation in which a model looks again.
-
-How a question tells a model that it may look again, and how an unfinished conversation is asked anew.
+`with_tools` tells a model in its question that it may look again with tools, and `asked_anew` asks an
+unfinished conversation anew. `VisualStep` is what is kept of each step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Rules, epsilon and its calibration (3.4).
+"""When looking ends: the rule that is asked after every step, and its ε (VTS-V §3.4).
 
-When looking ends: the rule that Algorithm 1 asks after every step (VTS-V §3.4).
-
-Which ε the stopping verifier takes: chosen on validation problems, stored beside the model.
-
-What can be said of a stopping verifier: the conditions of Theorem A.6, Δr, and when it stops.
+`stop_figures` and `step_means` say of a stopping verifier when it stops, how Δr is spread, and whether the
+conditions of Theorem A.6 hold.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ DELTA_R = "delta_r"
 
 
 class StopRule(ABC):
-    """Says after which step the model has to answer.
+    """Says after which step the model has to answer; Algorithm 1 asks it after every one.
 
     It is asked before the step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. What a
     listener has measured of the turn stands in `PolicyTurn.values`.
@@ -112,7 +109,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StopCalibration:
-    """A rule with its ε.
+    """A rule with its ε, which is chosen on validation problems and stored beside the model.
 
     Args:
         rule: ``absolute`` stops where |Δr| < ε, ``signed`` where Δr < ε.

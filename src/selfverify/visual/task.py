@@ -1,14 +1,6 @@
-"""Tasks answered by looking again; their toolbox.
+"""Tasks whose questions are answered by looking again with tools, and the tools that settings ask for.
 
-What tasks have in common whose questions are answered by looking again with tools.
-
-A task whose questions are answered by looking again with tools.
-
-The tools that settings ask for.
-
-`look`: questions of a data file, answered by looking again with tools.
-
-`marked`: questions of a data file about images with numbers on their parts (Set-of-Mark prompting).
+`look` asks the questions of a data file. `marked` asks them about images with numbers on their parts.
 """
 
 from __future__ import annotations
@@ -354,7 +346,9 @@ class MarkedQuestionsConfig(MathConfig):
 
 
 class MarkedQuestions(Math):
-    """The questions of task `math` with numbers drawn on their images; a baseline of looking, without tools.
+    """The questions of task `math` with numbers drawn on their images (Set-of-Mark prompting).
+
+    This is a baseline of looking, without tools.
 
     Args:
         config: The task's options, the data files among them.

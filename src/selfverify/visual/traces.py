@@ -1,21 +1,7 @@
-"""Traces and pairs as data (Eq. 1, 4.2).
+"""Traces as data: what a model said and was shown while it looked (VTS-V Eq. 1's τ), and their pairs.
 
-What a model said and was shown while it looked, as data: VTS-V Eq. 1's τ, checked and counted.
-
-§4.1 flattens nested structures, merges turns that belong together, and drops what is malformed, trivial,
-too long or wrong. Here every trace that is dropped has a reason, and reasons are counted.
-
-Pairs of traces that a verifier learns from (VTS-V §4.2): one beginning, then a better and a worse way.
-
-The paper prompts a model to go on wrongly. Prompted lies tell themselves by their words (`leak_test`), so a
-model's own wrong traces of the same problem count here, too, and those that share most with the right one
-come first. What both have in common becomes the prompt, where multi-step DPO's log-ratios cancel (Eq. 10).
-
-Whether chosen and rejected traces can be told apart by their words alone, without understanding anything.
-
-In the 12 pairs that VTS-V's authors published all rejected traces have a tag that no chosen one has. A
-verifier can learn that instead of what it is meant to learn. Here a bag-of-words classifier tries: what it
-finds out, a verifier may use.
+Traces are checked and counted (`Curation`). A verifier learns from pairs (`make_pairs`), of which `leak_test`
+says whether chosen and rejected side can be told apart by their words alone.
 """
 
 from __future__ import annotations
@@ -182,6 +168,9 @@ def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int,
 class Curation:
     """Checks traces one after another, and counts what is dropped by its reason.
 
+    VTS-V §4.1 flattens nested structures, merges turns that belong together, and drops what is malformed,
+    trivial, too long or wrong. Here every trace that is dropped has a reason.
+
     Args:
         folder: Where images are.
         demands: What a trace has to be.
@@ -341,7 +330,13 @@ class Pairing:
 
 
 def make_pairs(traces: Iterable[VisualTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
-    """Pair the traces of each problem on their longest common prefix.
+    """Pair the traces of each problem on their longest common prefix (VTS-V §4.2).
+
+    A pair has one beginning, then a better and a worse way. The beginning becomes the prompt, where
+    multi-step DPO's log-ratios cancel (Eq. 10).
+
+    The paper prompts a model to go on wrongly. Prompted lies tell themselves by their words (`leak_test`), so
+    a model's own wrong traces of the same problem count here, too.
 
     Of all possible pairs those with most turns in common come first, then those of like lengths; a trace is
     the rejected one of one pair at most for each kind.
@@ -515,6 +510,10 @@ def words_of(messages: Iterable[Message]) -> list[str]:
 
 def leak_test(pairs: Sequence[Pair], words: int = 10, seed: int = 0) -> Leak:
     """Let a classifier guess which side is the chosen one, from how often each word occurs.
+
+    In the 12 pairs that VTS-V's authors published all rejected traces have a tag that no chosen one has. A
+    verifier can learn that instead of what it is meant to learn. Here a bag-of-words classifier tries, which
+    understands nothing: what it finds out, a verifier may use.
 
     Logistic regression on the counts of words (scaled by their largest), in five folds; all pairs of a
     problem are in one fold, so that what a problem is about does not help.

@@ -1,10 +1,7 @@
-"""Delta r of each step, here or on servers (Lemma 3.1).
+"""The verifier that hears each step of a reasoner: Δr of VTS-V's Lemma 3.1, here or behind servers.
 
-The verifier that hears each step of a reasoner: Δr of VTS-V's Lemma 3.1 on kept keys.
-
-A stopping verifier behind servers: Δr of VTS-V's Lemma 3.1 from the log-probabilities of prompts.
-
-What ends looking, made from settings: a rule, and the verifier that it asks.
+`StepVerifier` measures it on kept keys, `ServedVerifier` from the log-probabilities of prompts.
+`StoppingVerifier` makes from settings what ends looking: a rule, and the verifier that it asks.
 """
 
 from __future__ import annotations
@@ -346,7 +343,7 @@ class _HeardTalk:
 class ServedVerifier(RolloutHook):
     """Scores each turn by log V_φ/V_φ0 over its tokens, with both models behind servers.
 
-    It does what `step_verifier.StepVerifier` does, with three differences: the token that ends a message
+    It does what `StepVerifier` does, with three differences: the token that ends a message
     is not in the sum; a server keeps keys as it likes (vLLM by its prefix cache, which it leaves alone where
     it has to tell the log-probabilities of a prompt); and where tokens hold parts of characters the plan's
     part is known up to these. What a server fails to score is noted as ``not_verified``, and nothing is

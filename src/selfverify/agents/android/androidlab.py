@@ -1,12 +1,6 @@
-"""AndroidLab's tasks; traces for its evaluator.
+"""AndroidLab's tasks from its YAML files, and sessions in the form that its evaluator reads.
 
-AndroidLab's tasks from its YAML files: 138 for validation, and 726 for training in SmartSnap's release.
-
-Sessions in the form that AndroidLab's evaluator reads.
-
-A session's folder is named ``TASK_SEED`` and holds ``traces/trace.jsonl``, ``xml/N.xml`` and
-``Screen/screenshot-N-before.png``. Each line is a screen together with what was then done on it; the last one
-is the end.
+There are 138 tasks for validation, and 726 for training in SmartSnap's release.
 """
 
 from __future__ import annotations
@@ -205,7 +199,11 @@ _BEGIN = re.compile(rb"<\?xml|<hierarchy|<displays")
 
 @dataclass
 class Trace:
-    """Writes one session.
+    """Writes one session as AndroidLab's evaluator reads it.
+
+    Its folder is named ``TASK_SEED`` and holds ``traces/trace.jsonl``, ``xml/N.xml`` and
+    ``Screen/screenshot-N-before.png``. Each line is a screen together with what was then done on it; the last
+    one is the end.
 
     Args:
         folder: Where sessions lie.

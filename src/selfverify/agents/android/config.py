@@ -1,7 +1,4 @@
-"""AndroidConfig.
-
-Settings of Android devices.
-"""
+"""Settings of Android devices."""
 
 from __future__ import annotations
 

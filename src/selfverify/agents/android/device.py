@@ -1,13 +1,4 @@
-"""Adb, console, gestures, apps.
-
-One Android device behind an adb server: commands with deadlines, beside the event loop.
-
-The console of an Android emulator: loads snapshots and sets the place where the phone is.
-
-What is done on a device: fingers, keys, texts, apps.
-
-Which package an app's name means.
-"""
+"""One Android device behind an adb server: its commands, an emulator's console, gestures and texts."""
 
 from __future__ import annotations
 
@@ -67,7 +58,7 @@ class CommandFailed(Exception):
 
 
 class AdbDevice:
-    """A device; one session may use it at a time.
+    """A device; one session may use it at a time. Commands have deadlines and run beside the event loop.
 
     The adb server is spoken to directly. It is never started, nor is an ``adb`` program run: two programs of
     different versions stop each other's servers.
@@ -254,7 +245,9 @@ def console_port(serial: str) -> int:
 
 
 async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:
-    """Run one command in the console, such as ``avd snapshot load NAME``, and return what it says.
+    """Run one command in an emulator's console and return what it says.
+
+    The console loads snapshots (``avd snapshot load NAME``) and sets the place where the phone is.
 
     Args:
         host: Where the emulator runs.
@@ -330,7 +323,7 @@ KNOWN = {
 
 
 class Apps:
-    """Names of apps.
+    """Which package an app's name means.
 
     Args:
         more: Packages by further names, which win over `KNOWN`.
@@ -367,7 +360,7 @@ _MOVE_END, _DELETE = "123", "67"
 
 
 class Hands:
-    """Uses one display of a device.
+    """Uses one display of a device: fingers, keys, texts, apps.
 
     Args:
         device: The device.

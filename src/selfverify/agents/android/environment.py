@@ -1,9 +1,4 @@
-"""A device as Environment.
-
-An Android device as an environment: `Environment` over adb.
-
-A reset that holds: brings a device to where a task begins, and checks that it is there.
-"""
+"""An Android device as an environment, and the reset that brings it to where a task begins."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ async def is_emulator(device: AdbDevice) -> bool:
 
 
 async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, task: AndroidTask) -> None:
-    """Carry out a reset.
+    """Bring a device to where a task begins, and check that it is there.
 
     Raises:
         ConfigError: The emulator's console refuses, such as a snapshot that it does not know.

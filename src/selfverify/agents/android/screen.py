@@ -1,9 +1,4 @@
-"""The view tree and screenshot.
-
-Reads what ``uiautomator dump`` writes: the tree of views, with what can be read or used in it.
-
-What a device shows: its screen in words, as a picture, and which app is in front.
-"""
+"""What a device shows: its screen in words, as a picture, and which app is in front."""
 
 from __future__ import annotations
 
@@ -62,7 +57,7 @@ class _View:
 
 
 def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "", display: int | None = None) -> Screen:
-    """The screen that a dump describes.
+    """The screen that a dump of ``uiautomator`` describes: the views with what can be read or used in them.
 
     Left out are views that are not visible or lie outside of those they are in, and views that neither say
     anything nor can be used. A view that says nothing and holds one other of the same extent is one with it.

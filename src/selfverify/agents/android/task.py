@@ -1,7 +1,4 @@
-"""The task `android`.
-
-`android`: do AndroidLab's tasks on devices that adb reaches, and prove it.
-"""
+"""The task `android`: do AndroidLab's tasks on devices that adb reaches, and prove it."""
 
 from __future__ import annotations
 

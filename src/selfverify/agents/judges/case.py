@@ -1,18 +1,4 @@
-"""Case, Ballot, Judgement; a case behind fences; reading an opinion.
-
-What judges are asked, what they say, and what comes of several votes.
-
-A case as a judge reads it: what others have written stands behind fences that they cannot write.
-
-Task, message, calls and screens are data. Each stands between a line that opens it and one that closes it;
-both carry a keyed hash of all the data together, so that nothing in the data can hold it. The same case has
-the same hash, so that judgements can be cached.
-
-Reading a judge's answer as a vote, or finding out why it counts for nothing.
-
-Only the final content is read, never a judge's thoughts. It has to be of the exact form that was asked for;
-an answer in which a verdict stands twice, or in other words, is no vote.
-"""
+"""What judges are asked, what they say, and what comes of several votes."""
 
 from __future__ import annotations
 
@@ -194,6 +180,10 @@ IMAGE = "\ufffc"
 def render(case: Case) -> Rendered:
     """The text of the paper's Eq. 2: for each exhibit its call and what was seen after it.
 
+    Task, message, calls and screens are data, written by others. Each stands between a line that opens it and
+    one that closes it; both carry a keyed hash of all the data together, so that nothing in the data can hold
+    it. The same case has the same hash, so that judgements can be cached.
+
     Markup with which judges answer is disarmed in the data: its ``<`` becomes ``‹``.
     """
     shown = case.submission.evidence
@@ -290,7 +280,10 @@ class Opinion(NamedTuple):
 
 
 def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> Opinion:
-    """The vote in a judge's answer. Nothing raises on it.
+    """The vote in a judge's answer, or why it counts for nothing. Nothing raises on it.
+
+    Only the final content is read, never a judge's thoughts. It has to be of the exact form that was asked
+    for; an answer in which a verdict stands twice, or in other words, is no vote.
 
     A vote counts only if it can be traced: every round that it names was shown to the judge, and a vote for
     success names one. Rounds inside quotations are words of the screen and name nothing. Evidence that is not

@@ -1,7 +1,4 @@
-"""JuryConfig, ModelJudgeConfig, OwnJudgeConfig.
-
-Settings of judges; they load without what a client of servers needs.
-"""
+"""Settings of judges; they load without what a client of servers needs."""
 
 from __future__ import annotations
 

@@ -1,15 +1,4 @@
-"""Votes and their tally; rules, state, null and erring judges.
-
-Several votes on one submission, and what they come to.
-
-The rules of a task as judge: the ground truth, restricted to what the evidence shows.
-
-The environment's state as judge: what a script finds that is written for each task (SmartSnap Fig. 2a).
-
-Nobody judges: for what a person asks freely, of which no goal is known.
-
-Votes of which some are turned into their opposite: a judge that errs as often as it is told to.
-"""
+"""A jury, which asks one judge for several votes, and the judges that need no model."""
 
 from __future__ import annotations
 
@@ -31,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Jury(JudgePanel):
-    """Asks one judge several times (§4.2: three times, two of three decide).
+    """Asks one judge several times about one submission (§4.2: three times, two of three decide).
 
     Args:
         judge: Who votes.
@@ -134,6 +123,7 @@ _SHOWN = {True: "shown", False: "shown to be otherwise", None: "not shown"}
 class StateJudge(Judge):
     """Votes by the ground truth, and reads no evidence.
 
+    A script that is written for each task finds it in the environment's state (SmartSnap Fig. 2a).
     It has no opinion of evidence: a task that is done counts as proven, and one that is not earns nothing for
     evidence that has to do with it. Where the state is not known there is no vote.
     """
@@ -149,7 +139,7 @@ class StateJudge(Judge):
 
 
 class NullJudge(JudgePanel):
-    """Every submission is without a verdict."""
+    """Every submission is without a verdict: for what a person asks freely, of which no goal is known."""
 
     def ask(self, case: Case) -> Pending:
         """See `JudgePanel`."""
@@ -159,9 +149,10 @@ class NullJudge(JudgePanel):
 class FlippedVotes(Judge):
     """Flips each vote of another judge with the same probability, apart from all others.
 
-    Success becomes failure, with evidence that is still relevant; failure becomes success, which makes the
-    evidence relevant. Which votes are flipped depends on the case, as a judge reads it, and on the vote's
-    number: the same case is always judged the same, as it would be from a cache.
+    So it errs as often as it is told to. Success becomes failure, with evidence that is still relevant;
+    failure becomes success, which makes the evidence relevant. Which votes are flipped depends on the case,
+    as a judge reads it, and on the vote's number: the same case is always judged the same, as it would be
+    from a cache.
 
     Args:
         judge: Who votes.

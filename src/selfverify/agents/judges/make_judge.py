@@ -1,8 +1,6 @@
-"""JudgeConfig -> judge; the words that agents and judges are given.
+"""The judge that a recipe asks for, and the words that agents and judges are given.
 
-The judge that a recipe asks for.
-
-The words that agents and judges are given: files of this package beside it, in `prompts/`.
+The words are files of this package, in `prompts/` of the agents' folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A served model as judge, cached.
-
-A model behind an OpenAI-compatible server as judge.
-
-Answers of judges by what they were asked, so that nobody is asked the same twice.
-"""
+"""A model behind an OpenAI-compatible server as judge, which is never asked the same twice."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class VoteCache:
-    """Answers in memory and, with a path, in a journal that outlives the process.
+    """Answers of judges in memory and, with a path, in a journal that outlives the process.
 
     The key says everything that decides an answer: the judge, its words and settings, the case with its
     pictures, and the vote's number. Failures are not kept: whoever asks again may have an answer.
@@ -91,7 +86,7 @@ class ModelJudge(Judge):
 
     Args:
         config: The server and how it is asked.
-        prompt: What the judge is told (`prompting.judge_prompt`).
+        prompt: What the judge is told (`make_judge.judge_prompt`).
 
     Raises:
         ConfigError: The address is none.

@@ -66,7 +66,7 @@ class OwnJudge(Judge):
 
     Args:
         config: How it is sampled.
-        prompt: What it is told (`prompting.judge_prompt`).
+        prompt: What it is told (`make_judge.judge_prompt`).
         short: How it is asked with `form: short`; None where nobody knows cases in few words.
 
     Raises:

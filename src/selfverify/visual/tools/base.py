@@ -1,17 +1,4 @@
-"""VisualTool, Toolbox, shared models.
-
-What a visual tool is: arguments with a schema, whether it is available here, and what it finds.
-
-The tools that a conversation may call: by name, checked before they run, and with a deadline.
-
-Models of tools: loaded on first use, once for a process, and asked for several things at a time.
-
-Visual tools whose model people name.
-
-Models of tools that people name: folders or hub ids, loaded by transformers as safetensors.
-
-The call with which a model ends looking by itself.
-"""
+"""What visual tools are, how a conversation calls them, and the models behind them."""
 
 from __future__ import annotations
 
@@ -163,7 +150,7 @@ class Chosen:
 
 
 class Toolbox:
-    """Tools by name.
+    """The tools that a conversation may call: by name, checked before they run, and with a deadline.
 
     Args:
         tools: In the order in which the model is shown them.
@@ -367,7 +354,7 @@ def missing_model(name: str | None, setting: str) -> str:
 
 
 def loaded(kind: Any, name: str, device: str) -> Any:
-    """A model of a class of transformers, ready to be asked.
+    """A model of a class of transformers, read from safetensors and ready to be asked.
 
     Args:
         kind: One of transformers' ``AutoModel`` classes.

@@ -1,16 +1,4 @@
-"""Crop, zoom, overlay, marks.
-
-Crop and zoom: parts of images.
-
-Overlay: one image laid over another.
-
-Numbered boxes drawn on an image.
-
-Numbers on an image, by which a model can refer to its parts: Set-of-Mark prompting (Yang et al. 2023).
-
-The paper takes its parts from SEEM or SAM. Here they are areas of like colour that hang together, which needs
-no weights and finds things less well. As there each number stands where it is furthest from its part's edge.
-"""
+"""Tools that show parts of images or lay one over another, and what is drawn on images."""
 
 from __future__ import annotations
 
@@ -186,6 +174,8 @@ Spot = tuple[float, float]
 def marked(image: Image.Image) -> Image.Image:
     """A copy of an image with the numbers 1, 2, ... on its parts, in reading order.
 
+    By these a model can refer to the parts: Set-of-Mark prompting (Yang et al. 2023).
+
     Args:
         image: Any; the copy is RGB. The same image always gets the same numbers.
     """
@@ -218,7 +208,12 @@ def _plate(number: int, scale: int) -> Image.Image:
 
 
 def spots_of(image: Image.Image) -> list[Spot]:
-    """Where the numbers of an image's parts are to stand, in reading order; see the module."""
+    """Where the numbers of an image's parts are to stand, in reading order.
+
+    The paper takes its parts from SEEM or SAM. Here they are areas of like colour that hang together, which
+    needs no weights and finds things less well. As there each number stands where it is furthest from its
+    part's edge.
+    """
     from scipy import ndimage
     from sklearn.cluster import KMeans
 

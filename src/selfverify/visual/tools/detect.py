@@ -1,11 +1,4 @@
-"""Grounding, visual search, similarity.
-
-Grounding and visual search: where things are, by their names.
-
-Detectors that find things by any phrase, from a folder or the hub: GroundingDINO, OWL-ViT, OWLv2.
-
-Similarity of images with texts and with other images.
-"""
+"""Tools that find things by name in images, and compare images."""
 
 from __future__ import annotations
 
@@ -207,7 +200,9 @@ Question = tuple[Image, tuple[str, ...]]
 
 
 class ZeroShotDetector(Detector):
-    """transformers' pipeline ``zero-shot-object-detection``.
+    """Finds things by any phrase, with transformers' pipeline ``zero-shot-object-detection``.
+
+    It takes GroundingDINO, OWL-ViT and OWLv2, from a folder or the hub.
 
     Args:
         model: A folder or a hub id; None is none.

@@ -1,13 +1,7 @@
-"""The images of a conversation; where parts come from.
+"""The images of one conversation: numbered as the model sees them, and the places in them.
 
-The images of one conversation: numbered as the model sees them, and the places in them.
-
-Which part of an image another one shows, through any number of crops and enlargements.
-
-Whether a model has looked at what the question is about: the crop-hit rate.
-
-A right answer may come from a wrong crop. Where a file says where the things are that a question is about
-(V*), this can be measured without a judge.
+Of each image it is known which part of the question's image it shows. So it can be measured whether a model
+has looked at what the question is about (`crop_hit`).
 """
 
 from __future__ import annotations
@@ -238,7 +232,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """A part of the question's image as one that a tool has made shows it.
+    """A part of the question's image as another one shows it, through any number of crops and enlargements.
 
     Args:
         box: The part.
@@ -275,6 +269,9 @@ CROP_HIT = "crop_hit"
 
 def crop_hit(pictures: Sequence[SeenImage], boxes: Sequence[Box]) -> float:
     """The share of boxes that some image shows whole which is a smaller part of the question's first image.
+
+    A right answer may come from a wrong crop. Where a file says where the things are that a question is about
+    (V*), this can be measured without a judge.
 
     Args:
         pictures: The images of a conversation, the question's first.

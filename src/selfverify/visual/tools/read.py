@@ -1,11 +1,4 @@
-"""OCR, captions, depth.
-
-OCR: the text in an image, with its places.
-
-Captions: what an image shows, in words.
-
-Depth: how near the things in an image are.
-"""
+"""Tools that read an image: its text with places (OCR), what it shows in words, how near things are."""
 
 from __future__ import annotations
 

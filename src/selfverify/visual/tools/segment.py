@@ -1,11 +1,4 @@
-"""Segmentation.
-
-Segmentation: what is inside a box, set off from what surrounds it.
-
-Segment Anything: segmentation by a model of the SAM class.
-
-GrabCut: segmentation without weights.
-"""
+"""Segmentation: what is inside a box, set off from what surrounds it, by Segment Anything or GrabCut."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Tools behind a server.
-
-Visual tools behind a server (`tool_session`), which several processes share.
-
-Visual tools as an environment that is served: a call brings the images that it is about.
-"""
+"""Visual tools behind a server, which several processes share: what is served, and its clients."""
 
 from __future__ import annotations
 
@@ -50,7 +45,9 @@ _ADDED = {
 
 
 class ToolSession(Environment):
-    """A client of visual tools. Nothing is kept from call to call; all clients share the tools' models.
+    """Visual tools as an environment that is served: a call brings the images that it is about.
+
+    It is one client's session. Nothing is kept from call to call; all clients share the tools' models.
 
     What a tool makes stands in the observation: its words as text, its images, and for each of them in
     ``info["made"]`` the number of the image that it was made of, the region, and a label.
@@ -145,7 +142,7 @@ def _whole(value: Any, count: int, most: int) -> bool:
 
 
 class ToolServer:
-    """A server of visual tools. Each call is a session of its own, so that it may come from any thread.
+    """A server of visual tools, as its clients see it. Each call is a session of its own, from any thread.
 
     Args:
         url: Where it is; the key that it wants stands in ``SELFVERIFY_ENVIRONMENT_KEY``.
