@@ -184,7 +184,7 @@ class Task(ABC):
             before problems are made.
         limits: How long its conversations may get.
         repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
-            asked. Where it does not, training logs what was said (``trainer.rollout_source``).
+            asked. Where it does not, training logs what was said (``learner.rollout_log``).
         judges: Whether it knows which answers are right.
     """
 
