@@ -128,7 +128,7 @@ class Episode(ABC):
     def probed(self, said: PolicyTurn) -> None:
         """Hear what the policy says to `Observation.probe`. It is no part of the trajectory.
 
-        Nothing is heard of an aside that does not fit into the model's context.
+        Nothing is heard of a probe that does not fit into the model's context.
         """
 
     def expected_observations(self) -> Sequence[Observation]:
