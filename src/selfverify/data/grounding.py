@@ -186,8 +186,8 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
     about: either a folder with an image and, beside it, a JSON file of the same name (``question``,
     ``options``, ``target_object``, ``bbox``), or the list ``test_questions.jsonl`` (``image``, ``text`` with
     the options in it, ``label``, ``category``), beside whose images these files stand, too. In the JSON files
-    the first option is always the right one; they are shuffled here, by the image's name. Boxes are x, y,
-    width, height.
+    the first option is always the right one; they are shuffled here, by the image's name. Their boxes are x,
+    y, width, height.
     """
     if is_vstar_line(record):
         return [_of_list(record, place, images)]

@@ -359,7 +359,8 @@ def is_gui_odyssey(record: Record) -> bool:
 def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. Takes a JSON file, which is one episode with screenshots beside it; each step is a row.
 
-    Places are converted from thousandths to pixels of the device's screen."""
+    Places are converted from thousandths to pixels of the device's screen.
+    """
     device, task = record.get("device_info"), record.get("task_info")
     if not isinstance(device, dict) or not isinstance(task, dict):
         raise DataError("it has no device_info or no task_info")
