@@ -237,9 +237,10 @@ class SharedKVSession:
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`. ``given_up`` is called before every token; what it names is cut off
-        there.
-        ``watcher`` is told what is said; it changes nothing.
+        """See `KVSession.generate`.
+
+        ``given_up`` is called before every token; what it names is cut off there. ``watcher`` is told what is
+        said; it changes nothing.
 
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.

@@ -73,7 +73,7 @@ def draw_nothing(model: Any) -> None:
     """Switch off what a model drops, adds as noise, or takes from a batch as a whole, while it learns.
 
     So a model computes while it learns what it computes while it samples. What learns would else be another
-    policy. An adapter's dropout is a setting of its own.
+    policy than what has sampled. An adapter's dropout is a setting of its own.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

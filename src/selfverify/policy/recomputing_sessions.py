@@ -54,8 +54,10 @@ class RecomputingSession:
     def generate(
         self, places: Collection[SampleIndex], turn: int, more: bool = True
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`. vLLM is called by all processes together, also by one with nothing to
-        ask."""
+        """See `KVSession.generate`.
+
+        vLLM is called by all processes together, also by one with nothing to ask.
+        """
         said = {}
         asked = list(places)
         if turn == 0:
