@@ -1,4 +1,4 @@
-"""Which K of the digits shown add up to the target (`digits-pick`), and all digit tasks (`digits-mix`)."""
+"""Which K of the digits shown add up to a target (`digits-pick`), and all digit tasks (`digits-mix`)."""
 
 from __future__ import annotations
 
