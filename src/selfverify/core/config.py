@@ -1,14 +1,12 @@
-"""Config base, Sampling-, Limits-, Evaluation-, StoppingConfig.
+"""What settings have in common, and those of sampling, limits, evaluations and stopping.
 
-What all settings have in common: those of recipes, and those that become options of commands.
+`Config` is the base of all settings: those of recipes, and those that become options of commands
+(`CommandConfig`). Of a recipe's blocks these stand here:
 
-Settings of sampling in training: how trajectories are drawn, and by which engine.
-
-How long conversations may get, in turns, tokens and time.
-
-Settings of an evaluation: which problems, how many samples, how they are drawn.
-
-What a recipe says of a verifier that ends looking: its pairs, and what ε is chosen for.
+- `SamplingConfig`: how trajectories are drawn in training, and by which engine (`VLLMConfig`)
+- `RolloutLimits`, `EpisodeConfig`: how long conversations may get, in turns, tokens and time
+- `EvaluationConfig`: which problems an evaluation asks, how many samples it draws, and how
+- `StoppingConfig`: the pairs of a verifier that ends visual reasoning, and what ε is chosen for
 """
 
 from __future__ import annotations

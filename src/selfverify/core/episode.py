@@ -1,20 +1,9 @@
-"""Episode, PolicyTurn, Observation, EpisodeResult, RolloutHook; Environment and StepResult.
+"""Episodes, the other end of conversations with the policy, and environments in which agents act.
 
-An episode: what stands at the other end of a conversation with the policy.
-
-A rollout is a conversation. The episode may show something first. Then the policy says something and the
+A rollout is a conversation. The `Episode` may show something first. Then the policy says something and the
 episode replies, until the episode is done. A single answer is an episode that is done after the first words;
-a second turn is one that replies once; an agent's environment carries out what was called and shows what came
-of it.
-
-An environment: a world in which an agent acts, one call at a time, and sees what came of it.
-
-A session is one `Environment` object. The caller resets it to a task, carries out calls, and closes it:
-
-- `StepResult.done`: the task's own end, such as a page that says that it is over.
-- `StepResult.truncated`: the environment has stopped for another reason, such as a limit of steps.
-- `EnvironmentLost`: the infrastructure has failed. Nothing can be said of the task; that is no reward of 0.
-- `StepResult.reward`: None where nothing was scored.
+a second turn is one that replies once; an agent's `Environment` carries out what was called, one call at a
+time, and shows what came of it.
 """
 
 from __future__ import annotations
@@ -139,7 +128,7 @@ class Episode(ABC):
     def probed(self, said: PolicyTurn) -> None:
         """Hear what the policy says to `Observation.probe`. It is no part of the trajectory.
 
-        Nothing is heard of an aside that does not fit into the model's context.
+        Nothing is heard of a probe that does not fit into the model's context.
         """
 
     def expected_observations(self) -> Sequence[Observation]:
@@ -184,7 +173,10 @@ class RolloutHook(ABC):
 
 
 class EnvironmentLost(SelfVerifyError):
-    """An environment that has died, hangs or cannot be reached: its session is over and has no result."""
+    """An environment that has died, hangs or cannot be reached: its session is over and has no result.
+
+    The infrastructure has failed. Nothing can be said of the task; that is no reward of 0.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +196,8 @@ class StepResult:
         text: What is to be read, such as a screen in words.
         images: What is to be seen, such as a screenshot.
         error: Why the call was not carried out, in words that the agent can act on; empty where it was.
-        done: Whether the task has come to its own end.
-        truncated: Whether the environment has stopped for another reason.
+        done: Whether the task has come to its own end, such as a page that says that it is over.
+        truncated: Whether the environment has stopped for another reason, such as a limit of steps.
         reward: The environment's own reward for this step; None where nothing was scored.
         info: Plain JSON that the agent never sees, such as the facts that a screen shows. After a reset
             ``instruction`` has what is asked, where the environment alone knows that; judges read it.
@@ -222,7 +214,9 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One session. Its methods are called one after another, never at the same time.
+    """One session: the caller resets it to a task, carries out calls, and closes it.
+
+    Its methods are called one after another, never at the same time.
 
     Attributes:
         waits: Whether its methods may wait for something outside of the process, such as a server. Those of

@@ -1,8 +1,6 @@
-"""Errors that a user can act on; the version.
+"""Errors that a user can act on, and the package's version, which the build reads here.
 
-Errors a user can act on. Every message names the thing that is wrong and what to do about it.
-
-The version of the package; the build reads it here.
+Every message names the thing that is wrong and what to do about it.
 """
 
 

@@ -1,11 +1,8 @@
-"""One background loop for clients, environments and judges.
+"""Event loops in threads of their own, on which code that waits, such as an episode, runs coroutines.
 
-An event loop in a thread of its own, by which code that waits, such as an episode, runs coroutines.
-
-What is asynchronous in agents: environments and judges, which run while conversations go on.
-
-Clients and sessions belong to the loop that they were made on. So there is one loop for the process,
-whichever threads reply.
+Environments and judges of agents are asynchronous: they run while conversations go on. Clients and sessions
+belong to the loop that they were made on. So there is one loop for the process (`start`), whichever threads
+reply.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""What happened to a run besides its numbers.
-
-What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
+"""What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
 
 Code that meets such an event calls `note`, which logs a warning that carries fields. While a run lasts, its
 `EventLog` writes these warnings, and every other warning of this package, to ``events.jsonl``. Each line is
 an object with ``time``, ``step``, ``event`` and the event's own fields. Unlike the metrics, this file is
 never cut back to a checkpoint, because it has to tell that a run was killed.
-
-How busy the machine is with all programs that run on it.
 """
 
 from __future__ import annotations
@@ -206,7 +202,8 @@ SPARE = 1.25
 def busy() -> str:
     """Say in a sentence that more threads want to run than there are cores; empty where they do not.
 
-    The load is the system's average over the last minute. Windows has none, and is never busy here.
+    All programs on the machine count. The load is the system's average over the last minute. Windows has
+    none, and is never busy here.
     """
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -1,17 +1,13 @@
-"""Whole-or-nothing writes, one writer per folder, digests.
+"""Reading and writing files: whole or not at all, by one writer, with errors that name them.
 
-Reading and writing files with errors that name them, and reading nothing but regular files.
-
-The system's own error does not say which file it is about when a disk is full or broken. A pipe or a device
-in place of a file would keep its reader waiting, or never end.
-
-Writing files whole or not at all, so that a crash leaves the old file or the new one.
-
-A lock on a folder, so that only one process at a time writes into it.
-
-Digests of files, by which a byte that a disk has changed is noticed.
-
-Naming nested settings by dots, and listing what differs between two sets of settings.
+- Errors (`naming`): the system's own do not say which file they are about when a disk is full or broken.
+- Reading (`open_regular`): nothing but regular files. A pipe or a device in place of one would keep its
+  reader waiting, or never end.
+- Writing (`written_whole`): a crash leaves the old file or the new one.
+- Locks (`only_writer`): only one process at a time writes into a folder.
+- Digests (`file_digests`): a byte that a disk has changed is noticed.
+- Settings (`flatten`, `differences`): nested ones are named by dots, and what differs between two sets of
+  them is listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Upright RGB of any image.
-
-Images as policies see them: upright and in RGB, on white where they are transparent.
-"""
+"""Images as policies see them: upright and in RGB, on white where they are transparent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Append-only JSON lines that survive a kill.
-
-Journals: files of JSON lines that only grow. A kill can damage no more than the last line of one.
+"""Journals: files of JSON lines that only grow, of which a kill damages no more than the last line.
 
 The first line may be a header, ``{"rows": CLASS, "format": 1, "settings": {...}}``. It names the dataclass of
 the other lines and holds everything that decides what these say. Nothing is appended under other settings.

@@ -1,7 +1,4 @@
-"""PolicyConfig: model, device, memory, adapters, server.
-
-Settings of the policy: which model, on which device, and how it is held in memory.
-"""
+"""Settings of the policy: which model, on which device, how it is held in memory; adapters, servers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
-"""Problem, message contents, splits and their seeds.
+"""Problems, what the policy is asked; the contents of messages; a task's three splits and their seeds.
 
-A problem: what the policy is asked.
-
-The content of a message in the Hugging Face form: a text, or parts of which each is a text or an image.
-
-The three splits of a task's problems.
-
-Seeds of problems whose contents are drawn, which no two splits have in common.
+The content of a message has the Hugging Face form: a text, or parts of which each is a text or an image.
 """
 
 from __future__ import annotations
@@ -91,7 +85,8 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 def split_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
     """Seeds of a problem without end, the first of which is taken unless there is a reason against it.
 
-    A seed's remainder by the number of splits says whose it is.
+    They are for problems whose contents are drawn. No two splits have a seed in common: a seed's remainder by
+    the number of splits says whose it is.
     """
     rng = np.random.default_rng([seed, index])
     while True:

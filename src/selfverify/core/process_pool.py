@@ -1,22 +1,12 @@
-"""Processes that are killed at a deadline or a memory limit.
+"""A pool of processes that can be killed, for functions that hang, crash or eat memory.
 
-A pool of processes that can be killed, for functions that hang, crash or eat memory on a model's output.
+They do so on a model's output. A thread cannot be stopped, and an alarm reaches only the main thread and not
+a C function. A process can be killed whatever it does. Arguments and results travel as JSON; nothing is
+pickled.
 
-A thread cannot be stopped, and an alarm reaches only the main thread and not a C function. A process can be
-killed whatever it does. Arguments and results travel as JSON; nothing is pickled.
-
-One process that answers calls of one function and can be killed.
-
-A worker's process: ``python -m selfverify.core.process_pool MODULE FUNCTION TIMEOUT_S MEMORY_MB``.
-
-Reads one JSON list of arguments per line from its standard input and answers each with one line,
-``{"value": ...}`` or ``{"error": "..."}``. Imports nothing but the standard library and what the function's
-module needs. Ends by itself when its parent is gone, even while the function hangs.
-
-Ends a process whose parent is gone, also one that was killed.
-
-The parent keeps a pipe to the process's standard input open, and writes nothing into it. The pipe ends with
-those who hold its other end.
+A worker is ``python -m selfverify.core.process_pool MODULE FUNCTION TIMEOUT_S MEMORY_MB``. It reads one JSON
+list of arguments per line from its standard input and answers each with one line, ``{"value": ...}`` or
+``{"error": "..."}``. It ends by itself when its parent is gone, even while the function hangs.
 """
 
 from __future__ import annotations
@@ -437,7 +427,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_with_parent(stop: Callable[[], object], force_s: float) -> None:
-    """Watch over the parent from now on, on a thread.
+    """Watch over the parent from now on, on a thread, and end this process with it, also if it was killed.
+
+    The parent keeps a pipe to this process's standard input open, and writes nothing into it. The pipe ends
+    with those who hold its other end.
 
     Args:
         stop: Asks this process to end; called when the parent is gone.

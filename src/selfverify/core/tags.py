@@ -1,12 +1,8 @@
-"""Tagged output: what tags hold, which tokens belong to which channel.
-
-Reading tagged output: what the tags hold, and which sampled tokens belong to which channel.
+"""Tagged output: what tags hold, which tokens belong to which channel, and how it is asked for.
 
 The text comes from a model, so nothing here raises on it, and malformed output is never repaired into
 something that could be rewarded. Everything is linear in the text: ``str.find`` and ``str.count`` once per
 tag, no backtracking.
-
-What models are asked for: the format of an answer, and a rating of one.
 """
 
 from __future__ import annotations

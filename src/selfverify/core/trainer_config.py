@@ -1,7 +1,4 @@
-"""TrainerConfig as blocks: optim, loss, checkpoint, log.
-
-Settings of the learner: how long, how fast, how the loss is averaged, what is written down.
-"""
+"""Settings of the trainer: how long, how fast, how the loss is averaged, what is written down."""
 
 from __future__ import annotations
 

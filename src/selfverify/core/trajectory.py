@@ -1,11 +1,8 @@
-"""Segment, Trajectory, Group, Credit, Finish.
-
-What follows a problem's prompt: segments of tokens, trajectories of segments, groups of trajectories.
+"""What follows a prompt: segments of tokens, trajectories of segments, groups of trajectories.
 
 Training is *roll out -> credit -> learn*; inference is *roll out -> select*. Groups are what passes between
-these stages.
-
-What a method tells the learner: for each channel of a group, what its tokens are to learn.
+these stages, and `Credit` is what a method tells the trainer of a group: for each channel, what its tokens
+are to learn.
 """
 
 from __future__ import annotations

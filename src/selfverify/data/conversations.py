@@ -1,6 +1,6 @@
-"""Conversations with tools, read and written.
+"""Conversations with tools, read from files and written to them, and tasks for agents in environments.
 
-Conversations with tools: verl's ``messages`` and ``tools``, as files for fine-tuning hold them.
+A conversation is a record as files for fine-tuning hold it: verl's ``messages`` and ``tools``.
 
 ``messages`` is a list of ``role`` (system, user, assistant, tool) and ``content``; an assistant's message may
 have ``tool_calls``, as OpenAI writes them. ``tools`` is a list of OpenAI's schemas. Both may be JSON in a
@@ -13,14 +13,6 @@ format ``sharegpt``.
 
 Source: verl's ``MultiTurnSFTDataset``, and SmartSnap's release (``data.multiturn.messages_key=messages
 data.multiturn.tools_key=tools``).
-
-Writing conversations with tools as files: verl's parquet, or JSON lines with the same columns.
-
-Calls stand in the assistant's content, as Qwen's chat templates write them, so that no column has the union
-of all arguments. ``tools`` is the list of objects that verl reads; Parquet gives each of their fields to all
-of them, null where a tool has none.
-
-Tasks for agents in environments: what is asked, and what the environment is reset to.
 """
 
 from __future__ import annotations
@@ -322,6 +314,10 @@ def journal_of(path: Path) -> Path:
 def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write conversations, all of them or none; return their number.
 
+    Calls stand in the assistant's content, as Qwen's chat templates write them, so that no column has the
+    union of all arguments. ``tools`` is the list of objects that verl reads; Parquet gives each of their
+    fields to all of them, null where a tool has none.
+
     Args:
         path: The file; ``.parquet`` or ``.jsonl``.
         rows: ``messages`` (``role`` and ``content`` each), ``tools``, and further columns, the same of all
@@ -397,7 +393,7 @@ LONGEST_INSTRUCTION = 20_000
 
 
 def is_agent_task(record: Record) -> bool:
-    """Whether a record is such a task: ``instruction``, and ``task`` as an object or its JSON."""
+    """Whether a record is an agent's task: ``instruction``, and ``task`` as an object or its JSON."""
     task = record.get("task")
     written = isinstance(task, str) and task.lstrip().startswith("{")
     return filled(record.get("instruction")) and (isinstance(task, dict) or written)
@@ -406,8 +402,8 @@ def is_agent_task(record: Record) -> bool:
 def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. A task without ``seed`` gets another one in each pass over the file.
 
-    ``task`` is what the environment's reset takes, ``goal`` what has to be so in the end (`agents.goals`),
-    ``steps`` how many calls the task takes; the last two where they are known.
+    ``instruction`` is what is asked, ``task`` what the environment's reset takes, ``goal`` what has to be so
+    in the end (`agents.goals`), ``steps`` how many calls the task takes; the last two where they are known.
     """
     category = optional(record, ("category", "app"), LONGEST_NAME)
     row: Row = {

@@ -1,25 +1,4 @@
-"""Boxes and masks for phrases: RefCOCO, ReasonSeg, V*.
-
-Boxes for phrases: our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table.
-
-A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width and
-height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of ``conversations``;
-always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where ``width`` and ``height`` are
-missing.
-
-ReasonSeg: an image and, beside it, a JSON file of the same name with texts and polygons (LISA).
-
-A JSON file has ``text`` (one or more ways to ask for the same thing, each a row), ``is_sentence`` and
-``shapes`` with ``label`` and ``points``. A label that contains ``ignore`` marks pixels that no metric counts,
-``flag`` means nothing; everything else is the target.
-
-V* (Wu and Xie 2023): questions about small things in large images, with the boxes of what is asked about.
-
-Either a folder with an image and, beside it, a JSON file of the same name (``question``, ``options``,
-``target_object``, ``bbox``), or the list ``test_questions.jsonl`` (``image``, ``text`` with the options in
-it, ``label``, ``category``), beside whose images these files stand, too. In the JSON files the first option
-is always the right one; they are shuffled here, by the image's name. Boxes are x, y, width, height.
-"""
+"""Boxes and masks for phrases: our own columns, RefCOCO, ReasonSeg; V*'s questions about small things."""
 
 from __future__ import annotations
 
@@ -46,7 +25,13 @@ ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`."""
+    """See `Convert`. Takes our own columns, VLM-R1's RefCOCO files and VLMEvalKit's RefCOCO table.
+
+    A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width
+    and height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of
+    ``conversations``; always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where
+    ``width`` and ``height`` are missing.
+    """
     row = common(record, images, place)
     image = fields.one_image(row["images"])
     if filled(record.get("width")) and filled(record.get("height")):
@@ -97,7 +82,13 @@ def is_reasonseg(record: Record) -> bool:
 
 
 def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported."""
+    """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported.
+
+    ReasonSeg (LISA) is images and, beside each, a JSON file of the same name with texts and polygons. The
+    file has ``text`` (one or more ways to ask for the same thing, each a row), ``is_sentence`` and ``shapes``
+    with ``label`` and ``points``. A label that contains ``ignore`` marks pixels that no metric counts,
+    ``flag`` means nothing; everything else is the target.
+    """
     path = image_beside(place.file, images.root)
     refs = images.refs(path, place)
     width, height = size = images.size(refs[0])
@@ -189,7 +180,15 @@ def is_vstar_line(record: Record) -> bool:
 
 
 def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`: a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image."""
+    """See `Convert`: a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image.
+
+    V* (Wu and Xie 2023) has questions about small things in large images, with the boxes of what is asked
+    about: either a folder with an image and, beside it, a JSON file of the same name (``question``,
+    ``options``, ``target_object``, ``bbox``), or the list ``test_questions.jsonl`` (``image``, ``text`` with
+    the options in it, ``label``, ``category``), beside whose images these files stand, too. In the JSON files
+    the first option is always the right one; they are shuffled here, by the image's name. Their boxes are x,
+    y, width, height.
+    """
     if is_vstar_line(record):
         return [_of_list(record, place, images)]
     path = image_beside(place.file, images.root)

@@ -1,13 +1,8 @@
-"""Phone actions in one form; AndroidControl (parquet), GUI-Odyssey.
+"""Actions on a phone's screen in one form, and steps of AndroidControl and GUI-Odyssey in this form.
 
-Actions on a phone's screen in one form: the arguments of Qwen's `mobile_use`, in pixels of the screenshot.
-
-An action is a dictionary with ``action`` (one of `ACTIONS`) and, by it, ``coordinate`` [x, y] and
-``coordinate2`` [x, y], ``text``, ``button``, ``time`` (seconds), ``status``.
-
-AndroidControl: episodes in TFRecords (google-research/android_control), each step a row.
-
-GUI-Odyssey: one JSON file per episode, screenshots beside it, each step a row.
+The form is the arguments of Qwen's `mobile_use`, in pixels of the screenshot: a dictionary with ``action``
+(one of `ACTIONS`) and, by it, ``coordinate`` [x, y] and ``coordinate2`` [x, y], ``text``, ``button``,
+``time`` (seconds), ``status``.
 """
 
 from __future__ import annotations
@@ -286,7 +281,7 @@ def rows_of_episode(
 
 
 def convert_android_control(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`.
+    """See `Convert`. Takes an episode in TFRecords (google-research/android_control); each step is a row.
 
     The last screenshot has no action in the file; like the published evaluators we add ``terminate`` there.
     ``ui_boxes`` holds the box of the element that is pressed: the smallest visible node of the step's
@@ -362,7 +357,10 @@ def is_gui_odyssey(record: Record) -> bool:
 
 
 def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Places are converted from thousandths to pixels of the device's screen."""
+    """See `Convert`. Takes a JSON file, which is one episode with screenshots beside it; each step is a row.
+
+    Places are converted from thousandths to pixels of the device's screen.
+    """
     device, task = record.get("device_info"), record.get("task_info")
     if not isinstance(device, dict) or not isinstance(task, dict):
         raise DataError("it has no device_info or no task_info")

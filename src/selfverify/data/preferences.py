@@ -1,15 +1,7 @@
-"""Pairs; verdicts of the data filter.
+"""Preferences between two ways to go on, and verdicts on which problems are worth training on.
 
-Preferences: one beginning and two ways to go on, of which one is better.
-
-``prompt``, ``chosen`` and ``rejected`` are lists of messages, as TRL's conversational preference data have
-them; without a ``prompt`` it is what both sides begin with (TRL's implicit prompts). LLaMA-Factory's form
-is read, too: ``messages`` or ``conversations`` and one message for each side. ``images`` are those of the
-prompt, ``chosen_images`` and ``rejected_images`` those behind it, where parts do not name their images.
-
-Verdicts on training problems: which of them are worth training on.
-
-`selfverify data filter` writes them to a journal (`selfverify.core.jsonl_store`), one `Decision` per problem.
+`selfverify data filter` writes the verdicts to a journal (`selfverify.core.jsonl_store`), one `FilterVerdict`
+per problem.
 """
 
 from __future__ import annotations
@@ -34,7 +26,13 @@ def is_preference(record: Record) -> bool:
 
 
 def convert_preference(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`.
+    """See `Convert`. A preference is one beginning and two ways to go on, of which one is better.
+
+    ``prompt``, ``chosen`` and ``rejected`` are lists of messages, as TRL's conversational preference data
+    have them; without a ``prompt`` it is what both sides begin with (TRL's implicit prompts). LLaMA-Factory's
+    form is read, too: ``messages`` or ``conversations`` and one message for each side. ``images`` are those
+    of the prompt, ``chosen_images`` and ``rejected_images`` those behind it, where parts do not name their
+    images.
 
     A row has ``prompt``, ``chosen`` and ``rejected`` (messages as `read_messages` makes them), ``kind``, and
     ``chosen_cuts`` and ``rejected_cuts`` where the file says how turns divide into channels.

@@ -1,6 +1,4 @@
-"""Question-answer rows: own, VLMEvalKit, open-r1, MMMU.
-
-Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or those of benchmark files.
+"""Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or benchmark files'.
 
 Columns are found by name, the first that is filled counts:
 
@@ -11,10 +9,6 @@ Columns are found by name, the first that is filled counts:
 - options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text;
   the answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
 - images: ``images``, ``image``, ``decoded_image``, ``image_1`` ... ``image_9``, ``image_path``
-
-MMMU's six disciplines (Yue et al. 2024, arXiv:2311.16502, Table 1), which its file names nowhere.
-
-A question's id begins with the part of the data and its subject: ``validation_Art_Theory_7``.
 """
 
 from __future__ import annotations
@@ -43,13 +37,17 @@ DISCIPLINES = {
         *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
     ),
 }
-"""The subjects of each discipline."""
+"""The subjects of MMMU's six disciplines (Yue et al. 2024, arXiv:2311.16502, Table 1), which its file names
+nowhere."""
 _BY_SUBJECT = {subject: discipline for discipline, subjects in DISCIPLINES.items() for subject in subjects}
 _ID = re.compile(r"(?:dev|validation|test)_(?P<subject>[A-Za-z_]+)_[0-9]+")
 
 
 def discipline(id: str | None) -> str | None:
-    """Return the discipline of a question with this id; None if it is no id of MMMU."""
+    """Return the discipline of a question with this id; None if it is no id of MMMU.
+
+    MMMU's ids begin with the part of the data and the subject: ``validation_Art_Theory_7``.
+    """
     match = _ID.fullmatch(id or "")
     return _BY_SUBJECT.get(match["subject"]) if match else None
 

@@ -1,14 +1,7 @@
-"""Load_rows(): files and hub ids through HF datasets, memory-mapped.
+"""Rows of data files in the form that tasks take, wherever and however they are stored.
 
-Rows of data files in the form that tasks take, wherever and however they are stored.
-
-Choosing the reader for a path: by the format the user names, else by what the files contain.
-
-Parquet and Arrow: the scan reads no image; a row's images are read when they are opened.
-
-CSV and TSV as pandas writes them, images inside: base64, lists of it, or the index of another row.
-
-JSON lines, and JSON files that are one list: records by their offsets, the file never held in memory.
+`open_rows` opens a path. Its reader is that of the format that the user names, else of what the files
+contain (`FORMATS`, `find_sources`). A row's images are read when they are opened.
 """
 
 from __future__ import annotations
@@ -81,7 +74,7 @@ from selfverify.data.tfrecord import TFRecords, is_tfrecord
 class _Columns(RowSource):
     """Rows of one file, counted from 1 in errors, in groups that are read at once.
 
-    A record is stored as its group's table and its number in that.
+    The scan reads no image. A record is stored as its group's table and its number in that.
     """
 
     kind: str
@@ -245,7 +238,9 @@ csv.field_size_limit(LONGEST_CELL)
 
 
 class Table(RowSource):
-    """Rows of a table, found again by where they begin. Cells are texts; those of ``image`` become blobs.
+    """Rows of CSV or TSV as pandas writes it, found again by where they begin.
+
+    Cells are texts; those of ``image`` become blobs: base64, lists of it, or the index of another row.
 
     Args:
         file: A text in UTF-8, with or without a byte-order mark, whose first line names the columns.
@@ -419,7 +414,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Offsets(RowSource):
-    """Records of one file, found again by where they begin and how long they are."""
+    """Records of one JSON file, found again by their offsets and lengths; it is never held in memory."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)

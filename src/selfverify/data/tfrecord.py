@@ -1,11 +1,8 @@
-"""TFRecord files and the examples in them, as AndroidControl has them.
-
-TFRecord files, plain or GZIP, without TensorFlow: framing, checksums, and places to come back to.
+"""TFRecord files, plain or GZIP, and the examples in them, read without TensorFlow.
 
 A record is its length (uint64), the length's checksum (uint32), the content and its checksum, all little
-endian; a checksum is a CRC32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h).
-
-Reading `tf.train.Example` and Android's accessibility forests from protocol buffers' wire format.
+endian; a checksum is a CRC32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h). Places are kept at
+which reading can begin again. Examples and accessibility forests are read from protocol buffers' wire format.
 """
 
 from __future__ import annotations

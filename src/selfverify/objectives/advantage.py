@@ -1,8 +1,7 @@
-"""Group-relative advantage; log-ratio of a trajectory.
+"""Group-relative advantages (GRPO), and a verifier's log-ratios to its base (VTS-V §3.3).
 
-Group-relative advantages (GRPO): a reward becomes a comparison with the other samples of its problem.
-
-How much more likely a verifier finds a trajectory than its base does (VTS-V §3.3, Lemma 3.1).
+An advantage makes of a reward a comparison with the other samples of its problem. A log-ratio says how much
+more likely a verifier finds a trajectory than its base does.
 """
 
 from __future__ import annotations

@@ -70,12 +70,12 @@ def importance_weight(old_logprobs_nr: Tensor, sampler_logprobs_nr: Tensor, cap:
     """``min(exp(old - sampler), cap)`` per token, without gradient: truncated importance sampling.
 
     It is for tokens that another engine has sampled. The kernels, the precision and the cut-offs of that
-    engine give tokens other probabilities than the learner's model gives them with the same weights. The
+    engine give tokens other probabilities than the trainer's model gives them with the same weights. The
     weight corrects a token for its own probability only, and not for its prefix, which came from the other
     engine, too (as in TRL's ``token_truncate``).
 
     Args:
-        old_logprobs_nr: ``[N, R]`` under the learner's model at the moment of sampling.
+        old_logprobs_nr: ``[N, R]`` under the trainer's model at the moment of sampling.
         sampler_logprobs_nr: ``[N, R]`` as the engine reports them. Where NaN (unknown), the weight is 1.
         cap: The largest weight, C.
 
@@ -207,7 +207,7 @@ def choice_surrogate(
     together against all other tokens.
 
     No `importance_weight` belongs here, whichever engine wrote the token: the expectation is over the
-    learner's own distribution, and no alternative was drawn from the engine's.
+    trained model's own distribution, and no alternative was drawn from the engine's.
 
     Args:
         logprobs_mk: ``[M, K]`` of the alternatives under the policy, with gradient. What is added to a whole

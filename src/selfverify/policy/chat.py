@@ -1,16 +1,13 @@
-"""Problems and what they are shown as the text of a chat template.
+"""Problems, and what is shown and said about them, as the text of a chat template.
 
-What a reply holds, and how long texts may be: checked before any work is done on them.
+A problem's messages stand as the model's chat template writes them (`chat_text`). What a reply holds, and how
+long texts may be, is checked before any work is done on them. The policy's words are read as a chat message
+by the response template that its tokenizer may have (`read_message`).
 
-A problem's messages as the model's chat template writes them, and the token that ends an answer there.
-
-Prompts behind which the environment speaks first.
-
-What it shows may differ between the samples of a group, so that it is no part of the prompt that they share.
-Such a prompt ends before the chat template begins the policy's message. What is shown follows as a message of
-its own or, where a template takes no two messages of users in a row, as the end of the user's message.
-
-The policy's words as a chat message, by the response template that its tokenizer may have.
+Where the environment speaks first, what it shows may differ between the samples of a group, so that it is no
+part of the prompt that they share. Such a prompt ends before the chat template begins the policy's message.
+What is shown follows as a message of its own or, where a template takes no two messages of users in a row, as
+the end of the user's message (`Opening`).
 """
 
 from __future__ import annotations

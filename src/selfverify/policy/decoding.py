@@ -1,12 +1,8 @@
-"""Output head, drawing tokens, seeds and generators.
+"""How a policy speaks: its output head, and the drawing of tokens.
 
-How a policy speaks: its output head, its sampling settings, the tokens that end what it says.
-
-Drawing tokens: what is drawn depends on the seed, the sample and the turn alone.
-
-The output head: from hidden states to logits and to log-probabilities of tokens.
-
-torch's global random generators: one of the CPU, and one of each other device.
+The `Head` gives logits and log-probabilities of tokens behind hidden states. A `TokenSampler` adds the
+settings of sampling and the tokens that end what is said. What is drawn depends on the seed, the sample and
+the turn alone.
 """
 
 from __future__ import annotations
@@ -208,6 +204,9 @@ def not_finite(name: str) -> SamplingError:
 
 @contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """A context after which the generators of the CPU and of ``device`` are as they were before."""
+    """A context after which torch's global random generators are as they were before.
+
+    There is one of the CPU, and one of each other device, such as ``device``.
+    """
     with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
         yield

@@ -1,30 +1,8 @@
-"""One class per model family.
+"""Model families, a class each: their placeholders, positions, image features and masks.
 
-The questions that a model family answers, with the answers that most families share.
-
-The model families, one file each: their placeholders, positions, image features and masks.
-
-Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one placeholder per merged patch, three-axis rotary positions.
-
-LLaVA-OneVision: the whole image, then its tiles without their padding and with a mark per line.
-
-Idefics3 and SmolVLM: an image is split into tiles, each with marks around its placeholders.
-
-Gemma 3: image tokens see each other in both directions; most layers have a sliding window.
-
-InternVL (the checkpoints in transformers' format): tiles of equal size between a start and an end mark.
-
-Vision-language families without their own file: the model's own forward runs on every sample by itself.
-
-Attention of vision towers in which patches attend to their own image only, or to a window of it.
-
-A tower gets the patches of all images in one row. transformers computes one segment (window or image) after
-another: 1,796 calls for one image of 1,024 tokens in Qwen2.5-VL. Segments of one length are as independent as
-the rows of a batch, so here a layer makes one call for each length (32 calls for the same image).
-
-`SEGMENTED` is registered with transformers. A tower that computes with it is given, by the name ``segments``,
-the `Segments` of each of its attention modules, and ``cu_seqlens`` that make the row one segment, so that the
-modules pass it on as a whole.
+`Family` has the questions that a model family answers, with the answers that most families share. `FAMILIES`
+has the families by ``model_type``, and `family_of` finds that of a model. `segmented_attention` computes in
+the vision towers of some of them.
 """
 
 from __future__ import annotations
@@ -222,6 +200,8 @@ SEGMENTED = "selfverify_segmented"
 class Segments:
     """Which patches of a row of S attend to each other; worked out once for all layers.
 
+    A patch attends to its own image only, or to a window of it.
+
     Args:
         boundaries: ``[segments + 1]`` on the CPU, from 0 to S: where each segment begins and the last ends.
         device: Where the tower is.
@@ -275,6 +255,15 @@ def segmented_attention(
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls in every layer of a tower.
 
+    A tower gets the patches of all images in one row. transformers computes one segment (window or image)
+    after another: 1,796 calls for one image of 1,024 tokens in Qwen2.5-VL. Segments of one length are as
+    independent as the rows of a batch, so here a layer makes one call for each length (32 calls for the same
+    image).
+
+    The function is registered with transformers as `SEGMENTED`. A tower that computes with it is given, by
+    the name ``segments``, the `Segments` of each of its attention modules, and ``cu_seqlens`` that make the
+    row one segment, so that the modules pass it on as a whole.
+
     Args:
         module: The layer's attention.
         query: ``[1, heads, S, D]``, like ``key`` and ``value``; positions are applied.
@@ -297,7 +286,10 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(SEGMENTED, sdpa_mask)
 
 
 class QwenVL(VisionFamily):
-    """Qwen2-VL, and what its successors have in common with it."""
+    """Qwen2-VL, and what its successors Qwen2.5-VL and Qwen3-VL have in common with it.
+
+    There is one placeholder per merged patch, and rotary positions have three axes.
+    """
 
     position_axes = 3
     tower = ("visual",)
@@ -398,7 +390,10 @@ class Qwen3VL(QwenVL):
 
 
 class LlavaOnevision(VisionFamily):
-    """LLaVA-OneVision in transformers' format."""
+    """LLaVA-OneVision in transformers' format.
+
+    An image is the whole image, then its tiles without their padding and with a mark per line.
+    """
 
     splits_single_images = True
 
@@ -443,7 +438,10 @@ AROUND, GLOBAL = "<fake_token_around_image>", "<global-img>"
 
 
 class Idefics3(VisionFamily):
-    """Both share their classes' structure; SmolVLM only has smaller tiles."""
+    """Idefics3 and SmolVLM: an image is split into tiles, each with marks around its placeholders.
+
+    Both share their classes' structure; SmolVLM only has smaller tiles.
+    """
 
     tower = ("vision_model", "connector")
 
@@ -481,7 +479,10 @@ class Idefics3(VisionFamily):
 
 
 class Gemma3(VisionFamily):
-    """Gemma 3 with its vision tower; its text-only models are a plain `Family`."""
+    """Gemma 3 with its vision tower; its text-only models are a plain `Family`.
+
+    Image tokens see each other in both directions; most layers have a sliding window.
+    """
 
     bidirectional_images = True
 
@@ -525,7 +526,10 @@ class Gemma3(VisionFamily):
 
 
 class InternVL(VisionFamily):
-    """InternVL 2.5, 3 and 3.5."""
+    """InternVL 2.5, 3 and 3.5 (the checkpoints in transformers' format).
+
+    Tiles of equal size stand between a start and an end mark.
+    """
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         """See `Family`."""
@@ -553,11 +557,12 @@ class InternVL(VisionFamily):
 
 
 class Unknown(Family):
-    """Families that transformers' `AutoProcessor` and ``model.generate`` know, several times slower.
+    """Vision-language families without a class of their own, several times slower.
 
-    Nothing is shared between a prompt's samples, no image feature is kept, and image tokens are suppressed
-    only as far as the configuration names them. One `ImageInput` holds everything that the processor made of
-    a prompt.
+    transformers' `AutoProcessor` and ``model.generate`` have to know them: the model's own forward runs on
+    every sample by itself. Nothing is shared between a prompt's samples, no image feature is kept, and image
+    tokens are suppressed only as far as the configuration names them. One `ImageInput` holds everything that
+    the processor made of a prompt.
     """
 
     shares_prompts = False

@@ -1,8 +1,6 @@
-"""Cached image features; offload of activations.
+"""Image features, which a frozen vision tower makes once for each distinct image, and offloading.
 
-Image features: each distinct image passes through a frozen vision tower once.
-
-Keeps activations in the host's memory between the forward and the backward pass.
+Offloading keeps activations in the host's memory between the forward and the backward pass (`offloaded`).
 """
 
 from __future__ import annotations

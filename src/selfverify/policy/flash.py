@@ -1,8 +1,8 @@
 """PyTorch's flash attention on the CPU and on CUDA, with the logarithm of the softmax's denominator.
 
-`CpuFlash` and `CudaFlash` have the same four methods. Attention comes in the shape of `merged_attention`: a
-query ``[B, G, K, N, R, *]`` of K key heads, N query heads per key head and G continuations of R tokens. The
-keys are either the continuation's own earlier tokens (``own``, causal) or the prompt's.
+`CpuFlash` and `CudaFlash` have the same four methods. Attention has the shape of `MergedAttention`: a query
+``[B, G, K, N, R, *]`` of K key heads, N query heads per key head and G continuations of R tokens. The keys
+are either the continuation's own earlier tokens (``own``, causal) or the prompt's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Forward passes: prefill, packed, growing, chunked.
+"""Forward passes: prompts alone, continuations behind them, both at once, and the plain way.
 
-Forward passes: prompts alone, continuations behind them, both at once, and the plain way.
+All give hidden states, whose names end in their axes (see `packing`); `Head` makes log-probabilities of them.
 
-All give hidden states, whose names end in their axes (see `continuations`); `Head` makes log-probabilities
-of them.
-
-Many tokens through the model a few at a time: prompts, and what growing conversations hear.
-
-How much memory that takes depends on `Forward.chunk`, not on how long a prompt or a reply is, nor on how
-many conversations hear one; only the keys and values that are kept grow with those.
+Prompts, and what growing conversations hear, pass through the model a few tokens at a time. How much memory
+that takes depends on `Forward.chunk`, not on how long a prompt or a reply is, nor on how many conversations
+hear one; only the keys and values that are kept grow with those.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""KVSessions: rows of G conversations behind kept prompts.
+"""Conversations that grow behind kept prompts: what the policy says in them, and what it hears.
 
-Threads of a model whose prompts can be shared: all keys and values are kept.
-
-Conversations that grow: what the policy says, what it hears.
-
-A thread is one of the G conversations that follow a prompt. `shared_threads.SharedKVSession` keeps each
-prompt's keys and values once for its group, and each thread's own behind them.
-`apart_threads.RecomputingSession` serves vLLM and families whose prompts cannot be shared.
-
-Which threads pass through the model together.
-
-Shows a watcher what a policy says while it says it.
+A thread is one of the G conversations that follow a prompt. `SharedKVSession` keeps each prompt's keys and
+values once for its group, and each thread's own behind them. vLLM and families whose prompts cannot be shared
+have `RecomputingSession` (`recomputing_sessions`). A `TokenCallback` is shown what a policy says while it
+says it.
 """
 
 from __future__ import annotations
@@ -150,7 +143,7 @@ def show(
     full: Tensor,
     alive: Tensor,
 ) -> None:
-    """Show a watcher the next token of each thread.
+    """Show a callback the next token of each thread.
 
     Args:
         watcher: Is told.
@@ -197,7 +190,7 @@ class Inside(Protocol):
 
 
 class SharedKVSession:
-    """Threads of a model whose prompts can be shared.
+    """Threads of a model whose prompts can be shared: all keys and values are kept.
 
     Args:
         forward: The model's forward passes.
@@ -244,9 +237,10 @@ class SharedKVSession:
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`. ``given_up`` is called before every token; what it names is cut off
-        there.
-        ``watcher`` is told what is said; it changes nothing.
+        """See `KVSession.generate`.
+
+        ``given_up`` is called before every token; what it names is cut off there. ``watcher`` is told what is
+        said; it changes nothing.
 
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.

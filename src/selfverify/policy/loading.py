@@ -1,13 +1,4 @@
-"""Load and save a model with its processor.
-
-Loads a model with its tokenizer and image processor, from a folder, by hub id or by built-in name.
-
-Says in words which weights do not fit a model, from what transformers reports about loading them.
-
-What of a model goes to disk, and how its weights are told from others.
-
-Has a model compute while it learns what it computes while it samples.
-"""
+"""Loading a model with its tokenizer and image processor, by folder, hub id or name; saving it."""
 
 from __future__ import annotations
 
@@ -56,7 +47,9 @@ _KINDS = {
 
 
 def misfits(report: Mapping[str, Any]) -> list[str]:
-    """Return one phrase for each kind of misfit, such as ``2 not in the folder: a, b``; none if all fits.
+    """Return one phrase for each kind of weights that do not fit a model; none if all fit.
+
+    A phrase is such as ``2 not in the folder: a, b``.
 
     Args:
         report: What ``from_pretrained(..., output_loading_info=True)`` returns beside the model.
@@ -79,7 +72,8 @@ def _named(entry: Any) -> str:
 def draw_nothing(model: Any) -> None:
     """Switch off what a model drops, adds as noise, or takes from a batch as a whole, while it learns.
 
-    What learns would be another policy than what has sampled. An adapter's dropout is a setting of its own.
+    So a model computes while it learns what it computes while it samples. What learns would else be another
+    policy than what has sampled. An adapter's dropout is a setting of its own.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

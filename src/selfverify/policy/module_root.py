@@ -1,12 +1,9 @@
-"""The wrapped module; modes and adapters of a computation.
-
-The module that data-parallel wrappers wrap.
+"""The module that data-parallel wrappers wrap, and where a model computes.
 
 DDP, FSDP2 and DeepSpeed hook into one module's ``forward``, while a policy calls parts of its model: the
-embeddings, the vision tower, the decoder, the head. So a policy calls these parts inside a root module, whose
-``forward`` runs any function.
-
-Where a model computes: inside its root, which wrappers see, in the right mode, with the right adapter.
+embeddings, the vision tower, the decoder, the head. So a policy calls these parts inside a `ModuleRoot`,
+whose ``forward`` runs any function. A `ModuleRunner` has them compute there in the right mode, with the right
+adapter.
 """
 
 from __future__ import annotations

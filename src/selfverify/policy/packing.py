@@ -1,8 +1,6 @@
-"""How prompts and continuations share rows; the KV tensors.
+"""How prompts and their continuations share a row, and the keys and values of growing continuations.
 
-How prompts and their continuations share a row, and the keys and values of growing continuations.
-
-What follows prompts: ragged lists of tokens as padded tensors.
+Ragged lists of tokens that follow prompts become padded tensors (`Continuations`).
 
 Names of tensors in `policy` end in their axes: B prompts, G continuations of each, R tokens of a
 continuation, P tokens of a prompt, L tokens of a whole row, N rows, H the hidden size, A the axes of position

@@ -75,7 +75,7 @@ class Policy:
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
         self.engine: Engine | None = None
-        """What samples where ``sampling.engine`` is not ``own``; the learner starts and closes it."""
+        """What samples where ``sampling.engine`` is not ``own``; the trainer starts and closes it."""
         if config.shared_prefix == "off" or not loaded.family.shares_prompts:
             self.shares_prefix = False
 

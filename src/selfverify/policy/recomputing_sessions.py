@@ -1,10 +1,8 @@
-"""Engine protocol; sessions of vLLM and of unknown families.
+"""Sampling where prompts are not shared: by vLLM, and by model families that share none.
 
-Conversations that each have a prompt of their own: for vLLM and families that share no prompts.
-
-Sampling for models whose prompts are not shared: each sample has its own keys and values.
-
-The interface of what samples in place of our own decoder while a policy is trained, such as vLLM.
+`RecomputingSession` has conversations that each have a prompt of their own, for both. `Unshared` samples for
+such families: each sample has its own keys and values. An `Engine`, such as vLLM, samples in place of our own
+decoder while a policy is trained.
 """
 
 from __future__ import annotations
@@ -56,8 +54,10 @@ class RecomputingSession:
     def generate(
         self, places: Collection[SampleIndex], turn: int, more: bool = True
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`. vLLM is called by all processes together, also by one with nothing to
-        ask."""
+        """See `KVSession.generate`.
+
+        vLLM is called by all processes together, also by one with nothing to ask.
+        """
         said = {}
         asked = list(places)
         if turn == 0:
@@ -320,7 +320,7 @@ def _read_again(forward: Forward, prompt: Prompt, said: _Said) -> None:
 
 
 class Engine(Protocol):
-    """A sampler with its own copy of a policy's weights. The learner starts, updates and closes it."""
+    """A sampler with its own copy of a policy's weights. The trainer starts, updates and closes it."""
 
     stale: bool
     """Whether the policy's weights have changed since the last `send_weights`."""

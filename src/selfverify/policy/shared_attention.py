@@ -1,6 +1,4 @@
-"""Attention of G continuations to one prompt.
-
-Attention in which the G continuations of a prompt share one copy of it.
+"""Attention in which the G continuations of a prompt share one copy of it.
 
 A row holds a prompt once and its continuations one after another::
 
@@ -12,26 +10,8 @@ parts; the result equals the plain forward of each prompt + continuation. Regist
 under the name in `ATTENTION`, it serves every model that uses the attention interface and hands it nothing
 that is not known here. Outside of such passes (`sharing`) it is PyTorch's attention, by transformers' masks.
 
-Attention of new tokens to their prompt's keys and to their own continuation's, with scores written out.
-
-This is for what no flash kernel takes: tokens behind kept ones, sliding windows, images whose tokens see each
-other both ways. Where tokens grow, few scores and masks exist at a time.
-
-One softmax over two sets of keys, by PyTorch's flash attention, without holding its weights.
-
-Attention over the union of two key sets is the average of the attention over each, weighted by their
-shares of the softmax's denominator; a flash kernel returns the logarithm of its denominator beside its
-output, so two calls and a merge give the whole (ring attention, Liu et al. 2023, merges the same way). In the
-backward pass the same kernel is handed the *merged* output and denominator: a softmax weight is exp(score -
-log of the whole denominator), whichever part the key is in, so each call returns its part's exact gradients.
-
-Skips the last decoder layer's feed-forward block for tokens whose output nothing reads.
-
-Behind the last layer, only the last token of a prompt is read: it predicts the first token of the
-continuations. Other tokens act through the keys and values that the layer's attention makes of them. So the
-feed-forward block, which is most of the layer's cost, gets only the tokens that predict something. Forward
-and backward passes become cheaper, most of all in shallow models and with long prompts. Hidden states that
-are read stay the same. The others lack what the block would add.
+Flash kernels compute it where they can (`MergedAttention`), else scores are written out
+(`two_part_attention`). `ReadOnly` skips what nothing reads in the last layer.
 """
 
 from __future__ import annotations
@@ -61,7 +41,10 @@ def two_part_attention(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """One softmax over the prompt's keys and a continuation's own.
+    """One softmax over the prompt's keys and a continuation's own, with scores written out.
+
+    This is for what no flash kernel takes: tokens behind kept ones, sliding windows, images whose tokens see
+    each other both ways. Where tokens grow, few scores and masks exist at a time.
 
     Args:
         layout: Says who sees what, and how many scores may exist at a time.
@@ -235,6 +218,14 @@ def merged(
 
 class MergedAttention(torch.autograd.Function):
     """Attention of continuations to their prompt's keys and to their own earlier tokens.
+
+    It is one softmax over two sets of keys, by PyTorch's flash attention, without holding its weights.
+    Attention over the union of two key sets is the average of the attention over each, weighted by their
+    shares of the softmax's denominator; a flash kernel returns the logarithm of its denominator beside its
+    output, so two calls and a merge give the whole (ring attention, Liu et al. 2023, merges the same way). In
+    the backward pass the same kernel is handed the *merged* output and denominator: a softmax weight is
+    exp(score - log of the whole denominator), whichever part the key is in, so each call returns its part's
+    exact gradients.
 
     Call ``MergedAttention.apply(flash, query, prompt_keys, prompt_values, keys, values, sizes, scaling)``.
 
@@ -532,6 +523,13 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
 
 class ReadOnly:
     """Hooks on a layer's attention and feed-forward block, for rows with a `SharedLayout`.
+
+    They skip the last decoder layer's feed-forward block for tokens whose output nothing reads. Behind the
+    last layer, only the last token of a prompt is read: it predicts the first token of the continuations.
+    Other tokens act through the keys and values that the layer's attention makes of them. So the feed-forward
+    block, which is most of the layer's cost, gets only the tokens that predict something. Forward and
+    backward passes become cheaper, most of all in shallow models and with long prompts. Hidden states that
+    are read stay the same. The others lack what the block would add.
 
     Gradient checkpointing calls both modules again, and with them the hooks. Nothing is kept between calls. A
     deep copy of the model has its own hooks.

@@ -1,17 +1,14 @@
-"""Small models with fresh weights.
+"""Small models with fresh weights, in folders that load like any checkpoint.
 
-`builtin:digits` with fresh weights: transformers' own Qwen2.5-VL classes at 2-6 million parameters.
+`write_tiny` makes `builtin:digits` anew: transformers' own Qwen2.5-VL classes at 2-6 million parameters.
+Tokenizer and image processor are those that are shipped. The tokenizer is a byte-level BPE, to which no
+text is unknown; each digit and each tag is one token. The image processor merges 8-pixel patches two by two,
+so that the cell of a digit is one token.
 
-`write_tiny` puts model, tokenizer and image processor into a folder that loads like any checkpoint. Tokenizer
-and image processor are those of `builtin:digits`. The tokenizer is a byte-level BPE, to which no text is
-unknown; each digit and each tag is one token. The image processor merges 8-pixel patches two by two, so that
-the cell of a digit is one token.
-
-A small language model with fresh weights, for built-in policies that read and write text only.
-
-`write_tiny_text` puts transformers' own Qwen3 classes, of one or two million parameters, and a tokenizer into
-a folder that loads like any checkpoint. The tokenizer makes one token of each word of its corpus; every other
-text falls apart into shorter pieces, in the end into bytes, so that no text is unknown to it.
+`write_tiny_text` makes a language model for built-in policies that read and write text only: transformers'
+own Qwen3 classes, of one or two million parameters, and a tokenizer that makes one token of each word of its
+corpus. Every other text falls apart into shorter pieces, in the end into bytes, so that no text is unknown to
+it.
 """
 
 from __future__ import annotations

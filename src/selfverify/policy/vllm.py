@@ -1,23 +1,19 @@
-"""VLLM in process or on a server.
-
-Sampling by vLLM, in the training processes or on a server, through TRL's `VLLMGeneration`.
+"""Sampling by vLLM, in the training processes or on a server, through TRL's `VLLMGeneration`.
 
 TRL starts or reaches vLLM, sends it the weights and gathers prompts over processes. This module decides which
-tokens vLLM gets, and checks those that come back.
+tokens vLLM gets, checks those that come back, and refuses a vLLM that would not sample as the policy does.
 
 - *Prompts*: in this process vLLM expands a prompt's image slots on its own, and would expand slots that are
   expanded already once more (TRL issue 6294), so it gets the prompt as the chat template wrote it. TRL's
   client of a server places images by the runs of image tokens, so it gets the expanded prompt. Either way the
   prompt that vLLM read must equal the prompt that we learn from.
 - *Log-probabilities* are vLLM's ``processed_logprobs``, those of the distribution that it really drew from:
-  under the temperature, after top-p and the ban of image tokens. Our own sampler and the learner take them
+  under the temperature, after top-p and the ban of image tokens. Our own sampler and the trainer take them
   before top-p and the ban. Under exact arithmetic a token's importance weight is therefore the mass of the
   tokens that could be drawn in its place: top-p or a little more.
 - *Images*: vLLM keeps the features of images that it has seen. It has to forget them when the tower changes.
 - *Seeds*: `VLLMGeneration` has one set of sampling parameters for all prompts, so a problem's samples cannot
   have their own seed; runs with vLLM are not reproducible bit by bit.
-
-Starts vLLM or reaches its server, and refuses one that would not sample as the policy does.
 """
 
 from __future__ import annotations

@@ -1,15 +1,7 @@
-"""Probability of being right; score + log-prob fusion.
+"""Scores and shares of votes as probabilities of being right, and scores fused with log-probabilities.
 
-Calibration turns a score or a share of votes into the probability of being right.
-
-It is fitted on held-out samples and stored as a small JSON file beside the model. The file says what it was
-fitted for: another verifier, strategy or number of samples needs another calibration.
-
-The fused score of an answer: its own score and its log-probability together.
-
-A score that the policy writes and the probability that it gives to its own words know different things: the
-first has learnt to check, the second is low where the policy was guessing. Their sum can choose better than
-either does, and needs no other model. It is no rule of the papers, and is reported beside theirs.
+A calibration is fitted on held-out samples and stored as a small JSON file beside the model. The file says
+what it was fitted for: another verifier, strategy or number of samples needs another calibration.
 """
 
 from __future__ import annotations
@@ -37,6 +29,11 @@ MOST_WEIGHT = 1000.0
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """``s + weight * l``, or in its calibrated form sigmoid(``slope`` * (s + weight * l) + ``intercept``).
+
+    A score that the policy writes and the probability that it gives to its own words know different things:
+    the first has learnt to check, the second is low where the policy was guessing. Their sum can choose
+    better than either does, and needs no other model. It is no rule of the papers, and is reported beside
+    theirs.
 
     s is an answer's soft score in [0, 1], and l the mean log-probability of its tokens in nats, at most 0.
     Both forms put answers in the same order. The calibrated one is in [0, 1], as other scores are, and says

@@ -1,6 +1,4 @@
-"""Choosing one of N as pure functions; which answers are the same.
-
-Rules that choose one of N candidate answers, as pure functions over arrays.
+"""Candidate answers, and rules that choose one of N of them, as pure functions over arrays.
 
 Every rule first becomes *selection weights*: the probability that it picks each candidate. Ties are broken
 uniformly at random, so a rule's correctness is an expectation and needs no random numbers: two answers tied
@@ -11,12 +9,6 @@ Arrays, wherever they appear:
     keys: int ``[..., N]``, the canonical answer's id inside its problem; -1 where nothing could be parsed.
     correct: float ``[..., N]`` in {0, 1}.
     score: float ``[..., N]``; NaN where a candidate has no readable score.
-
-Candidate answers: a single one as an object, N of them for each of many problems as arrays.
-
-Which free answers are the same, for questions that come without a task.
-
-A task says itself which answers are the same (`Verdict.key`).
 """
 
 from __future__ import annotations
@@ -361,7 +353,8 @@ _BRACKETS = str.maketrans(dict.fromkeys("[](){}", " "))
 def read_answer(text: str, kind: Kind) -> tuple[Any, str | None]:
     """Return the answer as a JSON value, and its key; ``(None, None)`` where it cannot be read. Never raises.
 
-    Equal answers have equal keys. A box has no key (None), because boxes are clustered.
+    This is for questions that come without a task; a task says itself which answers are the same
+    (`Verdict.key`). Equal answers have equal keys. A box has no key (None), because boxes are clustered.
     """
     text = text.strip()
     if not text or len(text) > LONGEST:

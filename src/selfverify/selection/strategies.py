@@ -1,15 +1,9 @@
-"""Strategies by name, choose(), best-of-n curves.
-
-The strategies for choosing among candidates, and all that is said about them anywhere.
+"""The strategies for choosing among candidates by name, and what they choose from n of G candidates.
 
 Evaluation, reports, `solve`, the gateway and the commands take names, words and functions from `STRATEGIES`.
-
-Choosing one of a problem's candidates, and saying why.
-
-What a strategy chooses from n of G candidates, on average over the size-n subsets of the G.
-
-This is the only engine behind figures such as ``best@4`` of 12 samples: accuracies, the parts of an answer
-that tasks measure, categories, and the table of generators and verifiers.
+`choose` chooses one of a problem's candidates and says why. `mixtures` is the only engine behind figures such
+as ``best@4`` of 12 samples: accuracies, the parts of an answer that tasks measure, categories, and the table
+of generators and verifiers.
 """
 
 from __future__ import annotations
@@ -371,7 +365,7 @@ def mixtures(
     options: StrategyConfig = DEFAULTS,
     seed: int = 0,
 ) -> list[Mixture]:
-    """What each of the strategies chooses from n of the candidates ``[P, G]``.
+    """What each of the strategies chooses from n of the candidates ``[P, G]``, on average over the subsets.
 
     Exact where all subsets can be looked at or a strategy has a closed form, else an average over
     `MAX_SUBSETS` seeded subsets. Memory grows with P: see `blocks`.

@@ -1,8 +1,6 @@
-"""Judged; answer once, or again after a request (AdaPO Eq. 1).
+"""Verdicts on answers and the rewards that come of them, and conversations that consist of answers.
 
-Conversations in which the policy answers: once, or again after a request to re-examine (AdaPO Eq. 1).
-
-What a task makes of one answer, and the rewards that come of it.
+The policy answers once (`SingleTurn`), or again after a request to re-examine (`SelfCorrection`).
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ class SingleTurn(Episode):
 
 
 class SelfCorrection(SingleTurn):
-    """Asks the policy to re-examine its answer; the last answer counts.
+    """Asks the policy to re-examine its answer (AdaPO Eq. 1); the last answer counts.
 
     Channels are ``turn_1``, ``turn_2`` and so on. Rewards are those of the last answer, with ``correct_1``
     and ``answer_format_1`` of the first. A trajectory whose first turn was cut off ends wrong. A score, where

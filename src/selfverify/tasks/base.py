@@ -180,8 +180,8 @@ class Task(ABC):
         metrics: Published figures besides accuracy that evaluations compute.
         errors: The classes of wrong answers (`Verdict.error`), for figures by class. Unreadable answers are a
             class of their own, which is not named here.
-        writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
-            before problems are made.
+        writes_places: Whether prompts or answers hold places in images, so that `set_coordinate_space` has
+            to be called before problems are made.
         limits: How long its conversations may get.
         repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
             asked. Where it does not, training logs what was said (``learner.rollout_log``).

@@ -1,13 +1,6 @@
-"""Demonstrated conversations and preferences from files.
+"""Conversations of files, as demonstrations (`conversations`) and as preferences among them (`pairs`).
 
-`conversations`: what others have said, from files, for supervised fine-tuning (`conversations-sft`).
-
-SmartSnap §4.1: existing trajectories and those of teachers become pairs of a conversation so far and the next
-turn, of which some are drawn.
-
-`pairs`: preferences among conversations, from files, for `dpo` (VTS-V §3.3: the verifier's training).
-
-Conversations of files, held again: what was replied is replied, whatever is said.
+What was replied in a conversation is replied again, whatever is said (`Replayed`).
 """
 
 from __future__ import annotations
@@ -176,7 +169,11 @@ class ConversationsConfig(RowTaskConfig):
 
 
 class Conversations(RowTask):
-    """The turns of the assistant are demonstrated; what others said in between is replied as it stands."""
+    """The turns of the assistant are demonstrated; what others said in between is replied as it stands.
+
+    This is for supervised fine-tuning (`conversations-sft`). SmartSnap §4.1: existing trajectories and those
+    of teachers become pairs of a conversation so far and the next turn, of which some are drawn.
+    """
 
     name = "conversations"
     summary = "conversations from files, to be imitated turn by turn"
@@ -289,7 +286,10 @@ class PreferencesConfig(RowTaskConfig):
 
 
 class Preferences(RowTask):
-    """A problem is what both sides of a pair begin with; each side is a conversation that goes on from it."""
+    """A problem is what both sides of a pair begin with; each side is a conversation that goes on from it.
+
+    They are for `dpo` (VTS-V §3.3: the verifier's training).
+    """
 
     name = "pairs"
     summary = "preferences among conversations from files, for direct preference optimisation"

@@ -1,21 +1,7 @@
-"""Canvases; sum, shown, locate.
-
-Drawing real handwritten digits onto canvases, with the evaluation digits kept apart.
+"""Handwritten digits on canvases: what do they add up to, which are not shown, where is one of them?
 
 The digits are the 1,797 UCI scans (8x8, 17 grey levels) that scikit-learn carries. They are split by
 source image, so no scan that an evaluation shows was ever trained on.
-
-`digits-sum`: what do the digits shown add up to?
-
-This task shows where verification does not help: a policy errs because noise makes it misread a digit, all
-samples of a problem misread the same one, and no verifier can do much better than a majority vote.
-
-`digits-shown`: which digits from 0 to 9 are not shown?
-
-It teaches a cold start to compare a digit that is written with those that were read: reading comes first,
-then all ten digits in any order, with a mark where one was not read, as `digits-pick` marks picks (`marked`).
-
-`digits-locate`: give the bounding box of one digit on a canvas (a continuous task, reward = IoU).
 """
 
 from __future__ import annotations
@@ -113,7 +99,11 @@ class DigitsSumConfig(ScoredTaskConfig):
 
 
 class DigitsSum(Task):
-    """An answer is right when it equals the sum of all digits shown."""
+    """What do the digits shown add up to? An answer is right when it equals their sum.
+
+    This task shows where verification does not help: a policy errs because noise makes it misread a digit,
+    all samples of a problem misread the same one, and no verifier can do much better than a majority vote.
+    """
 
     name = "digits-sum"
     summary = "the sum of the digits shown (discrete)"
@@ -157,9 +147,14 @@ class DigitsShownConfig(ScoredTaskConfig):
 
 
 class DigitsShown(Task):
-    """An answer is right when it names the digits that are not shown, each once, in any order, and no others.
+    """Which digits from 0 to 9 are not shown?
 
-    It may be empty: twelve digits may show all ten.
+    An answer is right when it names them, each once, in any order, and no others. It may be empty: twelve
+    digits may show all ten.
+
+    The task teaches a cold start to compare a digit that is written with those that were read: reading comes
+    first, then all ten digits in any order, with a mark where one was not read, as `digits-pick` marks picks
+    (`marked`).
     """
 
     name = "digits-shown"
@@ -230,7 +225,7 @@ class DigitsLocateConfig(ScoredTaskConfig):
 
 
 class DigitsLocate(Task):
-    """Find the box of a digit.
+    """Find the box of one digit (a continuous task, reward = IoU).
 
     Boxes are ``x1 y1 x2 y2`` in pixels of the image, as Qwen2.5-VL writes them. An answer is right when its
     IoU exceeds 0.5.

@@ -1,11 +1,4 @@
-"""Which K digits add up to the target; the mix.
-
-`digits-pick`: which K of the digits shown add up to the target?
-
-As in real reasoning, an answer is much easier to check than to find, so choosing among several samples pays.
-
-`digits-mix`: the digit tasks in turn; the built-in policy's cold start is trained on it.
-"""
+"""Which K of the digits shown add up to a target (`digits-pick`), and all digit tasks (`digits-mix`)."""
 
 from __future__ import annotations
 
@@ -91,7 +84,11 @@ class DigitsPickConfig(ScoredTaskConfig):
 
 
 class DigitsPick(Task):
-    """An answer is right when it is a sub-multiset of the digits shown and adds up to the target."""
+    """An answer is right when it is a sub-multiset of the digits shown and adds up to the target.
+
+    As in real reasoning, an answer is much easier to check than to find, so choosing among several samples
+    pays.
+    """
 
     name = "digits-pick"
     summary = "which K of the digits add up to T (discrete)"
@@ -252,7 +249,10 @@ class DigitsMixConfig(ScoredTaskConfig):
 
 
 class DigitsMix(Task):
-    """Problems of all digit tasks in a fixed rotation; each is judged by its own task."""
+    """Problems of all digit tasks in a fixed rotation; each is judged by its own task.
+
+    The built-in policy's cold start is trained on it.
+    """
 
     name = "digits-mix"
     summary = "the other digit tasks in turn (for the cold start)"

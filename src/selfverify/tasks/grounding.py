@@ -1,25 +1,8 @@
-"""Box of a phrase, reward IoU.
+"""`grounding`: the box of what an expression refers to, how answers write it, and its overlap.
 
-`grounding`: the box of what an expression refers to; reward = IoU (ADPO Eq. 3; as VLM-R1, boxes only).
-
-Reading a box from a model's answer, in whichever of the usual forms it is written.
-
-Accepted is one box, (x1, y1, x2, y2) in the model's own space, as
-
-- JSON: a list of four numbers or of two corners; an object with it under ``bbox_2d``, ``bbox`` or ``box``; a
-  list of such objects or lists, of which the first counts (as in VLM-R1's scorer); the same in quotes;
-- corners in brackets: ``(x1, y1), (x2, y2)``, or all four in one: ``(x1, y1, x2, y2)``;
-- any of these or four bare numbers in ``<box>..</box>`` or ``<|box_start|>..<|box_end|>``;
-- four bare numbers and nothing else.
-
-Fences and prose may stand before and behind. The first place that looks like the beginning of a box
-decides: what begins there has to be whole. Malformed JSON, three or five numbers, a key twice, NaN or a tag
-that is not closed are no box, and nothing further on is looked for.
-
-Intersections and unions of boxes with target boxes, and of boxes with target masks.
-
-Referring segmentation reports gIoU, the mean of the problems' IoU (not the "generalized IoU"), and cIoU, the
-sum of all intersections over that of all unions. Both are LISA's, without the 1e-5 that LISA adds to a union.
+The reward is the box's IoU with the target (ADPO Eq. 3; as VLM-R1, boxes only). Referring segmentation
+reports gIoU, the mean of the problems' IoU (not the "generalized IoU"), and cIoU, the sum of all
+intersections over that of all unions. Both are LISA's, without the 1e-5 that LISA adds to a union.
 `box_overlap` compares boxes with boxes, `MaskOverlap` the pixels that boxes cover with the pixels of a mask.
 """
 
@@ -73,7 +56,21 @@ _BARE = re.compile(rf"{_N}{_GAP}{_N}{_GAP}{_N}{_GAP}{_N}", re.ASCII)
 
 
 def parse_box(text: str) -> list[float] | None:
-    """Return the box in an answer in the model's space; None if there is none. Never raises."""
+    """Return the box in an answer in the model's space; None if there is none. Never raises.
+
+    It may have any of the usual forms. Accepted is one box, (x1, y1, x2, y2), as
+
+    - JSON: a list of four numbers or of two corners; an object with it under ``bbox_2d``, ``bbox`` or
+      ``box``; a list of such objects or lists, of which the first counts (as in VLM-R1's scorer); the same in
+      quotes;
+    - corners in brackets: ``(x1, y1), (x2, y2)``, or all four in one: ``(x1, y1, x2, y2)``;
+    - any of these or four bare numbers in ``<box>..</box>`` or ``<|box_start|>..<|box_end|>``;
+    - four bare numbers and nothing else.
+
+    Fences and prose may stand before and behind. The first place that looks like the beginning of a box
+    decides: what begins there has to be whole. Malformed JSON, three or five numbers, a key twice, NaN or a
+    tag that is not closed are no box, and nothing further on is looked for.
+    """
     return _parse(text, depth=0)
 
 

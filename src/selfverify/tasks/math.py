@@ -1,15 +1,11 @@
-"""Maths over rows, judged in killable processes.
+r"""`math`: problems of a data file with one short answer, compared by rules and math-verify (discrete).
 
-`math`: problems of a data file with one short answer, compared by rules and by math-verify (discrete).
+A row has ``question`` and ``answer``, and may have ``id``, ``images``, ``options`` (multiple choice),
+``alternatives`` (further right answers), ``answer_type`` (integer, float, list, text; others say nothing),
+``precision`` and ``unit`` as MathVista has them, ``category``, ``source``, and ``solution`` for a cold start.
 
-ADPO's first domain (Table 1, Eq. 2). A row has ``question`` and ``answer``, and may have ``id``, ``images``,
-``options`` (multiple choice), ``alternatives`` (further right answers), ``answer_type`` (integer, float,
-list, text; others say nothing), ``precision`` and ``unit`` as MathVista has them, ``category``, ``source``,
-and ``solution`` for a cold start.
-
-The forms of an answer to a maths problem: with tags around it, or free text that ends in it.
-
-AdaPO's models answer freely ("The correct answer is: D. 90", ``\boxed{D}``), ADPO's in tags (its Table 1).
+An answer has tags around it, as ADPO's (its Table 1), or is free text that ends in it, as AdaPO's models
+answer ("The correct answer is: D. 90", ``\boxed{D}``). Comparing runs in processes that can be killed.
 """
 
 from __future__ import annotations
@@ -147,6 +143,8 @@ class MathConfig(ScoredTaskConfig, MathRowsConfig):
 
 class Math(RowTask):
     """Give the answer to a problem; the reward is 1 if it equals the target (docs/tasks-math.md), else 0.
+
+    This is ADPO's first domain (Table 1, Eq. 2).
 
     Args:
         config: The task's options, the data files among them.

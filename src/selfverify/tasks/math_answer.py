@@ -1,17 +1,10 @@
-"""Comparing answers: plain rules, then math-verify.
-
-Comparing a free-form answer with its target: what plain rules can decide, and what math-verify is asked.
+"""Comparing a free-form answer with its target: what plain rules decide, what math-verify is asked.
 
 The rules decide numbers, lists of numbers and words. Everything else that one expression can be goes to
 math-verify in a worker process, as LaTeX in one box: never as a text in which it would look for an answer,
-which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which evaluates Python.
-
-Multiple choice: which option an answer commits to.
-
-math-verify cannot do this (it finds no ``B`` in ``\boxed{B}``), and searching a text for letters pays for
-"A or B". Here the whole answer has to be a letter, an option's text, or a letter with its own option's text.
-
-Which expressions would keep math-verify busy for seconds or take gigabytes.
+which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which evaluates Python. What would keep
+it busy for seconds or take gigabytes is not asked (`is_costly`). Multiple choice has rules of its own
+(`read_choice`).
 """
 
 from __future__ import annotations
@@ -53,7 +46,7 @@ MOST_POWER = 20
 
 
 def is_costly(text: str) -> bool:
-    """Whether an expression in LaTeX would take math-verify seconds."""
+    """Whether an expression in LaTeX would keep math-verify busy for seconds or take gigabytes."""
     text = _BRACED.sub(r"\1", text)
     if _ENDLESS.search(text):
         return True
@@ -367,6 +360,10 @@ _LETTER = re.compile(
 
 def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
+
+    math-verify cannot do this (it finds no ``B`` in ``\\boxed{B}``), and searching a text for letters pays
+    for "A or B". Here the whole answer has to be a letter, an option's text, or a letter with its own
+    option's text.
 
     Accepted are ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text, and
     ``B. its text``. What follows the letter must not be or name another option.

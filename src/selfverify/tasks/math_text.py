@@ -1,16 +1,11 @@
-"""Reading an answer exactly; the key that equal ones share in votes.
-
-Reading an answer as one plain expression: the markup is taken off, nothing is guessed.
+"""Reading an answer as one plain expression, number or time: markup is taken off, nothing is guessed.
 
 Texts are at most `MathConfig.max_answer_chars` long. No function raises an error, and each looks at a
 character a bounded number of times.
 
-Plain numbers: reading them exactly, comparing them, and the key that equal ones share in a vote.
-
-math-verify takes a process and a millisecond to compare two numbers; these rules take microseconds. The two
-agree but for what docs/tasks-math.md lists (mixed numbers, units that differ, values near 0).
-
-Times of day: ``10:00 am`` and ``10:00 A.M.`` are the same, and ``22:00`` is ``10 pm``.
+Plain numbers are read exactly, compared, and given the key that equal ones share in a vote. math-verify takes
+a process and a millisecond to compare two numbers; these rules take microseconds. The two agree but for what
+docs/tasks-math.md lists (mixed numbers, units that differ, values near 0).
 """
 
 from __future__ import annotations
@@ -273,7 +268,7 @@ class Number:
 
 
 def read_number(text: str, unit: str = "") -> Number | None:
-    """Read ``text`` (`math_text.plain`) as one number, with nothing else in it but a unit.
+    """Read ``text`` (`plain`) as one number, with nothing else in it but a unit.
 
     A number is an integer, a decimal, one with thousands (``1,234``), a fraction, a mixed number, a product
     with a power of ten, a percentage, or an amount of money. ``unit`` is one more unit that may follow it.
@@ -430,7 +425,7 @@ _TIME = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?\s*(?:([ap])\.?
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A time of day.
+    """A time of day: ``10:00 am`` and ``10:00 A.M.`` are the same, and ``22:00`` is ``10 pm``.
 
     Args:
         seconds: Since midnight, as far as the text tells: ``9:00`` may also be at 21 hours.

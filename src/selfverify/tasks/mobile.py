@@ -1,7 +1,4 @@
-"""Next action on a phone (ADPO A).
-
-`mobile`: the next action on a phone, as a call of `mobile_use`, then a score (ADPO, appendix A).
-"""
+"""`mobile`: the next action on a phone, as a call of `mobile_use`, then a score (ADPO, appendix A)."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ class MobileConfig(ScoredTaskConfig, RowTaskConfig):
 class Mobile(RowTask):
     """Take the next action on a phone.
 
-    Rows have ``goal``, ``images`` (the screenshot) and ``action`` (see `mobile_action`). They may have
+    Rows have ``goal``, ``images`` (the screenshot) and ``action`` (see `mobile_scoring`). They may have
     ``step_instruction``, ``history`` (earlier actions, or texts about them), ``screen`` (the width and height
     that coordinates refer to; by default the screenshot's) and ``ui_boxes`` (boxes of the target element).
 

@@ -1,12 +1,7 @@
-"""Mobile_use calls; whether an action is the wanted one, by named rules.
+"""Actions on a phone as calls of `mobile_use`, and whether one is the wanted one, by named rules.
 
-Whether an action is the wanted one, by named rules: published evaluators disagree.
-
-When a typed text counts as the wanted one: the rules of published evaluators.
-
-Actions on a phone: how a model calls Qwen2.5-VL's `mobile_use` tool, and our canonical form.
-
-An action is a dict with ``action`` and the parameters of that action:
+A model calls Qwen2.5-VL's `mobile_use` tool. In our canonical form an action is a dict with ``action`` and
+the parameters of that action:
 
 =================  ==========================================================================================
 ``click``          ``coordinate`` [x, y]
@@ -20,6 +15,9 @@ An action is a dict with ``action`` and the parameters of that action:
 =================  ==========================================================================================
 
 In data files, targets and results coordinates are pixels of the screen; a model writes them in its own space.
+
+Published evaluators disagree on which actions and which typed texts count, so each has its rules by name
+(`PROFILES`, `TextRule`).
 """
 
 from __future__ import annotations

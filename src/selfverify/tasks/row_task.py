@@ -1,15 +1,10 @@
-"""Tasks over the rows of data files.
+"""Tasks whose problems are the rows of data files, and the places and images in these rows.
 
-Tasks whose problems are the rows of data files.
+A recipe names a data file by its path, or by its path and its reader's settings (`DataFile`).
 
-A data file as recipes name it: by its path, or by its path and its reader's settings.
-
-Images among a question's text, at the marks that stand for them.
-
-Places in images: from the space in which a model writes them to pixels, and back.
-
-The model's family decides which space that is (`Policy.coordinate_space`): Qwen2.5-VL writes pixels of the
-resized image that it sees, most others thousandths of the image's sides.
+Places in images are converted from the space in which a model writes them to pixels, and back. The model's
+family decides which space that is (`Policy.coordinate_space`): Qwen2.5-VL writes pixels of the resized image
+that it sees, most others thousandths of the image's sides.
 """
 
 from __future__ import annotations
@@ -163,7 +158,7 @@ class RowTask(Task):
         """Return the problem that a row makes.
 
         Raises:
-            ConfigError: How the policy writes places is not known (`use_space`).
+            ConfigError: How the policy writes places is not known (`set_coordinate_space`).
             DataError: The row's image cannot be read, or what it has does not fit together.
             NotCounted: The task's scoring leaves rows like this one out.
         """
@@ -304,7 +299,7 @@ class RowTask(Task):
         """Return the space in which the policy writes places in an image of ``size``.
 
         Raises:
-            ConfigError: `use_space` was not called yet.
+            ConfigError: `set_coordinate_space` was not called yet.
             DataError: The image processor refuses images of this size; the error begins with ``name``.
         """
         if self._space is None:

@@ -1,15 +1,8 @@
-"""Tools, and reading their calls.
-
-Tools: functions of an environment that the policy may call.
-
-Reading the tool calls in what the policy has said.
+"""Tools, functions of an environment that the policy may call: reading their calls and writing them.
 
 Only the policy's own words are read, never those of an environment. Nothing raises on them, and a message
-with a broken call has no calls: nothing of it may be carried out. Each form is read once, from left to right.
-
-How calls of tools are written out, in the forms that `read_calls` reads.
-
-JSON from a model: read whole or not at all.
+with a broken call has no calls: nothing of it may be carried out. Each form is read once, from left to right;
+JSON is read whole or not at all.
 """
 
 from __future__ import annotations
@@ -140,7 +133,7 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     - plain JSON: the whole message is ``{"name": ..., "arguments": {...}}`` (or ``parameters``), or a list of
       such, bare or in one fenced block
 
-    JSON is strict (`strict_json.read_json`). Calls inside a call, calls that are not closed, closed twice,
+    JSON is strict (`read_json`). Calls inside a call, calls that are not closed, closed twice,
     cut off, not JSON or without a name or arguments are errors.
 
     Args:

@@ -1,15 +1,8 @@
-"""Arithmetic word problems.
-
-`word-sums`: arithmetic word problems of our own making, without images (discrete).
+"""`word-sums`: arithmetic word problems of our own making, without images (discrete).
 
 A problem tells a story of one to three operations. Its sentences and its numbers are its split's own: what an
 evaluation asks was trained on neither in these words nor with these numbers. (A single step of a longer
 problem may well have been.)
-
-Sentences for word problems. Each split has its own, so that an evaluation reads what nobody trained on.
-
-``{A}`` and ``{B}`` are two people, ``{things}`` what is counted, ``{others}`` what is not, ``{boxes}`` what
-holds them, ``{k}`` and ``{n}`` numbers of at least 2.
 """
 
 from __future__ import annotations
@@ -43,7 +36,11 @@ BOXES = ("boxes", "bags", "jars", "baskets")
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """The sentences of one split."""
+    """The sentences of one split.
+
+    ``{A}`` and ``{B}`` are two people, ``{things}`` what is counted, ``{others}`` what is not, ``{boxes}``
+    what holds them, ``{k}`` and ``{n}`` numbers of at least 2.
+    """
 
     has: tuple[str, ...]
     """The first sentence: the number of things at the start."""
