@@ -46,8 +46,9 @@ from selfverify.selection.calibration import Calibration, fit_calibration
 from selfverify.selection.rules import Candidates
 from selfverify.selection.stopping import leader_confidence
 from selfverify.selection.strategies import STRATEGIES, expected_correctness
-from selfverify.serving.schemas import Choosing
-from selfverify.serving.solve import DrawsConfig, Solution, solve
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.config import DrawsConfig
+from selfverify.serving.solve import Solution, solve
 from selfverify.verifiers.base import Scores, Verifier
 from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft
 

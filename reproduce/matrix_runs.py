@@ -225,7 +225,7 @@ def _make_judge(name: str, behind: Mapping[str, Verifier], held: _Held, form: Fo
 
 
 def _server_judge(address: str, name: str, how: ServedModelConfig) -> Verifier:
-    from selfverify.verifiers.make_verifier import ServerJudge  # it needs the extra `serve`
+    from selfverify.verifiers.server_judge import ServerJudge
 
     return ServerJudge.measuring(address, name, how)
 

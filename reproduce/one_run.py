@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from selfverify.core.errors import DataError, SelfVerifyError, __version__
 from selfverify.core.files import only_writer, write_json
-from selfverify.core.process_pool import end_with_parent
+from selfverify.core.worker import end_with_parent
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
 from selfverify.reports.run_data import read_json

@@ -10,7 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
-from selfverify.connectors.server import EnvironmentServer, Factory, Keys, SessionLimits, start_server
+from selfverify.connectors.pool import Factory
+from selfverify.connectors.server import EnvironmentServer, Keys, SessionLimits, start_server
 from tiny_environment import Counter
 
 

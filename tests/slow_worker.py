@@ -6,7 +6,7 @@ import sys
 import time
 
 main = sys.modules["__main__"].__spec__
-if main is not None and main.name == "selfverify.core.process_pool":
+if main is not None and main.name == "selfverify.core.worker":
     time.sleep(100)
 
 

@@ -255,7 +255,7 @@ grid.run_study(load_study(sys.argv[1]), Path(sys.argv[2]), jobs=2)
 WAITING = """
 import os, signal, sys, time
 from pathlib import Path
-from selfverify.core.process_pool import end_with_parent
+from selfverify.core.worker import end_with_parent
 end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), 60.0)
 try:
     (Path(sys.argv[1]) / "begun").touch()

@@ -17,8 +17,9 @@ from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
 from selfverify.connectors.openenv import RemoteConfig
-from selfverify.connectors.pool import ServerSource, Source
+from selfverify.connectors.pool import Source
 from selfverify.connectors.process import ProcessSource
+from selfverify.connectors.server_source import ServerSource
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory, valid_trajectories
 from selfverify.evaluation.evaluate import evaluate

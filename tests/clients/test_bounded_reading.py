@@ -41,8 +41,8 @@ def test_without_the_extra_it_is_named() -> None:
         "import sys; sys.modules['aiohttp'] = None\n"
         "from importlib import import_module\n"
         "from selfverify.core.errors import ConfigError\n"
-        "for name in ('client', 'environments.remote_environment', 'environments.environment_server'):\n"
-        "    try: import_module(f'selfverify.remote.{name}')\n"
+        "for name in ('clients.openai_client', 'connectors.openenv', 'connectors.server'):\n"
+        "    try: import_module(f'selfverify.{name}')\n"
         "    except ConfigError as error: print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

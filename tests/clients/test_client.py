@@ -17,11 +17,11 @@ from selfverify.clients.openai_client import (
     API_KEY_VARIABLE,
     OpenAIClient,
     ServerConfig,
-    Usage,
     seconds_of,
     server_url,
 )
 from selfverify.clients.replies import Completion
+from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 

@@ -14,9 +14,11 @@ from aiohttp import web
 from tests.clients.test_server_replies import entries
 
 from selfverify.clients.candidates import ScoreReader
-from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.clients.replies import Completion, soft_score
-from selfverify.serving.schemas import BestOf, GatewayConfig
+from selfverify.clients.usage import Usage
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.config import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
 
 DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}

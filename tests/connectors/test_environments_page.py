@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.connectors import server
-from selfverify.connectors.server import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")

@@ -13,9 +13,11 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_server
-from selfverify.connectors.openenv import ContentLimits, RemoteConfig, RemoteEnvironment, base_url
-from selfverify.connectors.pool import EnvironmentPool, ServerSource
+from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.server import SessionLimits
+from selfverify.connectors.server_source import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from tiny_environment import TOOLS, Counter

@@ -17,7 +17,7 @@ child.wait()
 """
 CHILD = """
 import os, signal, sys, time
-from selfverify.core.process_pool import end_with_parent
+from selfverify.core.worker import end_with_parent
 def stop():
     print("the parent is gone", flush=True)
     if sys.argv[1] == "well":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.clients.openai_client import checked_address
 from selfverify.core.errors import ConfigError
+from selfverify.core.server_address import checked_address
 
 
 def check(url: str) -> str:

@@ -20,8 +20,8 @@ from selfverify.experiments.data_filter import Filter
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway, Metrics
+from selfverify.serving.config import GatewayConfig
 from selfverify.serving.local import Local
-from selfverify.serving.schemas import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 CONFIG = EvaluationConfig(problems=5, samples=4)

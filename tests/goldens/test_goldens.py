@@ -107,7 +107,7 @@ def test_names_of_the_working_tree(tmp_path: Path) -> None:
 
 def test_stored_names_are_the_old_ones(tmp_path: Path) -> None:
     """A field that the working tree calls otherwise is stored under its old name; paths are left out."""
-    from selfverify.core.environment import Call
+    from selfverify.core.episode import Call
 
     tree = Tree("after", tmp_path, tmp_path / "store")
     tree.names = Names(attributes={"Call": {"act": "name"}})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from selfverify import TrainerConfig, learn
-from selfverify.cli.options import holds_a_run
+from selfverify.cli.run_folders import holds_a_run
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events

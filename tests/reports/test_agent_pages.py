@@ -126,7 +126,7 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
 
 
 def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("agent_film", "film_strip"):
+    for module in ("film",):
         monkeypatch.setattr(f"selfverify.reports.{module}.MOST_STEPS", 8)
     task = phone_task()
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")

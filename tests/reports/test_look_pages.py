@@ -19,7 +19,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem, content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
-from selfverify.experiments.teaching import TeacherConfig
+from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.visual_data import all_traces, collect_looks
 from selfverify.reports.film import Pictures, film_of_trace, plan_of
 from selfverify.reports.report import write_look_page, write_report

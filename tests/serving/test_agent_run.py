@@ -14,13 +14,8 @@ from tests.policy.test_tool_templates import QWEN3
 
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.experiments.agent_session import (
-    ActorConfig,
-    AgentRun,
-    AgentRunConfig,
-    AgentSessionConfig,
-    run_agent,
-)
+from selfverify.experiments.agent_session import AgentRun, run_agent
+from selfverify.experiments.command_config import ActorConfig, AgentRunConfig, AgentSessionConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from serving_servers import FakeUpstream, Loop

@@ -19,7 +19,7 @@ from yarl import URL
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway, is_loopback, name_of
-from selfverify.serving.schemas import GatewayConfig, ListeningConfig
+from selfverify.serving.config import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
 from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
 

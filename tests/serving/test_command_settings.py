@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from selfverify.core.config import option_name
-from selfverify.serving.schemas import ServeConfig
-from selfverify.serving.solve import SolveConfig
+from selfverify.serving.config import ServeConfig, SolveConfig
 
 HERE = {"backend": {"model": "m"}}
 
@@ -55,7 +54,7 @@ def test_every_setting_can_be_an_option(model: type[BaseModel]) -> None:
 
 def test_neither_torch_nor_aiohttp_is_needed() -> None:
     code = (
-        "import sys, selfverify.serving.schemas, selfverify.serving.solve; "
+        "import sys, selfverify.serving.config; "
         "print([name for name in ('torch', 'aiohttp') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

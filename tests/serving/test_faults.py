@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from selfverify.serving.schemas import GatewayConfig
+from selfverify.serving.config import GatewayConfig
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration, Fusion
-from selfverify.serving.schemas import ServeConfig
+from selfverify.serving.config import ServeConfig
 from selfverify.serving.server import open_gateway
 from serving_servers import Body, FakeUpstream, post, question, served, tagged
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfverify.serving.schemas import GatewayConfig
+from selfverify.serving.config import GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 SECRET = "my-secret"

@@ -22,12 +22,14 @@ from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import FreeQuestion, free_problem
+from selfverify.serving.best_of import Choosing
 from selfverify.serving.completions import OwnStream, likeliest
+from selfverify.serving.config import DrawsConfig
 from selfverify.serving.images import Picture
-from selfverify.serving.schemas import Choosing
-from selfverify.serving.solve import DrawsConfig, solve
-from selfverify.verifiers.make_verifier import ServerJudge, make_verifier
+from selfverify.serving.solve import solve
+from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import Soft
+from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
 from serving_servers import served_locally as served
 

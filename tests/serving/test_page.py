@@ -11,8 +11,9 @@ import pytest
 import requests
 from PIL import Image
 
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.config import GatewayConfig
 from selfverify.serving.page import EXAMPLES, digits_example
-from selfverify.serving.schemas import BestOf, GatewayConfig
 from serving_servers import FakeUpstream, Loop
 
 STATIC = files("selfverify.serving") / "static"

@@ -12,7 +12,7 @@ from selfverify.cli.options import file_text, with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
-from selfverify.serving.schemas import BackendConfig, ServeConfig
+from selfverify.serving.config import BackendConfig, ServeConfig
 
 SECRET = "sk-7f3a9c-very+secret"
 

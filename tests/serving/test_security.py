@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from data_files import huge_png
+from selfverify.serving.config import ImageLimits
 from selfverify.serving.images import Picture, take_images
-from selfverify.serving.schemas import ApiError, ImageLimits
+from selfverify.serving.schemas import ApiError
 from serving_servers import data_url, png
 
 

@@ -21,7 +21,8 @@ from selfverify.policy.policy import Policy
 from selfverify.serving.backend import free_problem
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import verify
-from selfverify.verifiers.make_verifier import ServerJudge, make_verifier
+from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 

@@ -38,8 +38,9 @@ from selfverify.experiments.run import learn
 from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
-from selfverify.serving.schemas import Choosing
-from selfverify.serving.solve import DrawsConfig, solve
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.config import DrawsConfig
+from selfverify.serving.solve import solve
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.trainer import loss as update_module

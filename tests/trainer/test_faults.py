@@ -124,7 +124,7 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
 
 def is_worker(pid: int) -> bool:
     try:
-        return b"selfverify.core.process_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"selfverify.core.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

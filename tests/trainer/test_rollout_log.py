@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from learner import random_episodes
 
 from killed_runs import same_figures, same_weights
 from selfverify.core.config import RolloutLimits, SamplingConfig
@@ -25,6 +24,7 @@ from selfverify.experiments.run import learn
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.trainer.rollout_source import wants_log
+from trainer import random_episodes
 
 SCRIPT = Path(random_episodes.__file__)
 

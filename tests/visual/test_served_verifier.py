@@ -12,8 +12,9 @@ from selfverify.core.episode import PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.served_verifier import ServedModel, ServedVerifier
 from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
-from selfverify.visual.verifier import ServedModel, ServedVerifier, StoppingVerifier
+from selfverify.visual.verifier import StoppingVerifier
 from serving_servers import Loop
 
 STEP = "<think>5</think>crop 1 0 0 3 3"

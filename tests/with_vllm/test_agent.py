@@ -13,10 +13,16 @@ from transformers import AutoTokenizer
 
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.data.conversations import journal_of
-from selfverify.experiments.agent_session import ActorConfig, AgentRunConfig, AgentSessionConfig, run_agent
+from selfverify.experiments.agent_session import run_agent
+from selfverify.experiments.command_config import (
+    ActorConfig,
+    AgentRunConfig,
+    AgentSessionConfig,
+    TeacherConfig,
+)
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teaching import TeacherConfig, collect
+from selfverify.experiments.teaching import collect
 from selfverify.policy.loading import resolve
 from selfverify.rollouts.server_sampler import ServerSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig

@@ -22,7 +22,8 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
-from selfverify.serving.solve import SolveConfig, solve_on_server
+from selfverify.serving.config import SolveConfig
+from selfverify.serving.solve_server import solve_on_server
 from with_vllm.conftest import Serving
 
 TASK = make_task("digits-pick")

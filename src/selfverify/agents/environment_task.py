@@ -43,7 +43,7 @@ class ServerOf(SourceConfig):
     def make(self) -> Source:
         """See `SourceConfig`."""
         from selfverify.connectors.openenv import RemoteConfig
-        from selfverify.connectors.pool import ServerSource
+        from selfverify.connectors.server_source import ServerSource
 
         return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 

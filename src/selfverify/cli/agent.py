@@ -17,15 +17,14 @@ from rich.console import Console
 from rich.text import Text
 
 from selfverify.cli.options import Json, Overrides, bar, harmless, print_json, say, settings_as_options
-from selfverify.connectors.server import EnvironmentServing
+from selfverify.connectors.serving_config import EnvironmentServing
 from selfverify.core.config import CommandConfig, Seed
-from selfverify.experiments.agent_session import AgentSessionConfig
-from selfverify.experiments.teaching import TeacherConfig
+from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from selfverify.agents.episode import AgentRecord
     from selfverify.agents.task import AgentTask
-    from selfverify.connectors.server import Factory
+    from selfverify.connectors.pool import Factory
     from selfverify.core.problem import Problem
     from selfverify.experiments.agent_session import AgentRun
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from selfverify.cli.options import Json, Overrides, bar, print_json, say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.data_check import CheckConfig
+from selfverify.experiments.command_config import CheckConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.")
 

@@ -111,7 +111,7 @@ def evaluate(
     if settings.fitted.calibrate:
         _calibrate(Path(target), settings, as_json)
         return
-    from selfverify.cli.options import resolve_target
+    from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
     source, found = resolve_target(target, settings.recipe)

@@ -16,8 +16,7 @@ from rich.text import Text
 from selfverify.cli.options import Json, figure, file_text, print_json, settings_as_options
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
-from selfverify.serving.schemas import ServeConfig
-from selfverify.serving.solve import QuestionConfig, SolveConfig
+from selfverify.serving.config import QuestionConfig, ServeConfig, SolveConfig
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
@@ -68,9 +67,9 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
         import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
 
         if settings.looking.look:
-            from selfverify.serving.solve import look_on_server as answer
+            from selfverify.serving.solve_server import look_on_server as answer
         else:
-            from selfverify.serving.solve import solve_on_server as answer
+            from selfverify.serving.solve_server import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:

@@ -104,7 +104,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
     - `selfverify train runs/agent --replay runs/agent output=runs/agent-again`
     """
-    from selfverify.cli.options import dry_run_lines, holds_a_run, plan_lines
+    from selfverify.cli.run_folders import dry_run_lines, holds_a_run, plan_lines
     from selfverify.experiments.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
@@ -171,7 +171,7 @@ def merge(
 
     - `selfverify merge builtin:smollm2 ./smollm2`
     """
-    from selfverify.cli.options import saved_model
+    from selfverify.cli.run_folders import saved_model
     from selfverify.core.policy_config import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
     from selfverify.policy.adapters import base_of

@@ -26,7 +26,7 @@ from selfverify.cli.options import (
 )
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.teaching import TeacherConfig
+from selfverify.experiments.command_config import TeacherConfig
 from selfverify.visual.config import ToolModels
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def serve(settings: ToolServing) -> None:
 
     import typer
 
-    from selfverify.connectors.server import EnvironmentServing, address_of, serve_until_told
+    from selfverify.connectors.server import address_of, serve_until_told
+    from selfverify.connectors.serving_config import EnvironmentServing
     from selfverify.visual.config import VisualConfig
     from selfverify.visual.task import make_toolbox
     from selfverify.visual.tools.server import LIMITS, ToolSession
@@ -303,7 +304,7 @@ def compare(
 
 
 def _looks(target: str, settings: ListenerConfig, overrides: list[str] | None) -> Any:
-    from selfverify.cli.options import resolve_target
+    from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
     from selfverify.experiments.train_stopping import CappedLooks
 

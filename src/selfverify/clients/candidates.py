@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from selfverify.clients.openai_client import REFUSALS, TOP_LOGPROBS, OpenAIClient, Usage, estimated_tokens
+from selfverify.clients.openai_client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.clients.replies import (
     OPENING,
     Completion,
@@ -24,6 +24,7 @@ from selfverify.clients.replies import (
     soft_score,
     text_of,
 )
+from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core.errors import ServerError
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import RATE, parse_score

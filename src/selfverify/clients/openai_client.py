@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
-from urllib.parse import urlsplit
 
 from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -30,6 +29,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from selfverify.clients.replies import text_of
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.images import to_rgb
+from selfverify.core.server_address import checked_address
 
 if TYPE_CHECKING:
     import aiohttp
@@ -227,36 +227,6 @@ def seconds_of(retry_after: str | None) -> float | None:
         except (ValueError, OverflowError):
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def checked_address(url: str, example: str, key_goes: str) -> str:
-    """Return an http or https address, without a slash at its end.
-
-    Addresses are printed and logged, so none may hold a password or a key.
-
-    Args:
-        url: The address as it was given.
-        example: What one looks like.
-        key_goes: Where a key is given instead.
-
-    Raises:
-        ConfigError: It is no such address, or holds a user, a password or a query. The message quotes nothing
-            that may be one of these.
-    """
-    shown = "the address" if {"@", "?", "#"} & set(url) else repr(url[:200])
-    wrong = ConfigError(f"{shown} is no address of a server; one looks like {example}")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # reading the port checks it
-    except ValueError:
-        raise wrong from None
-    fits = parts.scheme in ("http", "https") and url.isprintable() and " " not in url
-    if not fits or not host or (":" in host and "[" not in parts.netloc):
-        raise wrong
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        text = f"a key or a password does not belong into the address, which is printed; give it {key_goes}"
-        raise ConfigError(f"{parts.scheme}://{host}: {text}")
-    return url.rstrip("/")
 
 
 try:
@@ -669,118 +639,6 @@ def _chunk(event: Event) -> dict[str, Any]:
     if not isinstance(chunk.get("choices") or [], list):
         raise garbage("a chunk's choices are no list")
     return chunk
-
-
-MOST_TOKENS = 2**31
-"""The most tokens that a request may ask for, and that a server is believed to have counted in one call."""
-MOST_DETAILS = 32
-"""The most further counts of an object that are kept."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """The cost of all calls that were made for one request.
-
-    Every token counts that was read or written for it, shown to the client or not.
-
-    Args:
-        prompt_tokens: Tokens read; the prompt counts once for each call that reads it.
-        candidate_tokens: Tokens written for candidates, chosen or not.
-        verification_tokens: Tokens written by judges.
-        cached_tokens: The prompt tokens that the server says it had cached.
-        calls: Calls of the server, or batches of an own model that the request took part in.
-        details: Further counts of servers, such as ``reasoning_tokens``, by the name of their object.
-        complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
-    """
-
-    prompt_tokens: int = 0
-    candidate_tokens: int = 0
-    verification_tokens: int = 0
-    cached_tokens: int = 0
-    calls: int = 0
-    details: dict[str, dict[str, int]] = field(default_factory=dict)
-    complete: bool = True
-
-    def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
-        """Count one call by its ``usage`` object, or by estimates where it has none.
-
-        Args:
-            usage: OpenAI's object, if there is one.
-            estimate: Tokens written.
-            judge: Whether a judge wrote them.
-
-        Returns:
-            The number of tokens written.
-        """
-        self.calls += 1
-        found = usage if isinstance(usage, Mapping) else {}
-        written = _count(found, "completion_tokens")
-        if written is None:
-            self.complete = False
-            written = estimate
-        self.prompt_tokens += _count(found, "prompt_tokens") or 0
-        details = found.get("prompt_tokens_details")
-        self.cached_tokens += _count(details, "cached_tokens") or 0 if isinstance(details, Mapping) else 0
-        for name in ("prompt_tokens_details", "completion_tokens_details"):
-            self._add_details(name, found.get(name))
-        if judge:
-            self.verification_tokens += written
-        else:
-            self.candidate_tokens += written
-        return written
-
-    def _add_details(self, name: str, found: Any) -> None:
-        known = self.details.setdefault(name, {})
-        for kind in found if isinstance(found, Mapping) else ():
-            count = _count(found, kind)
-            if count is not None and (kind in known or len(known) < MOST_DETAILS):
-                known[kind] = known.get(kind, 0) + count
-
-    def lost(self, written: int = 0) -> None:
-        """Count a call whose cost will never be known."""
-        self.calls += 1
-        self.complete = False
-        self.candidate_tokens += written
-
-    def take_in(self, other: Usage) -> None:
-        """Count what was counted apart."""
-        for name in ("prompt_tokens_details", "completion_tokens_details"):
-            self._add_details(name, other.details.get(name))
-        self.prompt_tokens += other.prompt_tokens
-        self.candidate_tokens += other.candidate_tokens
-        self.verification_tokens += other.verification_tokens
-        self.cached_tokens += other.cached_tokens
-        self.calls += other.calls
-        self.complete = self.complete and other.complete
-
-    def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
-        """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""
-        completion = self.candidate_tokens + self.verification_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self.prompt_tokens + completion,
-            "prompt_tokens_details": {
-                **self.details.get("prompt_tokens_details", {}),
-                "cached_tokens": self.cached_tokens,
-            },
-            "completion_tokens_details": {
-                **self.details.get("completion_tokens_details", {}),
-                "candidate_tokens": self.candidate_tokens,
-                "verification_tokens": self.verification_tokens,
-                "chosen_tokens": chosen_tokens,
-            },
-        }
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int | None:
-    value = usage.get(name)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
-
-
-def estimated_tokens(text: str) -> int:
-    """Estimate the tokens of a text, four bytes each, for servers that do not count."""
-    return max(1, len(text.encode()) // 4) if text else 0
 
 
 @dataclass(frozen=True, slots=True)

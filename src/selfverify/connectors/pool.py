@@ -12,20 +12,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-import aiohttp
 from pydantic import Field
 
-from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
-from selfverify.connectors.server import Factory
 from selfverify.core.config import Config
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
+
+Factory = Callable[[], Environment]
+
 
 T = TypeVar("T")
 
@@ -415,41 +415,3 @@ class EnvironmentPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class ServerSource(Source):
-    """A server of environments as a source.
-
-    Args:
-        settings: Where it is.
-        sessions: The most sessions that are opened there. Others may use it, too: while it has no room, it
-            counts as out of order, and is asked again.
-
-    Raises:
-        ConfigError: The address is none.
-    """
-
-    def __init__(self, settings: RemoteConfig, sessions: int) -> None:
-        super().__init__(str(base_url(settings.url)), sessions)
-        self.settings = settings
-
-    async def open(self) -> Environment:
-        """See `Source`."""
-        environment = RemoteEnvironment(self.settings)
-        try:
-            await environment.open()
-        except BaseException:
-            await environment.close()
-            raise
-        return environment
-
-    async def healthy(self) -> bool:
-        """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
-        address = base_url(self.settings.url)
-        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
-        async with aiohttp.ClientSession(timeout=patience) as http:
-            for place in dict.fromkeys((address, address.origin())):
-                async with http.get(place / "health") as reply:
-                    if reply.status == 200:
-                        return True
-        return False

@@ -18,8 +18,9 @@ from typing import Any
 
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig
-from selfverify.connectors.pool import ServerSource, Source
-from selfverify.connectors.server import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.pool import Source
+from selfverify.connectors.server_source import ServerSource
+from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note

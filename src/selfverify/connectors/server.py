@@ -34,22 +34,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohttp import WSMsgType, web
-from pydantic import Field
-
 from selfverify.connectors import openenv
-from selfverify.connectors.openenv import ContentLimits, mcp_tool, observation_data, read_reset
-from selfverify.core.config import CommandConfig
+from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.openenv import mcp_tool, observation_data, read_reset
+from selfverify.connectors.pool import Factory
+from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
 from selfverify.core.distributions import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
 from selfverify.core.events import note
 from selfverify.core.files import read_regular
-from selfverify.core.process_pool import end_with_parent
+from selfverify.core.worker import end_with_parent
+
+try:
+    from aiohttp import WSMsgType, web
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
 
 logger = logging.getLogger("selfverify.environments")
 
-Factory = Callable[[], Environment]
 T = TypeVar("T")
 
 
@@ -595,38 +599,6 @@ def _reply(message: dict[str, Any] | None, status: int = 200, session: str = "")
     )
 
 
-KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
-"""Environment variable with the keys of those who may ask, apart by commas."""
-
-
-class EnvironmentServing(CommandConfig):
-    """Which environments are served, where, and to whom."""
-
-    environments: list[str] = Field(
-        description="An environment: a name that is known here, or name=package.module:factory.",
-        json_schema_extra={"argument": True},
-    )
-
-    host: str = Field("127.0.0.1", min_length=1)
-    """The address to listen on. Any but this machine's own needs keys."""
-
-    port: int = Field(8000, ge=0, le=65535)
-    """The port; 0 takes a free one."""
-
-    sessions: int = Field(64, ge=1)
-    """The most sessions of each environment."""
-
-    idle: float = Field(600.0, ge=0.1)
-    """Seconds without a request after which a session is closed."""
-
-    busy: float = Field(600.0, ge=0.1)
-    """Seconds that one request may take; then its session is lost."""
-
-    keys: Path | None = Field(
-        None, description=f"A file with the keys of those who may ask, one a line; or set ${KEYS_VARIABLE}."
-    )
-
-
 def address_of(host: str, port: int) -> str:
     """Return where a server of ours listens, as an address; IPv6's colons stand in brackets there."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -716,12 +688,6 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise ConfigError(f"{path} holds no key; leave it out to serve everybody who can reach the port")
     return keys
-
-
-try:  # before our own modules that need it as well
-    from aiohttp import web
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -3,16 +3,10 @@
 They do so on a model's output. A thread cannot be stopped, and an alarm reaches only the main thread and not
 a C function. A process can be killed whatever it does. Arguments and results travel as JSON; nothing is
 pickled.
-
-A worker is ``python -m selfverify.core.process_pool MODULE FUNCTION TIMEOUT_S MEMORY_MB``. It reads one JSON
-list of arguments per line from its standard input and answers each with one line, ``{"value": ...}`` or
-``{"error": "..."}``. It ends by itself when its parent is gone, even while the function hangs.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import json
 import logging
 import os
@@ -20,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -28,65 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
+from selfverify.core import worker as child
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
-
-GRACE_S = 5.0
-"""Seconds that the parent has to kill a hanging worker before the worker ends itself."""
-
-
-def resolve(module: str, name: str) -> Callable[..., Any]:
-    """Return the top-level function ``name`` of ``module``."""
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
-def serve(function: Callable[..., Any], requests: IO[bytes], replies: IO[bytes], timeout_s: float) -> None:
-    """Answer requests until there are no more."""
-    with open(os.devnull, "wb") as nowhere:
-        for line in requests:
-            # This watchdog is a thread of C: it ends a worker whose parent was killed even when the function
-            # holds the interpreter's lock (a power of large integers, a regular expression), and leaves
-            # SIGALRM to the function.
-            faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=nowhere)
-            try:
-                reply = json.dumps({"value": function(*json.loads(line))})
-            except Exception as error:
-                reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
-            faulthandler.cancel_dump_traceback_later()
-            replies.write(reply.encode() + b"\n")
-            replies.flush()
-
-
-def main(arguments: list[str]) -> None:
-    """Serve on copies of the standard streams: what the function prints goes to standard error."""
-    module, name, timeout_s, memory_mb = arguments
-    if sys.platform == "linux":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20,) * 2)
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    try:
-        function = resolve(module, name)
-    except Exception as error:
-        replies.write(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode() + b"\n")
-        return
-    replies.write(b'{"value": "ready"}\n')
-    replies.flush()
-    try:
-        serve(function, requests, replies, float(timeout_s))
-    except BrokenPipeError:
-        os._exit(1)  # the parent is gone
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
 
 START_S = 120.0
 """Seconds that a worker may take to import its function's module."""
@@ -122,7 +61,7 @@ class Worker:
         paths = [path or os.getcwd() for path in sys.path]
         self.process = subprocess.Popen(
             # -P: the worker searches the working folder only if this process does.
-            [sys.executable, "-P", "-m", __name__, module, name, str(timeout_s), str(memory_mb)],
+            [sys.executable, "-P", "-m", child.__name__, module, name, str(timeout_s), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -250,7 +189,7 @@ class WorkerPool:
         if timeout_s <= 0 or workers < 1 or retries < 0:
             raise ConfigError(f"timeout_s={timeout_s}, workers={workers}, retries={retries}: too small")
         try:
-            known = module != "__main__" and resolve(module, name) is function
+            known = module != "__main__" and child.resolve(module, name) is function
         except (ImportError, AttributeError):
             known = False
         if not known:
@@ -424,24 +363,3 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-def end_with_parent(stop: Callable[[], object], force_s: float) -> None:
-    """Watch over the parent from now on, on a thread, and end this process with it, also if it was killed.
-
-    The parent keeps a pipe to this process's standard input open, and writes nothing into it. The pipe ends
-    with those who hold its other end.
-
-    Args:
-        stop: Asks this process to end; called when the parent is gone.
-        force_s: Seconds that it gets. Then it is ended by force.
-    """
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        stop()
-        time.sleep(force_s)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="waits for the parent's end").start()

@@ -6,140 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from selfverify.agents.episode import AgentEpisode, AgentRecord
 from selfverify.agents.task import AgentTask
 from selfverify.clients.openai_client import ServerConfig
-from selfverify.core.config import CommandConfig, SamplingConfig, Seed
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import StoredSample, StoredStep, written_images
+from selfverify.experiments.command_config import AgentSessionConfig
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.answering import Verdict
-
-
-class AgentRunConfig(CommandConfig):
-    """What is to be done, and where."""
-
-    instruction: str | None = Field(None, json_schema_extra={"argument": True})
-    """What the agent is asked, in your own words. No goal is known then: only a --judge can say whether it
-    is done."""
-
-    template: str | None = None
-    """A kind of task instead, such as `clock-add`, which brings its words, its goal and a judge by rules."""
-
-    environment: str = "phone"
-    """Where the agent works: a task of agents, by its name."""
-
-    seed: Seed = 0
-    """Decides what is in the environment, and how a model is sampled."""
-
-    hostile: bool = False
-    """Write texts on screens that try to deceive agents, readers and judges."""
-
-    max_turns: int = Field(30, ge=1, le=1000)
-    """Calls that the agent may make, the last of which should hand in its work."""
-
-    @model_validator(mode="after")
-    def _one_task(self) -> AgentRunConfig:
-        if self.template is not None and self.instruction is not None:
-            raise ValueError("--template brings its own instruction; leave yours out")
-        if self.template is None and not (self.instruction or "").strip():
-            raise ValueError("say what is to be done, or take a kind of task with --template NAME")
-        return self
-
-
-class ActorConfig(CommandConfig):
-    """Who acts."""
-
-    expert: bool = False
-    """With --template: a script that knows the way acts, so that no model is needed."""
-
-    model: str | None = None
-    """The model that acts: a folder or a hub id; with --server its name there."""
-
-    server: str | None = None
-    """An OpenAI-compatible server behind which the model is."""
-
-    text: Literal["xml", "terse"] = "xml"
-    """Screens in words, as the model was trained: compressed XML, or a few words with ids."""
-
-    show: Literal["text", "png", "both"] = "text"
-    """What the model is shown: words, pictures, or both."""
-
-    address: Literal["ids", "bounds"] = "ids"
-    """How calls name what they touch."""
-
-    first_screen: Literal["asked", "given"] = "given"
-    """Whether the model has to ask for the first screen."""
-
-    prompt: Literal["principles", "task"] = "principles"
-    """Whether the model is told how to work and to prove it, or its task alone."""
-
-    temperature: float = Field(0.0, ge=0.0)
-    """The sampling temperature; 0 always takes the likeliest token."""
-
-    max_new_tokens: int = Field(1024, ge=1)
-    """The most tokens of a turn."""
-
-    timeout: float = Field(120.0, ge=0.1)
-    """With --server: the most seconds that one answer may take."""
-
-    @model_validator(mode="after")
-    def _one_actor(self) -> ActorConfig:
-        if self.expert + (self.server is not None or self.model is not None) != 1:
-            raise ValueError("say who acts: --expert, --model PATH, or --server URL with --model NAME")
-        if self.server is not None and self.model is None:
-            raise ValueError("--server needs --model: the model's name there")
-        return self
-
-
-class AgentSessionConfig(CommandConfig):
-    """One session of an agent: what is asked, who acts, who judges, and the page about it."""
-
-    task: AgentRunConfig
-    actor: ActorConfig
-    judge: str | None = None
-    """An OpenAI-compatible server whose model judges what is handed in, three times, two of which decide."""
-
-    judge_model: str | None = None
-    """With --judge: the model's name there."""
-
-    output: Path = Path("agent.html")
-    """The page to write."""
-
-    @model_validator(mode="after")
-    def _together(self) -> AgentSessionConfig:
-        if self.actor.expert and self.task.template is None:
-            raise ValueError("--expert knows the way of a --template only, not of an instruction of your own")
-        if (self.judge is None) != (self.judge_model is None):
-            raise ValueError("--judge and --judge-model go together")
-        return self
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of the task that the agent works on.
-
-        Of those that not every task of agents has, such as how screens are written, only what is not as
-        usual is among them.
-        """
-        task, actor = self.task, self.actor
-        found: dict[str, Any] = {"prompt": actor.prompt, "agent": {"first_screen": actor.first_screen}}
-        if self.judge is not None:
-            found["judge"] = {"kind": "model", "server": {"url": self.judge, "model": self.judge_model}}
-        for settings, names in ((task, ("hostile",)), (actor, ("address", "text", "show"))):
-            fields, given = type(settings).model_fields, dict(settings)
-            found |= {name: given[name] for name in names if given[name] != fields[name].default}
-        return found
-
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]
 """Called after each turn with its number, what came of the session so far, what was said, and the reply."""

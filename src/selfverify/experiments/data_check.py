@@ -7,14 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
@@ -355,28 +352,3 @@ def _counted(counts: Mapping[Any, int], most: int = 20) -> str:
     parts = [f"{name} {count:,}" for name, count in counts.items()]
     more = len(parts) - most
     return ", ".join(parts[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-class CheckConfig(CommandConfig):
-    """How a data file is read, and the model whose tokens are counted."""
-
-    format: str | None = None
-    """The file's format, if it is not recognised."""
-
-    split: str | None = None
-    """The split to read, where there are several."""
-
-    images: Path | None = None
-    """The folder that paths of images start from; by default the data file's."""
-
-    limit: int | None = Field(None, ge=1)
-    """The largest number of rows to read."""
-
-    model: str = "builtin:digits"
-    """The model whose tokens are counted; its weights are not loaded."""
-
-    max_pixels: int | None = Field(None, ge=1)
-    """The largest image area after resizing, as `policy.max_pixels` in a recipe."""
-
-    samples: int = Field(2, ge=0)
-    """The number of problems to show as the model sees them."""

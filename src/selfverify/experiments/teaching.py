@@ -17,11 +17,9 @@ from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.core import event_loop
-from selfverify.core.config import CommandConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.jsonl_store import STRICT
@@ -29,6 +27,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.data.conversations import check_output, journal_of, write_conversations
 from selfverify.evaluation.samples import Progress, ResumableBatches
+from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task, start_processes
@@ -41,49 +40,6 @@ from selfverify.serving.visual import HeardSpeaker
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import Task
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
-
-
-class TeacherConfig(CommandConfig):
-    """Who teaches."""
-
-    expert: bool = False
-    """A script that knows the way: what the task demonstrates."""
-
-    own: bool = False
-    """The recipe's own policy."""
-
-    server: str | None = None
-    """An OpenAI-compatible server behind which the teacher is."""
-
-    model: str | None = None
-    """With --server: the teacher's name there."""
-
-    temperature: float = Field(1.0, ge=0.0)
-    """Of each turn of a model; 0 is greedy."""
-
-    max_tokens: int = Field(4096, ge=1)
-    """Tokens of a turn of a model, its thoughts included."""
-
-    timeout: float = Field(300.0, ge=0.1)
-    """Seconds that one answer may take."""
-
-    @model_validator(mode="after")
-    def _one_teacher(self) -> TeacherConfig:
-        if self.expert + self.own + (self.server is not None) != 1:
-            raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
-        if (self.server is None) != (self.model is None):
-            raise ValueError("--server and --model go together")
-        return self
-
-    def fields(self, seed: int) -> dict[str, Any]:
-        """The fields of a request to the server, besides its messages."""
-        return {
-            "model": self.model,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "seed": seed % 2**31,
-        }
-
 
 AT_ONCE = 16
 """Conversations at the same time, where the task does not say how many there may be."""

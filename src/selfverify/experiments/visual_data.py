@@ -43,16 +43,10 @@ from selfverify.core.jsonl_store import STRICT, read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
 from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, written_images
+from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teaching import (
-    Asked,
-    TaughtConversation,
-    TaughtProblem,
-    TeacherConfig,
-    Teaching,
-    at_most,
-)
+from selfverify.experiments.teaching import Asked, TaughtConversation, TaughtProblem, Teaching, at_most
 from selfverify.rollouts.wrappers import RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW

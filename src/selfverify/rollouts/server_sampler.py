@@ -33,13 +33,12 @@ from selfverify.clients.openai_client import (
     ModelOnServer,
     OpenAIClient,
     ServerConfig,
-    Usage,
-    estimated_tokens,
     image_url,
     openai_messages,
     server_url,
 )
 from selfverify.clients.replies import Completion, soft_score, text_of
+from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from selfverify.clients.openai_client import Usage
 from selfverify.clients.replies import Completion
+from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.selection.calibration import Calibration
@@ -38,6 +38,7 @@ from selfverify.serving.backend import (
     check_verifier,
     select,
 )
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import (
     REQUEST_ID,
     EventStream,
@@ -47,6 +48,7 @@ from selfverify.serving.completions import (
     piece_of,
     progress,
 )
+from selfverify.serving.config import GatewayConfig
 from selfverify.serving.images import (
     Picture,
     is_formatted,
@@ -58,9 +60,7 @@ from selfverify.serving.images import (
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
-    BestOf,
     ChatRequest,
-    GatewayConfig,
     VerifyRequest,
     api_error,
     best_of,

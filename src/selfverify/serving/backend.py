@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from PIL import Image
 
-from selfverify.clients.openai_client import Usage
 from selfverify.clients.replies import (
     Completion,
     Reader,
@@ -25,6 +24,7 @@ from selfverify.clients.replies import (
     shown_answer,
     without_score,
 )
+from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
@@ -33,7 +33,7 @@ from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.schemas import BestOf, Choosing
+from selfverify.serving.best_of import BestOf, Choosing
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.serving.schemas import ApiError, GatewayConfig, invalid_value, json_response
+from selfverify.serving.config import GatewayConfig
+from selfverify.serving.schemas import ApiError, invalid_value, json_response
 
 EXAMPLES = 100
 """Example problems on offer."""

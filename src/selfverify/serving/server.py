@@ -18,8 +18,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics, is_loopback
 from selfverify.serving.backend import Backend, check_abstaining, check_verifier
+from selfverify.serving.config import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
 from selfverify.serving.page import digits_example
-from selfverify.serving.schemas import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, rate, rate_all
-from selfverify.clients.openai_client import OpenAIClient, Usage
+from selfverify.clients.openai_client import OpenAIClient
 from selfverify.clients.replies import Completion, soft_score, without_score
+from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from selfverify.clients.openai_client import ServerConfig, Usage, estimated_tokens
+from selfverify.clients.openai_client import ServerConfig
 from selfverify.clients.replies import Completion, read_text
+from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError

@@ -9,12 +9,14 @@ from PIL.Image import Image
 from pydantic import Field, model_validator
 
 from selfverify.core.config import CommandConfig, option_name
-from selfverify.visual.tools.gallery import SpaceName
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
 Results = Literal["shown", "blanked", "swapped"]
 """What a model is shown of the images that tools make."""
+
+SpaceName = Literal["pixels", "unit", "thousandths"]
+"""How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
 
 
 class ToolModels(CommandConfig):

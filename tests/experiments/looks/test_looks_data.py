@@ -18,8 +18,8 @@ from selfverify.cli.main import app
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.samples import IMAGES
+from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.teaching import TeacherConfig
 from selfverify.experiments.visual_data import (
     INDUCE,
     Way,

@@ -15,7 +15,8 @@ from typing import Any
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Rendered, read_opinion, render
 from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.clients.candidates import read_choices
-from selfverify.clients.openai_client import OpenAIClient, ServerConfig, Usage, image_url, server_url
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, image_url, server_url
+from selfverify.clients.usage import Usage
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note

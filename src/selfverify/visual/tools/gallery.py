@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 from PIL import Image
 
@@ -19,14 +18,13 @@ from selfverify.core.images import to_rgb
 from selfverify.tasks.base import Space
 from selfverify.tasks.row_task import Size, clip_box, convert
 from selfverify.tasks.tool_calls import ToolError
+from selfverify.visual.config import SpaceName
 
 MOST_PIXELS = 50_000_000
 """Pixels of the largest image that is looked at; they take 150 MB."""
 SLIMMEST = 100
 """How many times longer than wide an image may be; image processors refuse more (Qwen's 200)."""
 
-SpaceName = Literal["pixels", "unit", "thousandths"]
-"""How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
 Region = tuple[int, int, int, int]
 """Pixels x1, y1, x2, y2 of an image as it is stored; x2 and y2 lie outside."""
 

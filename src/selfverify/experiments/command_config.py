@@ -1,0 +1,192 @@
+"""Configs of commands that become options: checks of data files, teachers, and watched sessions of an
+agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from selfverify.core.config import CommandConfig, Seed
+
+
+class CheckConfig(CommandConfig):
+    """How a data file is read, and the model whose tokens are counted."""
+
+    format: str | None = None
+    """The file's format, if it is not recognised."""
+
+    split: str | None = None
+    """The split to read, where there are several."""
+
+    images: Path | None = None
+    """The folder that paths of images start from; by default the data file's."""
+
+    limit: int | None = Field(None, ge=1)
+    """The largest number of rows to read."""
+
+    model: str = "builtin:digits"
+    """The model whose tokens are counted; its weights are not loaded."""
+
+    max_pixels: int | None = Field(None, ge=1)
+    """The largest image area after resizing, as `policy.max_pixels` in a recipe."""
+
+    samples: int = Field(2, ge=0)
+    """The number of problems to show as the model sees them."""
+
+
+class TeacherConfig(CommandConfig):
+    """Who teaches."""
+
+    expert: bool = False
+    """A script that knows the way: what the task demonstrates."""
+
+    own: bool = False
+    """The recipe's own policy."""
+
+    server: str | None = None
+    """An OpenAI-compatible server behind which the teacher is."""
+
+    model: str | None = None
+    """With --server: the teacher's name there."""
+
+    temperature: float = Field(1.0, ge=0.0)
+    """Of each turn of a model; 0 is greedy."""
+
+    max_tokens: int = Field(4096, ge=1)
+    """Tokens of a turn of a model, its thoughts included."""
+
+    timeout: float = Field(300.0, ge=0.1)
+    """Seconds that one answer may take."""
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> TeacherConfig:
+        if self.expert + self.own + (self.server is not None) != 1:
+            raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
+        if (self.server is None) != (self.model is None):
+            raise ValueError("--server and --model go together")
+        return self
+
+    def fields(self, seed: int) -> dict[str, Any]:
+        """The fields of a request to the server, besides its messages."""
+        return {
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "seed": seed % 2**31,
+        }
+
+
+class AgentRunConfig(CommandConfig):
+    """What is to be done, and where."""
+
+    instruction: str | None = Field(None, json_schema_extra={"argument": True})
+    """What the agent is asked, in your own words. No goal is known then: only a --judge can say whether it
+    is done."""
+
+    template: str | None = None
+    """A kind of task instead, such as `clock-add`, which brings its words, its goal and a judge by rules."""
+
+    environment: str = "phone"
+    """Where the agent works: a task of agents, by its name."""
+
+    seed: Seed = 0
+    """Decides what is in the environment, and how a model is sampled."""
+
+    hostile: bool = False
+    """Write texts on screens that try to deceive agents, readers and judges."""
+
+    max_turns: int = Field(30, ge=1, le=1000)
+    """Calls that the agent may make, the last of which should hand in its work."""
+
+    @model_validator(mode="after")
+    def _one_task(self) -> AgentRunConfig:
+        if self.template is not None and self.instruction is not None:
+            raise ValueError("--template brings its own instruction; leave yours out")
+        if self.template is None and not (self.instruction or "").strip():
+            raise ValueError("say what is to be done, or take a kind of task with --template NAME")
+        return self
+
+
+class ActorConfig(CommandConfig):
+    """Who acts."""
+
+    expert: bool = False
+    """With --template: a script that knows the way acts, so that no model is needed."""
+
+    model: str | None = None
+    """The model that acts: a folder or a hub id; with --server its name there."""
+
+    server: str | None = None
+    """An OpenAI-compatible server behind which the model is."""
+
+    text: Literal["xml", "terse"] = "xml"
+    """Screens in words, as the model was trained: compressed XML, or a few words with ids."""
+
+    show: Literal["text", "png", "both"] = "text"
+    """What the model is shown: words, pictures, or both."""
+
+    address: Literal["ids", "bounds"] = "ids"
+    """How calls name what they touch."""
+
+    first_screen: Literal["asked", "given"] = "given"
+    """Whether the model has to ask for the first screen."""
+
+    prompt: Literal["principles", "task"] = "principles"
+    """Whether the model is told how to work and to prove it, or its task alone."""
+
+    temperature: float = Field(0.0, ge=0.0)
+    """The sampling temperature; 0 always takes the likeliest token."""
+
+    max_new_tokens: int = Field(1024, ge=1)
+    """The most tokens of a turn."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """With --server: the most seconds that one answer may take."""
+
+    @model_validator(mode="after")
+    def _one_actor(self) -> ActorConfig:
+        if self.expert + (self.server is not None or self.model is not None) != 1:
+            raise ValueError("say who acts: --expert, --model PATH, or --server URL with --model NAME")
+        if self.server is not None and self.model is None:
+            raise ValueError("--server needs --model: the model's name there")
+        return self
+
+
+class AgentSessionConfig(CommandConfig):
+    """One session of an agent: what is asked, who acts, who judges, and the page about it."""
+
+    task: AgentRunConfig
+    actor: ActorConfig
+    judge: str | None = None
+    """An OpenAI-compatible server whose model judges what is handed in, three times, two of which decide."""
+
+    judge_model: str | None = None
+    """With --judge: the model's name there."""
+
+    output: Path = Path("agent.html")
+    """The page to write."""
+
+    @model_validator(mode="after")
+    def _together(self) -> AgentSessionConfig:
+        if self.actor.expert and self.task.template is None:
+            raise ValueError("--expert knows the way of a --template only, not of an instruction of your own")
+        if (self.judge is None) != (self.judge_model is None):
+            raise ValueError("--judge and --judge-model go together")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the task that the agent works on.
+
+        Of those that not every task of agents has, such as how screens are written, only what is not as
+        usual is among them.
+        """
+        task, actor = self.task, self.actor
+        found: dict[str, Any] = {"prompt": actor.prompt, "agent": {"first_screen": actor.first_screen}}
+        if self.judge is not None:
+            found["judge"] = {"kind": "model", "server": {"url": self.judge, "model": self.judge_model}}
+        for settings, names in ((task, ("hostile",)), (actor, ("address", "text", "show"))):
+            fields, given = type(settings).model_fields, dict(settings)
+            found |= {name: given[name] for name in names if given[name] != fields[name].default}
+        return found

@@ -1,0 +1,284 @@
+"""Configs of `solve` and `serve`, which become options of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed
+from selfverify.core.errors import ConfigError
+from selfverify.core.server_address import checked_address
+from selfverify.serving.best_of import MOST_SAMPLES, BestOf, Choosing
+from selfverify.visual.config import VisualToolConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Which images are accepted.
+
+    Args:
+        bytes: The largest encoded image.
+        pixels: The most pixels that a request's images have together, by their headers.
+        count: The most images of a request.
+    """
+
+    bytes: int = 20 * 2**20
+    pixels: int = 20_000_000
+    count: int = 16
+
+
+class BackendConfig(CommandConfig):
+    """What writes the candidates: a model that is run here, or a server."""
+
+    model: str | None = None
+    """Run this model here: `builtin:NAME`, a folder, or a hub id."""
+
+    upstream: str | None = None
+    """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
+
+    judge: list[str] = []
+    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+
+    max_tokens: int = Field(256, ge=1)
+    """With --model: the most tokens of a candidate, for requests that do not say."""
+
+    max_batch: int = Field(64, ge=1)
+    """With --model: the most candidates that are sampled together."""
+
+    separate: bool = False
+    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
+
+    tries: int = Field(3, ge=1)
+    """With --upstream: how often a request is sent before it counts as failed."""
+
+    @model_validator(mode="after")
+    def _one_backend(self) -> BackendConfig:
+        if (self.model is None) == (self.upstream is None):
+            raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
+        if self.upstream is not None and self.judge:
+            raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
+        if self.model is not None and self.separate:
+            raise ValueError("--separate needs --upstream")
+        return self
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_address(cls, upstream: str | None) -> str | None:
+        if upstream is not None:
+            try:
+                checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return upstream
+
+
+class ListeningConfig(CommandConfig):
+    """Where the gateway listens, and how it stops."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on."""
+
+    port: int = Field(8080, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    grace: float = Field(30.0, ge=0.0)
+    """The seconds that open requests get to finish when the gateway is stopped."""
+
+
+class GatewayConfig(CommandConfig):
+    """How a gateway treats requests."""
+
+    best_of: BestOf = BestOf()
+    """What holds for requests that do not set it themselves."""
+
+    calibration: Path | None = None
+    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """The most seconds that a request may take."""
+
+    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
+    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
+
+    api_key_file: Path | None = None
+    """The file that holds this key, in a line of its own."""
+
+    max_body_mb: float = Field(64.0, ge=0.001)
+    """The largest request, in MiB."""
+
+    max_image_mb: float = Field(20.0, ge=0.001)
+    """The largest image, in MiB."""
+
+    max_megapixels: float = Field(20.0, ge=0.001)
+    """The most megapixels that the images of a request have together. A model that runs here also decodes at
+    most so many at a time, for all requests."""
+
+    max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
+    """The most candidates that a request may ask for."""
+
+    max_in_flight: int = Field(1024, ge=1)
+    """The most requests that are worked on at once; others are told to come back."""
+
+    allowed_host: list[str] = []
+    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
+
+    log_prompts: bool = False
+    """Write questions and answers into the log, which otherwise has neither."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> GatewayConfig:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("there is one key: give --api-key or --api-key-file")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
+        return self
+
+    @property
+    def most_samples(self) -> int:
+        """The most candidates that a request may ask for; never fewer than it gets by default."""
+        return max(self.max_n, self.best_of.n)
+
+    @property
+    def images(self) -> ImageLimits:
+        """Which images are accepted."""
+        return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
+
+
+class ServeConfig(CommandConfig):
+    """A gateway: what writes, where it listens, and how it treats requests.
+
+    A file of settings has these sections.
+    """
+
+    config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
+    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
+
+    backend: BackendConfig
+    listening: ListeningConfig = ListeningConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    looking: VisualToolConfig = VisualToolConfig()
+    """What requests with a field `look` may ask for."""
+
+
+class QuestionConfig(CommandConfig):
+    """What is asked: a question with images, or a problem of a built-in task."""
+
+    question: str | None = Field(None, json_schema_extra={"argument": True})
+    """The question."""
+
+    image: list[Path] = []
+    """The file of an image; repeat the option for several images, in order."""
+
+    task: str | None = None
+    """Ask a problem of this built-in task instead, such as `digits-pick`."""
+
+    index: int = Field(0, ge=0)
+    """With --task: the number of the problem in the test split."""
+
+    save_image: Path | None = None
+    """With --task: write the problem's image to this file, print its question, and stop."""
+
+    @model_validator(mode="after")
+    def _one_question(self) -> QuestionConfig:
+        if self.task is not None and (self.question is not None or self.image):
+            raise ValueError("--task brings its own question and image; leave yours out")
+        if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
+            raise ValueError("a question is missing: give one, or take a task's problem with --task NAME")
+        return self
+
+
+class AnswererConfig(CommandConfig):
+    """What answers: a model that is loaded here, or one behind a server."""
+
+    model: str | None = None
+    """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
+
+    server: str | None = None
+    """Ask this OpenAI-compatible server instead; --model is the model's name there."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """With --server: the most seconds to wait."""
+
+
+class DrawsConfig(CommandConfig):
+    """How one candidate is sampled."""
+
+    temperature: float = Field(1.0, ge=0.0)
+    """The sampling temperature; 0 always takes the likeliest token."""
+
+    top_p: float = Field(0.99, ge=0.01, le=1.0)
+    """Sample only from the likeliest tokens that together have this probability."""
+
+    max_new_tokens: int = Field(256, ge=1)
+    """The most tokens of a candidate."""
+
+    seed: Seed = 0
+    """The seed of the sampling."""
+
+    turns: int = Field(1, ge=1, le=2)
+    """2: the model re-examines every answer, and its second answer counts."""
+
+    second_turn: str | None = None
+    """With --turns 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
+
+    def sampling(self, n: int) -> SamplingConfig:
+        """How ``n`` candidates are sampled."""
+        return SamplingConfig(
+            group_size=n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens,
+        )
+
+
+class CandidateConfig(Choosing):
+    """How candidates are verified and chosen from."""
+
+    n: int = Field(8, ge=1, le=1024)
+    """The most candidates: sampled answers, of which one is chosen."""
+
+    verifier: str = "soft"
+    """What gives each candidate a score: `inline` (the model wrote it), `soft` or `greedy` (what the
+    probabilities of the model's tokens expect, or the likeliest score), `repeated:K` (the mean of K sampled
+    scores), `turns:K` (how often K second turns keep the answer), `judge:MODEL` or `ask:MODEL`; `fused` or
+    `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
+
+    calibration: Path | None = None
+    """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
+
+    @property
+    def all_samples(self) -> bool:
+        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
+        return self.stop == "never" and self.budget_tokens is None
+
+
+class SolveConfig(CommandConfig):
+    """One question, who answers it, and how its answer is chosen."""
+
+    asked: QuestionConfig
+    answerer: AnswererConfig = AnswererConfig()
+    choosing: CandidateConfig = CandidateConfig()
+    drawing: DrawsConfig = DrawsConfig()
+    looking: VisualToolConfig = VisualToolConfig()
+
+    @model_validator(mode="after")
+    def _together(self) -> SolveConfig:
+        choosing, looking = self.choosing, self.looking
+        if looking.look and self.drawing.turns == 2:
+            raise ValueError("--turns 2 and --look are two ways of going on; take one")
+        if self.answerer.server is None:
+            if choosing.calibration is not None and not choosing.all_samples:
+                raise ValueError(
+                    f"{choosing.calibration} was fitted on full sets of samples, which early stopping does "
+                    "not draw"
+                )
+            return self
+        if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
+            raise ValueError("--look with a --server draws all candidates and reads the scores they write")
+        if self.drawing.turns == 2:
+            raise ValueError("--turns 2 needs a model that runs here, not a --server")
+        if choosing.n > MOST_SAMPLES:
+            raise ValueError(f"-n: a server is asked for at most {MOST_SAMPLES} candidates")
+        return self
