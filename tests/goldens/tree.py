@@ -158,8 +158,12 @@ class Tree:
         return {self.names.attribute(owner, name): value for name, value in given.items()}
 
     def attr(self, owner: Any, name: str) -> Any:
-        """Return an attribute by its old name."""
-        return getattr(owner, self.names.attribute(self.names.old_class(type(owner).__name__), name))
+        """Return an attribute by its old name, which a class above the owner's own may have given it."""
+        for above in type(owner).__mro__:
+            found = self.names.attribute(self.names.old_class(above.__name__), name)
+            if found != name:
+                return getattr(owner, found)
+        return getattr(owner, name)
 
     # Commands.
 

@@ -47,9 +47,9 @@ def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> l
 
     if recipe.stopping is not None:
         return ["plan: none, since the run makes its own pairs"]
-    if not is_at_hand(recipe.policy.path):
-        return [f"plan: none, since {recipe.policy.path} is not on this machine"]
     try:
+        if not is_at_hand(recipe.policy.path):
+            return [f"plan: none, since {recipe.policy.path} is not on this machine"]
         return [f"plan: {line}" for line in make_plan(recipe, gpus, sharded, heard).lines()]
     except SelfVerifyError as error:
         return [f"plan: none; {' '.join(str(error).split())}"]
