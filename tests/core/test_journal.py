@@ -13,7 +13,17 @@ import pytest
 
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.files import differences, flatten
-from selfverify.core.jsonl_store import STRICT, JsonlStore, open_journal, read_journal, read_rows
+from selfverify.core.jsonl_store import (
+    STRICT,
+    JsonlStore,
+    open_journal,
+    read_journal,
+    read_rows,
+    write_journal,
+)
+from selfverify.data.preferences import FilterVerdict
+from selfverify.evaluation.visual_metrics import CappedProblem
+from selfverify.experiments.teaching import TaughtProblem
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
 
@@ -171,3 +181,14 @@ def test_a_file_that_was_deleted_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=f"{path}: "):
         journal.append({"a": 2})
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [(TaughtProblem, "Lessons"), (CappedProblem, "LookedProblem"), (FilterVerdict, "Verdict")],
+)
+def test_files_keep_the_names_of_their_rows(row: Any, name: str, tmp_path: Path) -> None:
+    """What was written under a class's former name is still read."""
+    write_journal(tmp_path / "rows.jsonl", row, {}, [])
+    assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == name
+    assert read_journal(tmp_path / "rows.jsonl", row) == ({}, {})

@@ -27,7 +27,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class IndexedRow(Protocol):
-    """The dataclass of a journal's lines."""
+    """The dataclass of a journal's lines; ``STORED_AS`` is its name in files, where the class has another."""
 
     @property
     def index(self) -> int:
@@ -165,10 +165,10 @@ def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[st
     if not lines and not path.stat().st_size:
         raise DataError(f"{path} is empty; delete it to start over")
     header = _value(path, 1, lines[0]) if lines else None
-    wanted = {"rows": row.__name__, "format": FORMAT}
+    wanted = {"rows": _name_of(row), "format": FORMAT}
     settings = header.pop("settings", None) if isinstance(header, dict) else None
     if header != wanted or not isinstance(settings, dict):
-        raise DataError(f"{path}, line 1: not the header of a journal of {row.__name__} in format {FORMAT}")
+        raise DataError(f"{path}, line 1: not the header of a journal of {_name_of(row)} in format {FORMAT}")
     rows: dict[int, Row] = {}
     for number, found in enumerate(_rows(path, lines[1:], row, first=2), start=2):
         if found.index in rows:
@@ -229,8 +229,13 @@ def _corrupt(path: Path, number: int, problem: str) -> DataError:
     return DataError(f"{path}, line {number}: {problem}. Restore the file, or delete it to start over")
 
 
+def _name_of(row: type[Row]) -> str:
+    """Return what a file calls its rows: `STORED_AS` of their class, or the class's name."""
+    return str(vars(row).get("STORED_AS", row.__name__))
+
+
 def _header(row: type[Row], settings: Mapping[str, Any], path: Path) -> bytes:
-    return _line({"rows": row.__name__, "format": FORMAT, "settings": dict(settings)}, path)
+    return _line({"rows": _name_of(row), "format": FORMAT, "settings": dict(settings)}, path)
 
 
 def _line(value: Any, path: Path) -> bytes:

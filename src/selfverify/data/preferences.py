@@ -120,6 +120,8 @@ class FilterVerdict:
         reason: What is wrong with a broken problem, or why the task's scoring does not count it.
     """
 
+    STORED_AS: ClassVar[str] = "Verdict"
+
     __pydantic_config__: ClassVar = STRICT
 
     index: int

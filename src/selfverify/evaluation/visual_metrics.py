@@ -107,6 +107,8 @@ class CappedProblem:
         talks: The conversations.
     """
 
+    STORED_AS: ClassVar[str] = "LookedProblem"
+
     __pydantic_config__: ClassVar = STRICT
 
     index: int

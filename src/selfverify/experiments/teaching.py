@@ -81,6 +81,8 @@ class TaughtProblem:
         about: What else is to be known of the problem.
     """
 
+    STORED_AS: ClassVar[str] = "Lessons"
+
     __pydantic_config__: ClassVar = STRICT
 
     index: int
