@@ -164,7 +164,7 @@ class SamplingConfig(Config):
     engine: Literal["own", "vllm"] = Field(
         "own",
         description="The engine that samples: this library (`own`), or vLLM with the policy's weights. "
-        "Evaluations within a training sample with `own`; `eval`, `matrix` and `data filter` with this one.",
+        "Evaluations within a training sample with `own`; `eval` and `data filter` with this one.",
     )
     vllm: VLLMConfig | None = Field(None, description="The settings of vLLM; only with `engine: vllm`.")
 

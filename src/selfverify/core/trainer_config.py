@@ -35,7 +35,7 @@ class TrainerConfig(Config):
     updates_per_rollout: int = Field(
         1, ge=1, description="Minibatches a rollout is split in; each is one optimizer update."
     )
-    inner_epochs: int = Field(1, ge=1, description="Times the learner goes through each rollout.")
+    inner_epochs: int = Field(1, ge=1, description="Times training goes through each rollout.")
     micro_batch_groups: int = Field(
         8,
         ge=1,
@@ -102,7 +102,7 @@ class TrainerConfig(Config):
         2.0,
         ge=1.0,
         description="Cap (C) of the importance weight of a token that another engine has sampled: how much "
-        "likelier it was under the learner's model; null corrects nothing. No effect with `sampling.engine: "
+        "likelier it was under the trained model; null corrects nothing. No effect with `sampling.engine: "
         "own`.",
     )
     denominator: Literal["sequence", "channel", "batch", "trajectory"] = Field(

@@ -135,7 +135,7 @@ def resolve(path: str) -> str:
     """
     if is_served(path):
         raise ConfigError(
-            f"{path} is behind a server, which measures and samples only: `eval`, `matrix` and `data filter` "
+            f"{path} is behind a server, which measures and samples only: `eval` and `data filter` "
             "take it; what learns, or sees inside a model, needs its weights"
         )
     if not path.startswith("builtin:"):
