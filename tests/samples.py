@@ -22,6 +22,14 @@ def sample(problem: str, number: int, correct: bool, soft: float | None, **chang
     return StoredSample(**values | changes)
 
 
+def turned(pairs: str) -> list[StoredSample]:
+    """A problem for each pair of ``"11 01"``: is the first turn right, is the second."""
+    return [
+        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
+        for n, (first, second) in enumerate(pairs.split())
+    ]
+
+
 def write_samples(path: Path, settings: Mapping[str, Any], samples: Iterable[StoredSample]) -> None:
     """A new sample store with these samples, as `evaluate` writes it."""
     path.unlink(missing_ok=True)

@@ -7,22 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.samples import sample, write_samples
+from tests.samples import sample, turned, write_samples
 
 from reproduce import adapo as program
 from reproduce.grid_results import task_results
-from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 RECIPE = load_recipe("adapo-digits-check", ["evaluation.problems=4"])
-
-
-def turned(pairs: str) -> list[StoredSample]:
-    """A problem for each pair: is the first turn right, is the second."""
-    return [
-        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
-        for n, (first, second) in enumerate(pairs.split())
-    ]
 
 
 def write(folder: Path, pairs: str) -> None:

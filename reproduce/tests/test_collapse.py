@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.samples import sample
+from tests.samples import turned
 
 from reproduce import collapse as program
 from reproduce.grid_results import task_results
-from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 VARIANTS = {
@@ -22,14 +21,6 @@ VARIANTS = {
     "scaled": ["method.reward=fixed", "method.scale_advantage=true"],
     "kept": ["method.reward=fixed-preservation"],
 }
-
-
-def turned(pairs: str) -> list[StoredSample]:
-    """A problem for each pair: is the first turn right, is the second."""
-    return [
-        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
-        for n, (first, second) in enumerate(pairs.split())
-    ]
 
 
 def study(folder: Path, variants: dict[str, str]) -> str:

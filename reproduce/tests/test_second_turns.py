@@ -7,19 +7,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.samples import sample, write_samples
+from tests.samples import sample, turned, write_samples
 
 from reproduce import second_turns as program
 
 
 def write(folder: Path, pairs: str) -> str:
-    """A problem for each pair: is the first turn right, is the second."""
-    rows = [
-        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
-        for n, (first, second) in enumerate(pairs.split())
-    ]
     folder.mkdir()
-    write_samples(folder / "samples.jsonl", {}, rows)
+    write_samples(folder / "samples.jsonl", {}, turned(pairs))
     return str(folder)
 
 
