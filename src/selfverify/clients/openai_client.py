@@ -21,7 +21,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -29,12 +29,16 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from selfverify.clients.replies import text_of
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.images import to_rgb
+from selfverify.core.problem import Problem
 from selfverify.core.server_address import checked_address
 
-if TYPE_CHECKING:
+try:
     import aiohttp
-
-    from selfverify.core.problem import Problem
+    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+    from tenacity.wait import wait_exponential_jitter
+    from yarl import URL
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
 async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
@@ -229,12 +233,6 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-try:
-    import aiohttp
-    from yarl import URL
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
-
 API_KEY_VARIABLE = "SELFVERIFY_SERVER_API_KEY"
 """Environment variable with the key that is sent; without it ``OPENAI_API_KEY``."""
 
@@ -371,12 +369,6 @@ def server_url(url: str) -> URL:
     found = URL(checked_address(url, "http://127.0.0.1:8000/v1", f"in ${API_KEY_VARIABLE}"))
     return found if found.path not in ("", "/") else found.with_path("/v1")
 
-
-try:
-    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-    from tenacity.wait import wait_exponential_jitter
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 Found = TypeVar("Found")
 

@@ -42,6 +42,13 @@ from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResu
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.server_address import checked_address
 
+try:
+    import aiohttp
+    from yarl import URL
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
+
 INVALID_JSON = "INVALID_JSON"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
 VALIDATION_ERROR = "VALIDATION_ERROR"
@@ -343,12 +350,6 @@ def read_reward(value: object) -> float | None:
         raise DataError(f"the reward is no finite number: {str(value)[:40]}")
     return reward
 
-
-try:
-    import aiohttp
-    from yarl import URL
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 KEY_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEY"
 """Environment variable with the key that is sent to servers of environments."""
