@@ -32,7 +32,8 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.visual_data import SFT, Lines, fault_in, read_lines, read_pairs
-from selfverify.visual.traces import Message, is_image, parts_of
+from selfverify.rollouts.wrappers import Message
+from selfverify.visual.traces import is_image, parts_of
 
 MARK = "<image>"
 """LLaMA-Factory's place for an image."""

@@ -47,7 +47,7 @@ from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teaching import Asked, TaughtConversation, TaughtProblem, Teaching, at_most
-from selfverify.rollouts.wrappers import RecordingEpisode, ResumedEpisode, noted_messages
+from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
 from selfverify.visual.episode import asked_anew
@@ -55,7 +55,6 @@ from selfverify.visual.task import VisualTask
 from selfverify.visual.traces import (
     Curation,
     Demands,
-    Message,
     Pair,
     Pairing,
     VisualTrace,

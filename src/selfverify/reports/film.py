@@ -38,7 +38,7 @@ from selfverify.evaluation.samples import StoredSample, StoredStep
 from selfverify.tasks.base import Frame, Mark, Task
 from selfverify.tasks.tool_calls import is_number, json_at
 from selfverify.tasks.tool_episode import shortened
-from selfverify.visual.calls import read_look_call
+from selfverify.visual.calls import THOUGHT, read_look_call
 from selfverify.visual.episode import step_of
 from selfverify.visual.tools.gallery import ImagePart
 from selfverify.visual.traces import VisualTrace, is_image, parts_of
@@ -295,7 +295,6 @@ LONGEST = 6_000
 """Characters of a text that a frame shows; longer ones lose their middle."""
 _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</?think>|</s>|<end_of_turn>")
 _ENDS = re.compile(r"<\|[^<>|]{1,40}\|>|</s>|<end_of_turn>")
-_THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
 WHY = {
     "cap": "the most steps were made",
     "errors": "too many calls in a row found nothing",
@@ -447,7 +446,7 @@ def plan_of(text: str, called: bool) -> str:
         return _SPECIAL.sub("", words).strip()
     start = read_look_call(PolicyTurn(words, [], Finish.STOP, 0)).action_start
     plan = words[:start]
-    if (thought := _THOUGHT.search(plan)) is not None:
+    if (thought := THOUGHT.search(plan)) is not None:
         try:
             value = json_at(words, thought.end())[0]
         except ValueError:

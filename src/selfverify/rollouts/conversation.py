@@ -214,7 +214,7 @@ class Conversation:
 
     def trajectory(self) -> Trajectory:
         """What the conversation came to; one without an ending ends with ``error``."""
-        segments, ending = self._segments or [_nothing()], self.ending
+        segments, ending = self._segments or [nothing_said()], self.ending
         if ending is None:
             segments[-1].finish = Finish.ERROR
             return Trajectory(segments)
@@ -279,7 +279,7 @@ class Conversation:
     def _run_out(self) -> None:
         """The context is full: the conversation ends where the policy has spoken last."""
         self.over = True
-        self._segments = self._segments or [_nothing()]
+        self._segments = self._segments or [nothing_said()]
         self._segments[-1].finish = Finish.LENGTH
         name = self.problem.id
         room = self._room if self._room is not None else longest_row(self.policy.model)
@@ -303,7 +303,7 @@ def said_by(reply: Observation | None, words: str) -> dict[str, Any] | None:
     return None if start < 0 else {"role": reply.role, "said": [start, start + len(reply.text)]}
 
 
-def _nothing() -> Segment:
+def nothing_said() -> Segment:
     """What a trajectory holds in which nothing was said."""
     return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
 

@@ -48,7 +48,7 @@ from selfverify.core.problem import BETWEEN, Problem, content_parts
 from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Group, Segment, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.kv_sessions import SampleIndex
-from selfverify.rollouts.conversation import said_by
+from selfverify.rollouts.conversation import nothing_said, said_by
 from selfverify.rollouts.episode_runner import EpisodeRunner, ask, begin, outcome
 from selfverify.rollouts.rollout import OpenEpisode, close, find_endings
 from selfverify.tasks.base import Task
@@ -300,7 +300,7 @@ class ServedConversation:
         self.over = True
         if self._segments and self._segments[-1].author != "policy":
             del self._segments[-1]  # nobody has read it
-        self._segments = self._segments or [_nothing()]
+        self._segments = self._segments or [nothing_said()]
         self._segments[-1].finish = Finish.LENGTH
         message = f"problem {self.problem.id}: a conversation has reached the context of the server's model"
         note(logger, "context_full", message, problem=self.problem.id, turn=len(self.turns))
@@ -314,7 +314,7 @@ class ServedConversation:
 
     def trajectory(self) -> Trajectory:
         """What the conversation came to; one without an ending ends with ``error``."""
-        segments = self._segments or [_nothing()]
+        segments = self._segments or [nothing_said()]
         ending = self.ending
         if ending is None:
             segments[-1].finish = Finish.ERROR
@@ -344,11 +344,6 @@ class ServedConversation:
                 parsed=said_by(reply, reply.text), images=list(reply.images),
             )
         )  # fmt: skip
-
-
-def _nothing() -> Segment:
-    """What a trajectory holds in which nothing was said."""
-    return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
 
 
 def _segments(reply: Completion, said: PolicyTurn, cuts: Sequence[tuple[str, int]]) -> list[Segment]:

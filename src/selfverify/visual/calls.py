@@ -12,7 +12,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
-_THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
+THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
 _FENCED = re.compile(r"```(?:json)?\s*(?=[\[{])")
 _SOURCE = re.compile(r"original_image|observation_([0-9]{1,3})")
 _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
@@ -121,7 +121,7 @@ def _vts(text: str, start: int) -> tuple[ToolCall, int]:
         raise _BrokenLook(f"it has an unknown key {min(extra)[:60]!r}")
     if not isinstance(value.get("thought", ""), str):
         raise _BrokenLook("its thought is no text")
-    first = _THOUGHT.match(text, start)
+    first = THOUGHT.match(text, start)
     action = start if first is None else json_at(text, first.end())[1]
     return ToolCall(value["action_name"], arguments), action
 

@@ -20,10 +20,9 @@ from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
+from selfverify.rollouts.wrappers import Message
 from selfverify.visual.calls import read_look_call
 from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
-
-Message = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 

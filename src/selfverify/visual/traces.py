@@ -21,6 +21,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import content_parts
 from selfverify.core.trajectory import ANSWER
+from selfverify.rollouts.wrappers import Message
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.tool_episode import TOOL_CALLS
 from selfverify.visual.config import PIXELS_PER_TOKEN
@@ -28,7 +29,6 @@ from selfverify.visual.config import PIXELS_PER_TOKEN
 BYTES_PER_TOKEN = 4
 """Of text, as an estimate."""
 ROLES = ("system", "user", "assistant", "tool")
-Message = dict[str, Any]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.visual_data import image_keeper
 from selfverify.visual.traces import VisualTrace
@@ -54,8 +53,3 @@ def trace(
     cuts: list[list[list[Any]]] = [[["plan", 0], ["action", 1]] for _ in said[:-1]] + [[["answer", 0]]]
     rewards = {"correct": float(right), "answer_format": 1.0, "tool_calls": float(len(said) - 1)}
     return VisualTrace(name, problem, messages, cuts, rewards, **more)
-
-
-def images_of(folder: Path) -> set[str]:
-    """The names of the images in a folder."""
-    return {path.name for path in (folder / IMAGES).iterdir()}
