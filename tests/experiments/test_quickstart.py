@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -135,3 +137,13 @@ def test_it_goes_on_where_it_was_stopped(
         assert page.index("In short") < page.index("Before and after")
     quickstart(paper, tmp_path, fast=True, overwrite=True)
     assert interrupted.steps == [1, 2, 1, 2]
+
+
+def test_demonstrations_need_no_extra() -> None:
+    """`make quickstart` installs the core alone, in which there is neither a client nor a server."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('aiohttp', 'yarl', 'tenacity', 'prometheus_client')); "
+        "import selfverify.experiments.quickstart, selfverify.experiments.visual_data"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from selfverify.clients.openai_client import ServerConfig
 from selfverify.core import event_loop
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
@@ -34,12 +33,14 @@ from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
-from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, Speaker, hold
 from selfverify.rollouts.wrappers import Message, RecordingEpisode
-from selfverify.serving.visual import HeardSpeaker
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import Task
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
+
+# What runs is imported late: it needs the extra `serve`, which a policy that teaches does not.
+if TYPE_CHECKING:
+    from selfverify.rollouts.server_sampler import Speaker
 
 AT_ONCE = 16
 """Conversations at the same time, where the task does not say how many there may be."""
@@ -211,6 +212,8 @@ class Teaching:
 
     def _taught(self, asked: Asked, seed: int) -> TaughtConversation:
         """One conversation; whatever fails loses it."""
+        from selfverify.rollouts.server_sampler import hold
+
         noted = asked.open(seed)
         try:
             speaker = self._heard(self._speaker(asked.problem, seed), asked.problem)
@@ -224,6 +227,9 @@ class Teaching:
         return as_taught(noted)
 
     def _speaker(self, problem: Problem, seed: int) -> Speaker:
+        from selfverify.clients.openai_client import ServerConfig
+        from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker
+
         if self.teacher.server is None:
             turns = self.task.demonstrate_turns(problem, np.random.default_rng(seed))
             return ScriptSpeaker([turn.text for turn in turns])
@@ -232,6 +238,8 @@ class Teaching:
 
     def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:
         """A speaker to which the task's verifier listens, where there is one."""
+        from selfverify.serving.visual import HeardSpeaker
+
         with self.lock:  # the first conversation loads it
             listener = self.task.hook()
         return speaker if listener is None else HeardSpeaker(speaker, listener, problem, self.lock)
@@ -502,6 +510,9 @@ async def _ask_all(asked: Sequence[tuple[int, Problem]], teacher: TeacherConfig,
 
 async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) -> Answered:
     """The teacher's answer to one turn."""
+    from selfverify.clients.openai_client import ServerConfig
+    from selfverify.rollouts.server_sampler import ServerSpeaker
+
     assert teacher.server is not None
     server = ServerConfig(teacher.server, timeout_s=teacher.timeout)
     speaker = ServerSpeaker(problem, server, teacher.fields(derived_seed(seed, index)))

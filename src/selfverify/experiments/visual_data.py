@@ -29,13 +29,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from PIL.Image import Image
 from pydantic import TypeAdapter, ValidationError
 
-from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.files import naming, read_regular, write_json, written_whole
@@ -63,6 +62,9 @@ from selfverify.visual.traces import (
     malformed_message,
     parts_of,
 )
+
+if TYPE_CHECKING:
+    from selfverify.clients.openai_client import OpenAIClient
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
@@ -578,6 +580,8 @@ def _question(about: dict[str, Any], trace: VisualTrace) -> str:
 
 
 async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
+    from selfverify.clients.openai_client import OpenAIClient, ServerConfig  # they need the extra `serve`
+
     assert judge.server is not None
     async with OpenAIClient(ServerConfig(judge.server, timeout_s=judge.timeout)) as client:
         return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
