@@ -90,7 +90,7 @@ class CheckedTrainer(GRPOTrainer):
             reference=self.start,
             autocast=nullcontext,
             one_pass=lambda last: nullcontext(),
-            backward=lambda loss, last: loss.backward(),
+            backward=lambda loss: loss.backward(),
         )
         passes = micro_batches(streams, count)
         updater = LossComputer(alone, TrainerConfig(steps=1, micro_batch_groups=count), "surrogate")

@@ -5,15 +5,14 @@ over at once, and one reply that hangs past its deadline. ``replay`` names the f
 learnt from once more, in the folder ``again``. ``bad`` is the number of a step, from 0, in which the last
 process's loss is NaN.
 
-Usage: several.py WAY OUTPUT [SETTING=VALUE ...] [+ OUTPUT ...] where WAY is alone, ddp, fsdp or zero. Runs
+Usage: several.py WAY OUTPUT [SETTING=VALUE ...] [+ OUTPUT ...] where WAY is alone, ddp or fsdp. Runs
 that a plus separates are made one after another: it is starting that takes long.
 
-accelerate offers FSDP and DeepSpeed on GPUs only. Here both run on a CPU, with all else as it would be there.
+accelerate offers FSDP on GPUs only. Here it runs on a CPU, with all else as it would be there.
 """
 
 import faulthandler
 import json
-import os
 import random
 import sys
 import time
@@ -23,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
+from accelerate import FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType
 from PIL import Image
 
@@ -40,7 +39,7 @@ from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits_pick import DigitsPick
-from selfverify.trainer import loss, trainer
+from selfverify.trainer import loss
 from selfverify.trainer.trainer import Trainer
 
 
@@ -51,23 +50,6 @@ def use_fsdp_on_cpu(learner: Trainer) -> None:
     )
     learner.accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-
-def use_zero_on_cpu() -> None:
-    """What `accelerate launch --use_deepspeed --zero_stage 3` sets; DS_ACCELERATOR is cpu."""
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    PartialState(cpu=False, backend="gloo")
-
-    def make_accelerator(policy, **settings):
-        plugin = DeepSpeedPlugin(
-            hf_ds_config={
-                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-                "train_micro_batch_size_per_gpu": "auto",
-            }
-        )
-        return Accelerator(deepspeed_plugin=plugin, **settings)
-
-    trainer.make_accelerator = make_accelerator
 
 
 def spoil(learner: Trainer, step: int) -> None:
@@ -159,7 +141,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
             dtype="bfloat16" if "low" in given else "float32",
         )
     )
-    if in_float64(way, given):
+    if "low" not in given:
         policy.model.double()
     training = Training(
         policy,
@@ -197,24 +179,18 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         (output / "way.json").write_text(json.dumps(facts))
 
 
-def in_float64(way: str, given: dict[str, str]) -> bool:
-    """Sums in another order differ by rounding, which Adam may blow up. ZeRO has no float64."""
-    return way != "zero" and "low" not in given
-
-
 def main() -> None:
     way, *words = sys.argv[1:]
     faulthandler.dump_traceback_later(500, exit=True)  # a hang shows where
     torch.set_num_threads(1)
-    if way == "zero":
-        use_zero_on_cpu()
     ranks.start(cpu=True)
     for separated, group in groupby(words, "+".__eq__):
         if separated:
             continue
         output, *settings = group
         given = dict(setting.split("=") for setting in settings)
-        with float64() if in_float64(way, given) else nullcontext():
+        # Sums in another order differ by rounding, which Adam may blow up.
+        with nullcontext() if "low" in given else float64():
             run(Path(output), way, given)
             if "replay" in given:
                 run(Path(output) / "again", way, given, Path(given["replay"]))

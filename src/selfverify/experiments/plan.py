@@ -204,9 +204,7 @@ class PlannedStep:
         drawn = [[_demonstrated(t, self.policy.encoder) for t in group.trajectories] for group in made.groups]
         return [drawn[n % len(drawn)] for n in range(len(self.lengths.prompts))]
 
-    def _backward(
-        self, loss: torch.Tensor, last: bool, channel: str | None = None, more: bool = False
-    ) -> None:
+    def _backward(self, loss: torch.Tensor, channel: str | None = None, more: bool = False) -> None:
         """Do what `Parallel.backward` does, in one process."""
         with nullcontext() if channel is None else self.apart.adding(channel):
             loss.backward(retain_graph=more)

@@ -1,6 +1,6 @@
 """The module that data-parallel wrappers wrap, and where a model computes.
 
-DDP, FSDP2 and DeepSpeed hook into one module's ``forward``, while a policy calls parts of its model: the
+DDP and FSDP2 hook into one module's ``forward``, while a policy calls parts of its model: the
 embeddings, the vision tower, the decoder, the head. So a policy calls these parts inside a `ModuleRoot`,
 whose ``forward`` runs any function. A `ModuleRunner` has them compute there in the right mode, with the right
 adapter.
@@ -17,7 +17,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from selfverify.core.errors import ConfigError
 from selfverify.policy import adapters
 
 T = TypeVar("T")
@@ -56,8 +55,6 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
 
     Within ``run`` the processes need not make the same calls: one may sample longer than another.
     """
-    if any(hasattr(p, "ds_id") for p in root.parameters()):
-        return _enter_zero(root, run)
     sharded = [m for m in root.modules() if isinstance(m, FSDPModule)]
     if not sharded:
         return enter(root, run)
@@ -74,22 +71,6 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
                 module.reshard()
 
     return enter(root, unsharded)
-
-
-def _enter_zero(root: Any, run: Callable[[], T]) -> T:
-    """Do what `enter_whole` says under DeepSpeed's ZeRO-3, whose hooks would free weights after each call."""
-    import deepspeed
-
-    try:
-        from trl.models.utils import add_hooks, remove_hooks
-    except ImportError as error:
-        raise ConfigError("sampling under DeepSpeed needs trl: pip install 'selfverify[trl]'") from error
-    with deepspeed.zero.GatheredParameters(list(root.parameters())):
-        remove_hooks(root)
-        try:
-            return run()
-        finally:
-            add_hooks(root)
 
 
 Adapter = Literal["learnt", "start", "off"]

@@ -252,12 +252,10 @@ class VLLMEngine:
                 f"sampling.engine=vllm: how models of type {model_type!r} write images into prompts is not "
                 "known here, so prompts could not be compared with vLLM's; use engine=own"
             )
-        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        shards = self._sharded or (plugin is not None and plugin.zero_stage == 3)
-        if shards and adapters.is_adapted(self.policy.model):
+        if self._sharded and adapters.is_adapted(self.policy.model):
             raise ConfigError(
-                "sampling.engine=vllm: an adapter (policy.lora) cannot be merged out of shards (FSDP, "
-                "ZeRO-3); train all weights, or use DDP"
+                "sampling.engine=vllm: an adapter (policy.lora) cannot be merged out of shards (FSDP); "
+                "train all weights, or use DDP"
             )
 
     @property

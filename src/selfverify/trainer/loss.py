@@ -392,10 +392,10 @@ class LossComputer:
                     parts = [only(group, name) for group in chosen]
                     own_mk = alternatives_mk[chosen_alternatives(chosen, parts).to(alternatives_mk.device)]
                     loss = self._loss(parts, shares, trajectories, logprobs_bgr, own_mk, counted)
-                    self.parallel.backward(scale * loss, last, name, more=name != apart[-1])
+                    self.parallel.backward(scale * loss, name, more=name != apart[-1])
                 if not apart:
                     loss = self._loss(chosen, shares, trajectories, logprobs_bgr, alternatives_mk, counted)
-                    self.parallel.backward(scale * loss, last)
+                    self.parallel.backward(scale * loss)
 
     def _forward(self, groups: Sequence[TokenStreams]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of a pass: of its tokens ``[B, G, R]`` and of choices ``[M, K]``."""

@@ -1,102 +1,29 @@
-"""A policy and its optimizer under accelerate: in one process, or with DDP, FSDP2 or DeepSpeed's ZeRO.
+"""A policy and its optimizer under accelerate: in one process, or with DDP or FSDP2.
 
 The files on the disk are the same in all cases, so a run may go on with another number of processes. To this
-end, the weights and the optimizer's state that ZeRO holds in pieces are gathered for checkpoints: DeepSpeed's
-own checkpoints are pickles, one file per process.
+end, weights and the optimizer's state that FSDP2 holds in shards are gathered for checkpoints.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, LoggerType
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from selfverify.core import ranks
-from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.core.errors import ConfigError
 from selfverify.policy.policy import Policy
 from selfverify.trainer.optim import ApartGradients, ChannelOptimizer
-from selfverify.trainer.state import Savable
-
-
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole state of ``model`` on the first process; every process has to call this."""
-    import deepspeed
-
-    whole: dict[str, Tensor] = {}
-    found: dict[int, Tensor] = {}
-    pieces = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in model.state_dict().items():
-        source = pieces.get(name, tensor)
-        # Tied weights stay one tensor, as `save_pretrained` expects.
-        if id(source) not in found:
-            with deepspeed.zero.GatheredParameters([source] if name in pieces else []):
-                found[id(source)] = source.detach().cpu().clone() if ranks.index() == 0 else torch.empty(0)
-        whole[name] = found[id(source)]
-    return whole
-
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class ZeroOptimizer:
-    """AdamW under ZeRO, with its state in one piece, as a checkpoint holds it.
-
-    Every process has to make one at the same time.
-
-    Args:
-        raw: The optimizer that DeepSpeed wrapped, whose parameters are now flat pieces.
-        zero: DeepSpeed's wrapper of ``raw``.
-        parameters: The parameters that ``raw`` was made with, in their order.
-    """
-
-    def __init__(self, raw: torch.optim.Optimizer, zero: Any, parameters: Sequence[nn.Parameter]) -> None:
-        self.raw, self.zero, self.parameters = raw, zero, parameters
-        shapes = [torch.empty(getattr(p, "ds_shape", p.shape), device="meta") for p in parameters]
-        self.param_groups = [{**raw.param_groups[0], "params": shapes}]
-        self.state = {number: self._entry(p) for number, p in enumerate(parameters)} if raw.state else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `torch.optim.Optimizer.state_dict` would return in a run of one process."""
-        group = {**self.param_groups[0], "params": list(range(len(self.parameters)))}
-        return {"state": self.state, "param_groups": [group]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put a state back that was taken under any wrapper."""
-        from deepspeed.utils import safe_set_full_optimizer_state
-
-        steps = [entry["step"] for entry in state_dict["state"].values()]
-        # The first attribute is that of stage 3, the second that of stages 1 and 2.
-        pieces = getattr(self.zero, "fp32_partitioned_groups_flat", None)
-        for piece in self.zero.single_partition_of_fp32_groups if pieces is None else pieces:
-            moments = {key: torch.zeros_like(piece.data) for key in _MOMENTS}
-            self.raw.state[piece] = {"step": max(steps).clone(), **moments} if steps else {}
-        for number, entry in state_dict["state"].items():
-            for key in _MOMENTS:
-                parameter = self.parameters[number]
-                safe_set_full_optimizer_state(parameter, entry[key].to(parameter.device), key)
-        for key, value in state_dict["param_groups"][0].items():
-            if key not in ("params", "param_names"):
-                self.raw.param_groups[0][key] = value
-
-    def _entry(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        kept = next(iter(self.raw.state.values()))
-        whole = {key: safe_get_full_optimizer_state(parameter, key) for key in _MOMENTS}
-        if ranks.index() != 0:
-            return {}
-        entry = {key: tensor.cpu() for key, tensor in whole.items()}
-        return {"step": kept["step"].detach().clone().cpu(), **entry}
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -124,8 +51,8 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
     sharding.
 
     Raises:
-        ConfigError: accelerate's settings ask for gradient accumulation, or one of several processes has its
-            policy on another process's device.
+        ConfigError: accelerate's settings ask for DeepSpeed or for gradient accumulation, or one of several
+            processes has its policy on another process's device.
     """
     plan = DistributedDataParallelKwargs(
         # A step without images uses no vision tower.
@@ -140,6 +67,8 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
         kwargs_handlers=[plan],
         **settings,
     )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ConfigError("this trainer does not run under DeepSpeed: use FSDP2, or verl for large models")
     # accelerate numbers CPUs, too.
     if ranks.count() > 1 and policy.device.type != "cpu" and policy.device != accelerator.device:
         raise ConfigError(
@@ -152,27 +81,6 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
             "would divide gradients that are summed here; leave it at 1 and set learner.micro_batch_groups"
         )
     return accelerator
-
-
-def has_masters(accelerator: Accelerator) -> bool:
-    """Say whether the launcher's wrapper makes float32 masters itself, as DeepSpeed does."""
-    return bool(accelerator.distributed_type == DistributedType.DEEPSPEED)
-
-
-@contextmanager
-def whole_loading(accelerator: Accelerator) -> Iterator[None]:
-    """A context in which weights are loaded whole: under ZeRO-3 transformers would load them in pieces."""
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    if plugin is None:
-        yield
-        return
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        plugin.set_deepspeed_weakref()
 
 
 class Parallel:
@@ -199,26 +107,14 @@ class Parallel:
     ) -> None:
         self.max_grad_norm = max_grad_norm
         self.accelerator, self.policy, self.reference, self.raw = accelerator, policy, reference, optimizer
-        if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
+        self._sharded = accelerator.distributed_type == DistributedType.FSDP
+        if self._sharded and not accelerator.is_fsdp2:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
         kind = optimizer.make if isinstance(optimizer, ChannelOptimizer) else type(optimizer)
-        if kind is not torch.optim.AdamW and (
-            self._is(DistributedType.FSDP) or self._is(DistributedType.DEEPSPEED)
-        ):
-            raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP or DeepSpeed; use adamw")
-        if isinstance(optimizer, ChannelOptimizer) and self._is(DistributedType.DEEPSPEED):
-            raise ConfigError("learner.channels: DeepSpeed steps all channels jointly; use FSDP2 or joint")
-        if self._is(DistributedType.DEEPSPEED):
-            accelerator.state.deepspeed_plugin.deepspeed_config |= {
-                # accelerate has no data loader to take this from, and DeepSpeed uses it for reports only.
-                "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": 1,
-                "gradient_clipping": max_grad_norm,
-                "zero_allow_untested_optimizer": True,  # torch's AdamW
-            }
+        if kind is not torch.optim.AdamW and self._sharded:
+            raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP; use adamw")
         self.apart = ApartGradients(lambda: [p for group in optimizer.param_groups for p in group["params"]])
         """This process's gradients of channels that are kept apart."""
-        self.trained: list[torch.nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
         shared = reference is not None and reference.root is policy.root
         before = sum(1 for _ in policy.model.parameters())
         policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
@@ -230,42 +126,31 @@ class Parallel:
             return
         if shared:
             reference.root = policy.root
-        elif self._is(DistributedType.DEEPSPEED):
-            reference.model.to(next(policy.model.parameters()).dtype)
-        elif self._is(DistributedType.FSDP):
+        elif self._sharded:
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
             reference.root = fsdp2_prepare_model(accelerator, reference.root)
 
-    def _is(self, kind: DistributedType) -> bool:
-        return bool(self.accelerator.distributed_type == kind)
-
     def release(self) -> None:
         """Unwrap the policy, so that it computes in its own precision again after the training."""
-        if not self._is(DistributedType.DEEPSPEED):
-            self.policy.root = self.accelerator.unwrap_model(self.policy.root, keep_fp32_wrapper=False)
+        self.policy.root = self.accelerator.unwrap_model(self.policy.root, keep_fp32_wrapper=False)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """A context in which the reference computes in the same precision as the policy."""
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    def backward(self, loss: Tensor, last: bool, channel: str | None = None, more: bool = False) -> None:
+    def backward(self, loss: Tensor, channel: str | None = None, more: bool = False) -> None:
         """Add the gradient of ``loss``, which is a share of the sum over all processes.
 
         Args:
             loss: The loss of one pass, or of one of its channels.
-            last: Whether no other pass of this update follows.
             channel: Where the gradient is added: to what is kept in ``apart`` for this channel. None is the
                 parameters' own gradient.
             more: Whether another loss of the same forward pass follows.
         """
         # Wrappers average over processes what is to be summed here.
         loss = loss * ranks.count()
-        if self._is(DistributedType.DEEPSPEED):
-            self.accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(last)
-            self.accelerator.deepspeed_engine_wrapped.engine.backward(loss)
-            return
         with nullcontext() if channel is None else self.apart.adding(channel):
             self.accelerator.backward(loss, retain_graph=more)
 
@@ -307,12 +192,7 @@ class Parallel:
                 channel, they are the ones that are used.
             rate: The factor on the learning rate.
             sharers: The number of channels that step after the same passes.
-
-        Raises:
-            SelfVerifyError: DeepSpeed has made an update by a gradient that is not finite.
         """
-        if self._is(DistributedType.DEEPSPEED):
-            return self._deepspeed_step()
         if channel in self.apart.kept:
             self._lend_apart(channel)
         if isinstance(self.raw, ChannelOptimizer):
@@ -330,26 +210,9 @@ class Parallel:
         self.optimizer.zero_grad()
         return norm
 
-    def _deepspeed_step(self) -> float:
-        """Make DeepSpeed's `step`. Its recent versions look at the norm and make no update by a bad one."""
-        engine = self.accelerator.deepspeed_engine_wrapped.engine
-        engine.step()
-        if not engine.was_step_applied():
-            return math.inf
-        norm = float(engine.get_global_grad_norm())
-        if not math.isfinite(norm) or norm < 0:  # ZeRO-3 wrote -1 for such a norm
-            raise SelfVerifyError(
-                "DeepSpeed has made an update by a gradient that is not finite, so that the weights are "
-                "lost; resume from the newest checkpoint with DeepSpeed 0.19.8 or later, which makes none, "
-                "or with a lower learner.learning_rate"
-            )
-        return norm
-
     @property
     def scales_loss(self) -> bool:
         """Whether float16's loss is scaled, so that updates are skipped until a fitting scale is found."""
-        if self._is(DistributedType.DEEPSPEED):
-            return bool(self.accelerator.deepspeed_engine_wrapped.engine.fp16_enabled())
         return self.accelerator.scaler is not None
 
     # --- what a checkpoint holds --------------------------------------------------------------------
@@ -359,9 +222,7 @@ class Parallel:
 
         Every process has to call this.
         """
-        if self._is(DistributedType.DEEPSPEED):
-            return whole_weights(self.policy.model)
-        if not self._is(DistributedType.FSDP):
+        if not self._sharded:
             return None
         found: dict[int, Tensor] = {}
         whole = {}
@@ -372,12 +233,6 @@ class Parallel:
                 found[place] = _whole(tensor)
             whole[name] = found[place]
         return whole
-
-    def whole_optimizer(self) -> Savable:
-        """Return the optimizer as a checkpoint holds it; every process has to call this."""
-        if self._is(DistributedType.DEEPSPEED):
-            return ZeroOptimizer(self.raw, self.policy.root.optimizer, self.trained)
-        return WholeOptimizer(self.raw)
 
 
 class WholeOptimizer:

@@ -49,7 +49,7 @@ from selfverify.trainer.optim import (
     lost_steps,
     make_optimizer,
 )
-from selfverify.trainer.parallel import Parallel, check_trackers, has_masters, make_accelerator, whole_loading
+from selfverify.trainer.parallel import Parallel, WholeOptimizer, check_trackers, make_accelerator
 from selfverify.trainer.rollout_source import RolloutLog, RolloutSource, settings_of, wants_log
 from selfverify.trainer.state import load_matching, refuse_not_finite
 
@@ -334,11 +334,10 @@ class Trainer:
         self.policy.check_gradients()
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
-        wrapped = has_masters(self.accelerator)
-        masters = self.policy.config.master_weights and not wrapped
+        masters = self.policy.config.master_weights
         self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters(), masters)
         # Looked at before the weights are wrapped, told when events are written.
-        self._lost = "" if wrapped else lost_steps(self.optimizer, self.config.learning_rate)
+        self._lost = lost_steps(self.optimizer, self.config.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
@@ -542,7 +541,7 @@ class Trainer:
 
         Every process has to call this; the first one writes.
         """
-        weights, optimizer = self.parallel.weights(), self.parallel.whole_optimizer()
+        weights, optimizer = self.parallel.weights(), WholeOptimizer(self.optimizer)
 
         def write() -> Path:
             written = self.checkpoints.save(
@@ -591,10 +590,9 @@ class Trainer:
         if latest is None:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return False
-        with whole_loading(self.accelerator):
-            load_matching(self.policy.model, latest / MODEL_FOLDER)
+        load_matching(self.policy.model, latest / MODEL_FOLDER)
         check_moments(latest, self.config.channels, self._masters)
-        progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
+        progress = self.checkpoints.load(latest, WholeOptimizer(self.optimizer), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
         for group in self.optimizer.param_groups:
