@@ -141,20 +141,6 @@ def test_the_engine_judges_the_boxes_that_votes_make(name, n):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_curves_start_at_pass_and_end_at_all_samples():
-    score, correct = arrays()
-    rng = np.random.default_rng(1)
-    keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
-    table = SampleTable.from_samples(samples_of(score, correct, keys))
-    found = curves(table)
-    for rule in ("majority", "best", "oracle"):
-        assert found[rule][0] == pytest.approx(correct.mean())
-    assert found["majority"][-1] == pytest.approx(majority(table.keys, correct).mean())
-    assert found["best"][-1] == pytest.approx(best_of_n(score, correct).mean())
-    assert found["best_sampled"] is None
-    assert np.all(np.diff(found["oracle"]) >= -1e-12)
-
-
 def test_strategies_of_subsets_use_the_registry():
     """At N = G a strategy's figure is its rule on all samples; at N = 1 every strategy is pass@1."""
     score, correct = arrays(problems=12)

@@ -22,7 +22,7 @@ from selfverify.experiments.registry import METHODS, make_method, make_task
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
-from selfverify.trainer.batch import make_streams, select
+from selfverify.trainer.batch import select
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:
@@ -57,17 +57,6 @@ def test_credit_by_hand() -> None:
     assert float(turn_1.kl_coef) == pytest.approx(0.004)
     assert float(turn_2.kl_coef) == pytest.approx(0.001)
     assert [t.rewards["trajectory"] for t in made.trajectories] == pytest.approx(rewards.tolist())
-
-
-def test_streams_have_each_turns_coefficient() -> None:
-    """P = 0.5: keeping pays more by 0.2, and the second turn is held by 0.001 + 0.002."""
-    made = group((1, 1), (0, 0))
-    prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
-    streams = make_streams(prompt, made, credits(make_method("adapo"), made))
-    expected = torch.tensor([0.001, 0.001, 0.0, 0.003, 0.003, 0.003])
-    torch.testing.assert_close(streams.kl_coef_gr, expected.expand(2, 6))
-    assert bool((streams.advantage_gr[0, [0, 1, 3, 4, 5]] > 0).all())
-    assert streams.channel_gr[0].tolist() == [0, 0, -1, 1, 1, 1]
 
 
 def test_cut_off_trajectories_leave_before_p() -> None:
@@ -156,22 +145,6 @@ def test_metrics_say_where_the_group_stands() -> None:
 
 
 # --- SCoRe ----------------------------------------------------------------------------------------------
-
-
-def test_score_stages_by_hand() -> None:
-    made = group((1, 0), (0, 1), (1, 1), (0, 0))
-    method = make_method("score", first_stage=3)
-    made.step = 2
-    assert method.metrics([made])["score/stage"] == 1
-    turn_1, turn_2 = credits(method, made)
-    assert turn_1.advantage.tolist() == turn_2.advantage.tolist() == [-0.5, 0.5, 0.5, -0.5]
-    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.1, 0.01)
-    made.step = 3
-    assert method.metrics([made])["score/stage"] == 2
-    turn_1, turn_2 = credits(method, made)
-    assert turn_1.advantage.tolist() == [0.5, -0.5, 0.5, -0.5]
-    assert turn_2.advantage.tolist() == [-10.5, 10.5, 0.5, -0.5]  # of -10, 11, 1, 0, whose mean is 0.5
-    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.01, 0.01)
 
 
 def test_the_strict_kl_counts_in_silent_groups() -> None:

@@ -34,21 +34,6 @@ def trajectory(first: int, second: int, score: float, finish: str = "stop") -> T
 GROUP = [(0, 0, 0.9), (0, 1, 0.6), (1, 1, 0.8), (0, 0, 0.7)]
 
 
-def test_three_credits_by_hand() -> None:
-    """R^p by pairs of a right and a wrong second answer; the turns' credits are AdaPO's."""
-    made = Group(Problem("p", []), [trajectory(*kind) for kind in GROUP])
-    valid = torch.ones(4, dtype=torch.bool)
-    method = make_method("adapo-adpo", score_kl=0.05, score_weight=2.0)
-    turn_1, turn_2, score = method.credit(made, valid)
-    for own, alone in zip((turn_1, turn_2), make_method("adapo").credit(made, valid), strict=True):
-        torch.testing.assert_close(own.advantage, alone.advantage)
-        assert (own.channel, float(own.kl_coef)) == (alone.channel, float(alone.kl_coef))
-    # 0.9 (wrong) stands below no right score; 0.6 (right) above no wrong one; 0.8 above 0.7; 0.7 below 0.8.
-    reward = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    torch.testing.assert_close(score.advantage, (reward - 0.25) / (reward.std() + 1e-4))
-    assert (score.channel, score.kl_coef, score.weight) == ("score", 0.05, 2.0)
-
-
 def test_each_credit_has_tokens_of_its_own() -> None:
     made = Group(Problem("p", []), [trajectory(*kind) for kind in GROUP])
     credits = make_method("adapo-adpo").credit(made, torch.ones(4, dtype=torch.bool))

@@ -191,12 +191,6 @@ def test_margin_of_the_contrastive_set() -> None:
     close(credits("adpo", of, gamma=0.6)["score"].advantage, [0.0, 0.0, 0.0])
 
 
-def test_weights_and_kl_by_channel() -> None:
-    found = credits("adpo", crossed(), kl=0.02, score_weight=3.0)
-    assert (found["answer"].weight, found["score"].weight) == (1.0, 3.0)
-    assert (found["answer"].kl_coef, found["score"].kl_coef) == (0.02, 0.02)
-
-
 # --- ADPO, ablations and the concordance credit -----------------------------------------------------------
 
 

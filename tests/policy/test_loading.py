@@ -76,15 +76,6 @@ def test_a_quantised_model_whose_package_is_missing(altered: Any) -> None:
         Policy.load(folder)
 
 
-def test_more_layers_than_weights(altered: Any) -> None:
-    folder = altered(lambda tensors: None)
-    text = json.loads((Path(folder) / "config.json").read_text())["text_config"]
-    text |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
-    change_config(folder, text_config=text)
-    with pytest.raises(CheckpointError, match=r"not in the folder: .*layers\.2"):
-        Policy.load(folder)
-
-
 def test_unknown_architecture(altered: Any) -> None:
     folder = altered(lambda tensors: None)
     change_config(folder, model_type="never-heard-of", architectures=["NeverHeardOf"])
@@ -158,19 +149,6 @@ def test_save_and_load_is_the_same_policy(
     assert torch.equal(outputs[0][2], outputs[1][2])
 
 
-def test_saved_pixel_limits_are_kept(load_policy: Any, make_image: Any, tmp_path: Path) -> None:
-    from selfverify.tasks.base import user_turn
-
-    problem = Problem("p", user_turn("x"), [make_image(1, 64, 64)])
-    policy = load_policy(max_pixels=32 * 32)
-    [small] = policy.encode([problem])
-    [usual] = load_policy().encode([problem])
-    assert len(small.ids) < len(usual.ids)
-    policy.save(tmp_path / "small")
-    [again] = Policy.load(str(tmp_path / "small")).encode([problem])
-    assert again.ids.tolist() == small.ids.tolist()
-
-
 def test_frozen_copy_stays_as_it_was(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
     prompts, tokens = policy.encode(problems), [[[7, 8, 9]]] * 3
@@ -183,13 +161,6 @@ def test_frozen_copy_stays_as_it_was(load_policy: Any, problems: list[Problem]) 
     kept = reference.logprobs(prompts, tokens)
     assert torch.equal(kept, before) and not kept.requires_grad
     assert (policy.logprobs(prompts, tokens) - before).abs().max() > 0.1
-
-
-def test_tower_is_frozen_unless_asked(load_policy: Any) -> None:
-    for train_vision in (False, True):
-        model = load_policy(train_vision=train_vision).model
-        assert {p.requires_grad for p in model.model.visual.parameters()} == {train_vision}
-        assert all(p.requires_grad for p in model.model.language_model.parameters())
 
 
 def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:

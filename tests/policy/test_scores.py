@@ -224,15 +224,6 @@ def test_scores_equal_enumeration_with_transformers(
     assert len(softs) == 3 and max(softs) - min(softs) > 0.01
 
 
-def test_no_prefix_at_all_needs_no_forward(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = load_policy()
-    prompts = policy.encode(problems)
-    monkeypatch.setattr(policy, "hidden_states", None)
-    assert read_scores(policy, prompts, [[None], [None, None], []]) == [[None], [None, None], []]
-
-
 def test_reading_scores_keeps_no_gradient(policy: Policy, problems: list[Problem], prefixes: Any) -> None:
     policy.model.zero_grad()  # other tests share the policy
     [[reading, _, _], _, _] = read_scores(policy, policy.encode(problems), prefixes)

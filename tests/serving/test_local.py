@@ -27,7 +27,6 @@ from selfverify.serving.completions import OwnStream, likeliest
 from selfverify.serving.config import DrawsConfig
 from selfverify.serving.images import Picture
 from selfverify.serving.solve import solve
-from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import Soft
 from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
@@ -70,24 +69,6 @@ def writes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def lines(*answers: str) -> list[str]:
     return [f"<think>.</think><answer>{a}</answer><score>0.5</score>" for a in answers]
-
-
-def test_fused_scores(policy: Policy, writes: list[str]) -> None:
-    """Those of soft with twice the log-probability, in the gateway and with `solve`."""
-    answers, scores = lines("1 2", "2 1", "3 4", "nonsense"), {}
-    for verifier in ("soft", "fused:2"):
-        writes += answers
-        body = ask(seed=3, best_of={"answers": "set", "samples": True, "verifier": verifier})
-        _, reply = post_one(policy, body)
-        scores[verifier] = [(s["score"], s["logprob"]) for s in reply["best_of"]["samples"]]
-    soft = [score + 2 * logprob for score, logprob in scores["soft"]]
-    assert [score for score, _ in scores["fused:2"]] == pytest.approx(soft, abs=1e-4)
-    writes += answers
-    found = solve(
-        policy, FreeQuestion("set"), free_problem("Which?", []), make_verifier("fused:2", policy),
-        Choosing(n=4), DrawsConfig(seed=3, max_new_tokens=TOKENS),
-    )  # fmt: skip
-    assert [candidate.score for candidate in found.candidates] == pytest.approx(soft, abs=1e-4)
 
 
 def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:

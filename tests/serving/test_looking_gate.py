@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import aiohttp
 import pytest
+import requests
 from typer.testing import CliRunner
 
 from sampled_threads import drawn, sampled_threads
@@ -22,7 +22,7 @@ from selfverify.serving.config import GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
-from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
+from serving_servers import CHAT, Body, FakeUpstream, Loop, data_url, png, tagged
 
 CROP = {"image_index": 1, "bounding_box": [0, 0, 500, 500]}
 STEP = json.dumps({"thought": "Closer.", "action_name": "crop", "action": CROP})
@@ -46,14 +46,10 @@ def asked(look: Any, **more: Any) -> Body:
     return body if look is None else body | {"look": look}
 
 
-def told(servers: Loop, address: str, body: Body) -> tuple[int, Body]:
+def told(address: str, body: Body) -> tuple[int, Body]:
     """Status and JSON."""
-
-    async def ask() -> tuple[int, Body]:
-        async with aiohttp.ClientSession() as session:
-            return await post(session, f"{address}/chat/completions", body)
-
-    return servers.run(ask())
+    reply = requests.post(f"{address}/{CHAT}", json=body, timeout=60)
+    return reply.status_code, reply.json()
 
 
 def before(servers: Loop, fake: FakeUpstream, **settings: Any) -> str:
@@ -67,7 +63,7 @@ def test_a_server_looks_again(servers: Loop) -> None:
     """Each candidate is a conversation; the answer is the last turn, with its steps; crops go back."""
     fake = FakeUpstream(write=looks_once)
     address = before(servers, fake)
-    status, reply = told(servers, address, asked({}, seed=5, temperature=0.5))
+    status, reply = told(address, asked({}, seed=5, temperature=0.5))
     assert status == 200, reply
     [choice] = reply["choices"]
     assert choice["message"]["content"] == "<think>.</think><answer>9</answer>"
@@ -80,7 +76,7 @@ def test_a_server_looks_again(servers: Loop) -> None:
     assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
     assert last["messages"][2]["content"][-1]["type"] == "image_url"
     # Without the field nothing is looked at again.
-    status, reply = told(servers, address, asked(None))
+    status, reply = told(address, asked(None))
     assert status == 200 and "looks" not in reply["choices"][0]
 
 
@@ -96,7 +92,7 @@ def test_what_a_request_may_say(servers: Loop) -> None:
         ({"max_visual_tokens": 20}, 3, "cap"),
         ({"max_visual_tokens": 19}, 1, "visual"),
     ):
-        status, reply = told(servers, address, asked(look, best_of=False))
+        status, reply = told(address, asked(look, best_of=False))
         assert status == 200, reply
         [choice] = reply["choices"]
         assert [step["stopped"] for step in choice["looks"]] == [""] * (count - 1) + [why], look
@@ -125,24 +121,24 @@ def test_what_is_refused(servers: Loop, look: Body, more: Body, param: str) -> N
     """Before the server is asked, with the field."""
     fake = FakeUpstream(write=looks_once)
     address = before(servers, fake, max_visual_tokens=100)
-    status, reply = told(servers, address, asked({"max_visual_tokens": 100, **look}, **more))
+    status, reply = told(address, asked({"max_visual_tokens": 100, **look}, **more))
     assert (status, reply["error"]["param"]) == (400, param) and not fake.seen
 
 
 def test_a_gateway_that_does_not_look(servers: Loop) -> None:
     """The field is refused rather than ignored."""
     address, _ = servers.before(FakeUpstream())
-    status, reply = told(servers, address, asked({}))
+    status, reply = told(address, asked({}))
     assert status == 400 and "start the gateway with --look" in reply["error"]["message"]
 
 
 def test_a_failing_server(servers: Loop) -> None:
     """The error is the server's; where some conversations come to an end they are chosen from."""
     fake = FakeUpstream(fault=lambda body: 500)
-    status, reply = told(servers, before(servers, fake), asked({}))
+    status, reply = told(before(servers, fake), asked({}))
     assert status >= 500 and "told to fail" in reply["error"]["message"]
     half = FakeUpstream(write=looks_once, fault=lambda body: 400 if body["seed"] == 1 else None)
-    status, reply = told(servers, before(servers, half), asked({}, seed=0))
+    status, reply = told(before(servers, half), asked({}, seed=0))
     assert status == 200 and reply["best_of"]["samples_missing"] == 1, reply
 
 
@@ -151,11 +147,11 @@ def test_a_verifier_ends_looking_of_a_server(servers: Loop, load_policy: Any, tm
     folder = tmp_path / "verifier"
     load_policy(lora=AdapterConfig(rank=4)).save(folder)
     address = before(servers, FakeUpstream(write=always_looks), verifier=str(folder))
-    status, reply = told(servers, address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
+    status, reply = told(address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
     assert status == 200, reply
     [step] = reply["choices"][0]["looks"]
     assert step["stopped"] == "rule" and step["delta_r"] == 0.0
-    status, reply = told(servers, address, asked({"stop": "verifier"}))
+    status, reply = told(address, asked({"stop": "verifier"}))
     assert status == 400 and reply["error"]["param"] == "look.epsilon" and str(tmp_path) not in str(reply)
 
 
@@ -178,7 +174,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
         Local(policy, "m"), GatewayConfig(best_of=defaults), looking=VisualGate(VisualConfig(tools=["crop"]))
     )
     address = servers.gateway(gateway)
-    status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))
+    status, reply = told(address, asked({"max_steps": 2}, max_tokens=200))
     assert status == 200, reply
     [choice] = reply["choices"]
     assert choice["message"]["content"] == "<think>.</think><answer>7</answer>"
@@ -186,7 +182,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     assert [(step["tool"], step["images"]) for step in choice["looks"]] == [("crop", [2])]
     assert reply["usage"]["prompt_tokens"] > 16 and reply["best_of"]["samples_used"] == 2
     # A limit counts the tokens that the model itself makes of images.
-    status, reply = told(servers, address, asked({"max_visual_tokens": 1}, max_tokens=200))
+    status, reply = told(address, asked({"max_visual_tokens": 1}, max_tokens=200))
     assert status == 200 and reply["choices"][0]["looks"][0]["stopped"] == "visual", reply
 
 

@@ -32,11 +32,6 @@ from selfverify.verifiers.policy_verifiers import Inline
 from serving_servers import tagged
 
 
-@pytest.fixture(scope="module")
-def policy(tiny_folder: Path) -> Policy:
-    return Policy.load(str(tiny_folder), device="cpu")
-
-
 @pytest.fixture
 def scripted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The policy writes these answers, one after the other, with these scores; fill in ``answer|score``."""

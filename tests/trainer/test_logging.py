@@ -57,24 +57,6 @@ def test_garbage_behind_the_last_checkpoint_is_cut_off(tmp_path: Path, garbage: 
     assert log.path.read_text() == '{"step": 1}\n'
 
 
-def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path) -> None:
-    unbroken, resumed = MetricsLog(tmp_path / "a.jsonl"), MetricsLog(tmp_path / "b.jsonl")
-    length = 0
-    for step in range(6):
-        unbroken.append({"step": step, "loss": 1 / (step + 3)})
-    for step in range(5):
-        resumed.append({"step": step, "loss": 1 / (step + 3)})
-        length = resumed.sync() if step == 2 else length
-    with resumed.path.open("a") as file:
-        file.write('{"step": 5, "lo')  # killed in the middle of a line
-    again = MetricsLog(resumed.path)
-    assert len(resumed.path.read_text().splitlines()) == 5
-    again.truncate(length)
-    for step in range(3, 6):
-        again.append({"step": step, "loss": 1 / (step + 3)})
-    assert resumed.path.read_bytes() == unbroken.path.read_bytes()
-
-
 def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1})

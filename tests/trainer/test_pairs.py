@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,30 +94,6 @@ def test_loss_and_gradient_are_those_of_the_formula(
     logged = totals.metrics()
     assert totals.sums["pairs"] == 3 and 0 <= logged["pairs/accuracy"] <= 1
     assert logged["pairs/margin"] != 0
-
-
-def test_an_update_is_trls(load_policy: Any, in_float64: Any) -> None:
-    """TRL's own DPO code on the log-probs of the same two pairs."""
-    pytest.importorskip("trl", exc_type=ImportError)
-    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl_dpo.py"))
-    policy = in_float64(load_policy())
-    policy.shares_prefix = True
-    reference = drifted(policy, 0.97)
-    groups = [pair(policy, 0, (9, 12), False), pair(policy, 1, (20, 4), False)]
-    totals = update(policy, groups, reference, objective="pairwise")
-    ours = gradients(policy)
-    policy.model.zero_grad()
-    prompts, rows = [g.prompt for g in groups], [g.continuations for g in groups]
-    new = policy.logprobs(prompts, rows)
-    with torch.no_grad():
-        ref = reference.logprobs(prompts, rows)
-    mask = torch.zeros(new.shape, dtype=torch.long)
-    for i, group in enumerate(groups):
-        mask[i, :, : group.width] = group.trained_gr
-    loss, _ = trl["trl_loss"](*(torch.cat([x[:, 1], x[:, 0]]) for x in (new, ref, mask)), BETA)
-    loss.backward()
-    assert_close(totals.sums["loss"], loss)
-    assert_gradients_close(ours, gradients(policy))
 
 
 def test_a_pair_without_one_of_its_trajectories_takes_no_part(load_policy: Any, in_float64: Any) -> None:

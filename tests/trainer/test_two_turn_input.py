@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from killed_runs import rows
 from selfverify import TrainerConfig, learn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
@@ -45,12 +45,12 @@ def test_a_template_for_one_turn_is_refused(load_policy: Any, tmp_path: Path, me
 
 def test_a_model_of_text_learns_from_text(load_policy: Any, tmp_path: Path) -> None:
     run(load_policy("llama"), tmp_path, "word-sums", turn=8)
-    [row] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    [row] = rows(tmp_path)
     assert row["turns/acc@t1"] == 0
 
 
 def test_first_turns_that_were_cut_off_are_counted(load_policy: Any, tmp_path: Path) -> None:
     """An untrained model ends no answer in one token; nothing is left to learn from, and the run goes on."""
     run(load_policy(), tmp_path, "digits-pick", turn=1)
-    [row] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    [row] = rows(tmp_path)
     assert row["turns/missing"] == 1 and row["truncated"] == 1 and row["groups/all_invalid"] == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
@@ -23,16 +24,14 @@ from selfverify.tasks.answering import SingleTurn
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import SecondTurns
+from serving_servers import tagged
 
 WORDS = "Check the answer."
 CLOSE = Image.effect_mandelbrot((84, 56), (-2, -1, 1, 1), 20).convert("RGB")
 
 
-def said(policy: Policy, answer: str, finish: str = "stop") -> Sample:
-    text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
-    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+def said(policy: Policy, answer: str, ends: bool = True) -> Sample:
+    return drawn(policy, tagged(answer), ends)
 
 
 def ask(
@@ -64,7 +63,7 @@ def ask(
 def test_shares_by_hand(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept by 2 of 3, also in another order; by 1 of the 2 that can be read; by none that says anything."""
     candidates = [said(policy, a) for a in ("1 2 3", "4 5 6", "7 8 9")]
-    cut, unreadable = said(policy, "1", "length"), said(policy, "nonsense")
+    cut, unreadable = said(policy, "1", False), said(policy, "nonsense")
     second = [
         [said(policy, "1 2 3"), said(policy, "3 2 1"), said(policy, "1 2 4")],
         [said(policy, "4 5 6"), said(policy, "1 1 1"), unreadable],
@@ -77,7 +76,7 @@ def test_shares_by_hand(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_candidates_without_an_answer_are_not_asked(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates = [said(policy, "nonsense"), said(policy, "1 2 3", "length"), said(policy, "1 2 3")]
+    candidates = [said(policy, "nonsense"), said(policy, "1 2 3", False), said(policy, "1 2 3")]
     scores, asked = ask(policy, monkeypatch, "digits-pick", candidates, [[said(policy, "1 2 3")] * 3])
     assert scores == [None, None, 1.0] and len(asked) == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import OPENING, verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft, _continue
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_folder: Path) -> Policy:
-    return Policy.load(str(tiny_folder), device="cpu")
 
 
 @pytest.fixture
