@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from samples import sample
 from selected import majority_weights, weighted_weights
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable, accuracy, curves, paired_difference, summarise
@@ -57,12 +58,9 @@ def samples_of(score, correct, keys=None, prefix="p", **changes):
         for k, (value, ok) in enumerate(zip(row, right, strict=True)):
             key = keys[p][k] if keys is not None else ("right" if ok else "wrong")
             soft = None if np.isnan(value) else float(value)
-            fields = {
-                "text": "", "answer": key, "key": key, "correct": bool(ok), "finish": "stop", "tokens": 3,
-                "seed": 0, "rewards": {"answer": float(ok), "format": 1.0}, "logprob": -0.1 * k,
-                "scores": {"soft": soft, "greedy": soft, "sampled": None},
-            }  # fmt: skip
-            result.append(StoredSample(problem=f"{prefix}{p}", sample=k, **(fields | changes)))
+            scores = {"soft": soft, "greedy": soft, "sampled": None}
+            fields = {"answer": key, "key": key, "logprob": -0.1 * k, "scores": scores}
+            result.append(sample(f"{prefix}{p}", k, bool(ok), soft, **(fields | changes)))
     return result
 
 

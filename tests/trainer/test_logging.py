@@ -1,16 +1,21 @@
-"""The metrics file: deterministic lines, and a resumed run's file equal to an unbroken one's."""
+"""The metrics file: deterministic lines that survive a kill; and lines of progress that stand alone."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
+from selfverify.cli.options import bar
 from selfverify.core.errors import CheckpointError
-from selfverify.trainer.logging import MetricsLog
+from selfverify.trainer.logging import MetricsLog, TrainingProgress
 
 
 def test_values_are_rounded_and_plain(tmp_path: Path) -> None:
@@ -64,3 +69,30 @@ def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
         log.truncate(99)
     log.truncate(0)
     assert log.sync() == 0
+
+
+BARS = ("Loading weights", "Writing model shards")
+
+
+@pytest.mark.parametrize("ours", [TrainingProgress, lambda: bar("problems")])
+def test_transformers_shows_no_bars_between_ours(
+    ours: Callable[[], AbstractContextManager[Any]],
+    load_policy: Any,
+    tmp_path: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    try:
+        with ours():
+            load_policy().save(tmp_path / "a")
+        alone = capfd.readouterr().err
+        with pytest.raises(KeyError), ours():
+            raise KeyError
+        load_policy().save(tmp_path / "b")
+        after = capfd.readouterr().err
+    finally:
+        if not enabled:
+            transformers_logging.disable_progress_bar()
+    assert [name in alone for name in BARS] == [False, False]
+    assert [name in after for name in BARS] == [True, True]
