@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,18 @@ def misbehave(kind: str) -> Any:
         case "leave a child":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
             time.sleep(1000)
+
+
+def judge_sum(text: str, target: int, faults: str | None) -> dict[str, Any]:
+    """Reads a sum. With a folder for ``faults`` every third answer hangs the first time it is judged."""
+    read = text.strip()
+    right = read == str(target)
+    if faults is not None:
+        key = str(zlib.crc32(json.dumps([read, target]).encode()))
+        (Path(faults) / f"pid-{os.getpid()}").touch()
+        if int(key) % 3 == 0:
+            first(faults, "sleep", key)
+    return {"right": right, "read": read}
 
 
 def math_verdict(gold: str, answer: str) -> dict[str, Any]:

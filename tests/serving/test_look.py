@@ -47,15 +47,9 @@ def test_a_server_looks_again(servers: Loop, picture: str) -> None:
     shown = run("solve", *words)
     assert shown.exit_code == 0, shown.output
     assert "answer: 9" in shown.output and "step 1: crop image_index 1" in " ".join(shown.output.split())
-    first, last = (
-        min(fake.seen, key=lambda b: len(b["messages"])),
-        max(fake.seen, key=lambda b: len(b["messages"])),
-    )
+    first = min(fake.seen, key=lambda body: len(body["messages"]))
     assert "tools" not in first and '"name": "crop"' in first["messages"][0]["content"][-1]["text"]
     assert {body["seed"] for body in fake.seen} == {0, 1} and {body["model"] for body in fake.seen} == {"m"}
-    assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
-    assert last["messages"][1]["content"] == STEP
-    assert [part["type"] for part in last["messages"][2]["content"]] == ["text", "image_url"]
     record = json.loads(run("solve", *words, "--json").stdout)
     assert [[step["tool"] for step in steps] for steps in record["looks"]] == [["crop"], ["crop"]]
     assert record["choice"]["answer"] == "9" and record["candidates"][0]["score"] == 0.7
