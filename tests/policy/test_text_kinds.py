@@ -29,12 +29,8 @@ SIZES = {
 }  # fmt: skip
 HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-}
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8,
+}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,

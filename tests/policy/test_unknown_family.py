@@ -45,30 +45,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     tokenizer.chat_template = tokenizer.chat_template.replace(slot, "<image>")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", **sizes, "image_size": 32, "patch_size": 8},
-        text_config={
-            "model_type": "llama",
-            **sizes,
-            "vocab_size": -(-len(tokenizer) // 16) * 16,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-        },
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-    )
+    vision = {"model_type": "clip_vision_model", **sizes, "image_size": 32, "patch_size": 8}
+    text = {
+        "model_type": "llama", **sizes, "vocab_size": -(-len(tokenizer) // 16) * 16, "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image)
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(config)
     write_checkpoint(folder, model, tokenizer)
-    images = CLIPImageProcessorPil(
-        size={"height": 32, "width": 32}, crop_size={"height": 32, "width": 32}, do_center_crop=False
-    )
+    size = {"height": 32, "width": 32}
     LlavaProcessor(
-        images,
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)
+        CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False), tokenizer,
+        patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    ).save_pretrained(folder)  # fmt: skip
     return folder
 
 

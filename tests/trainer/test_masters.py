@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.trainer.checkpoint import CheckpointManager
 from selfverify.trainer.optim import ChannelOptimizer, make_optimizer
 
-SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 STEPS, RATE = 300, 1e-6
 
 
@@ -77,31 +72,6 @@ def test_masters_move_as_float32_does_and_bare_weights_do_not() -> None:
     # What computes is the master, rounded.
     for parameter in master.values():
         assert torch.equal(parameter, optimizers["master"].state[parameter]["master"].bfloat16())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_checkpoint_keeps_masters(dtype: torch.dtype, tmp_path: Path) -> None:
-    gradients = recorded(6, [*SHAPES.values()])
-    config = TrainerConfig(steps=1, learning_rate=RATE, weight_decay=0.1)
-    whole = weights(dtype)
-    optimizer = make_optimizer(config, whole.named_parameters(), True)
-    train(whole, optimizer, gradients[:3])
-    saved = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
-    manager = CheckpointManager(tmp_path, keep_last=1)
-    path = manager.save(3, lambda folder: None, optimizer, SCHEDULER, {})
-    train(whole, optimizer, gradients[3:])
-
-    again = weights(dtype)
-    again.load_state_dict(saved)
-    resumed = make_optimizer(config, again.named_parameters(), True)
-    manager.load(path, resumed, SCHEDULER)
-    train(again, resumed, gradients[3:])
-    for one, other in zip(whole.values(), again.values(), strict=True):
-        left, right = optimizer.state[one], resumed.state[other]
-        assert left.keys() == right.keys() == {"master", "step", "exp_avg", "exp_avg_sq"}
-        assert all(torch.equal(left[key], right[key]) for key in left)
-        assert left["exp_avg"].dtype == left["master"].dtype == torch.float32
-        assert torch.equal(one, other)
 
 
 def test_a_run_without_masters_can_be_gone_on_with() -> None:
