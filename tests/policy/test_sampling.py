@@ -46,7 +46,7 @@ def test_first_token_follows_the_softmax(policy: Policy, raw: Any, problems: lis
     problem, draws = problems[0], 4000
     sampling = SamplingConfig(group_size=draws, temperature=0.8, top_p=1.0, max_new_tokens=1)
     [samples] = policy.sample(policy.encode([problem]), sampling, seeds=[11])
-    logits = raw.logits([raw.row(problem, [0])])[0][0] / 0.8
+    logits = raw.logits(problem, [0])[0] / 0.8
     logits[policy.suppressed_tokens] = float("-inf")
     counts = torch.bincount(torch.tensor([s.tokens[0] for s in samples]), minlength=len(logits))
     expected = logits.softmax(-1).double() * draws

@@ -206,7 +206,7 @@ def test_scores_equal_enumeration_with_transformers(
             def distribution(
                 path: tuple[int, ...], tokens: list[int], prefix: Any = prefix, problem: Problem = problem
             ) -> dict[int, float]:
-                logits = raw.logits([raw.row(problem, [*prefix, *path, tokens[0]])])[0][-1]
+                logits = raw.logits(problem, [*prefix, *path, tokens[0]])[-1]
                 return dict(zip(tokens, logits[tokens].softmax(-1).tolist(), strict=True))
 
             chances = enumerate_scores(raw.tokenizer, distribution)

@@ -43,15 +43,12 @@ def observation(policy: Policy, image: Any, before: list[int], after: list[int])
 def raw_logprobs(raw: Any, problems: list[Problem], groups: Groups, temperature: float = 1.0) -> torch.Tensor:
     """``[B, G, R]`` from transformers, 0 at padding. Each entry is tokens or (tokens, images)."""
     pairs = [[c if isinstance(c, tuple) else (c, []) for c in group] for group in groups]
-    rows = [raw.row(problems[b], *pair) for b, group in enumerate(pairs) for pair in group]
-    flat = iter(raw.logprobs(rows, temperature))
     longest = max(len(tokens) for group in pairs for tokens, _ in group)
-    result = []
-    for group in pairs:
-        padded = [torch.nn.functional.pad(next(flat), (0, longest - len(tokens))) for tokens, _ in group]
-        padded += [torch.zeros(longest)] * (max(map(len, pairs)) - len(group))
-        result.append(torch.stack(padded))
-    return torch.stack(result)
+    found = torch.zeros(len(pairs), max(map(len, pairs)), longest)
+    for b, group in enumerate(pairs):
+        for g, (tokens, images) in enumerate(group):
+            found[b, g, : len(tokens)] = raw.logprobs(problems[b], tokens, images, temperature)
+    return found
 
 
 def weights_for(values: torch.Tensor) -> torch.Tensor:
