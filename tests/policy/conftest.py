@@ -57,8 +57,9 @@ class RawModel:
         self, problem: Problem, continuation: Sequence[int], images: Sequence[Image.Image] = ()
     ) -> torch.Tensor:
         """``[continuation, V]``: what predicts a continuation of the prompt; ``images`` are its own."""
-        prompt, shown, extra = self.prompt(problem), [*problem.images, *images], dict[str, Any]()
+        prompt, shown = self.prompt(problem), [*problem.images, *images]
         ids = torch.tensor([[*prompt, *continuation]])
+        extra: dict[str, Any] = {}
         if self.processor is not None:
             extra["mm_token_type_ids"] = (ids == self.pad).int()
         if shown:
