@@ -141,14 +141,6 @@ def test_truncated_is_in_nobodys_contrastive_set() -> None:
     close(credits("adpo", of)["score"].advantage, normalised(0.5, 0.0, 0.0, 0.5))
 
 
-def test_failed_trajectories_take_no_part() -> None:
-    failed = trajectory(0.0, MISSING, finish="error")
-    of = group(trajectory(1.0, 0.9), failed, trajectory(0.0, 0.5))
-    found = credits("grpo", of)
-    a, b = normalised(1.1, 0.1)
-    close(found["score"].advantage, [a, 0.0, b])
-
-
 # --- ADPO, decoupled ------------------------------------------------------------------------------------
 
 

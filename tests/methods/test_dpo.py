@@ -61,17 +61,6 @@ def test_all_turns_behind_the_common_beginning_are_compared(policy: Policy, tmp_
         assert len(streams.pictures[row]) == sum(s.author == "environment" for s in told.segments)
 
 
-def test_eq_3_weighs_a_trace_by_its_turns(policy: Policy, tmp_path: Path) -> None:
-    """1/(H+1) for each token that was said; channels come from the file, images lie in between."""
-    write_looks(tmp_path)
-    task = make_task("conversations", validation=str(tmp_path / "sft.jsonl"), learn="conversations")
-    rollout, [streams, _] = rolled(policy, task, make_method("conversations-sft", share_turns=True), 2)
-    (told,) = rollout.groups[0].trajectories
-    assert [s.channel for s in told.segments] == ["plan", "action", "observation"] * 2 + ["answer"]
-    assert streams.weight_gr[streams.trained_gr].unique().tolist() == [pytest.approx(1 / 3)]
-    assert len(rollout.prompts[0].images) == 1 and len(streams.pictures[0]) == 2
-
-
 def test_the_answers_alone_are_the_baseline(policy: Policy, tmp_path: Path) -> None:
     """Each side's last turn learns; its steps before are read."""
     write_looks(tmp_path)

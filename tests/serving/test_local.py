@@ -98,6 +98,8 @@ def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     assert found["score"] == expected.choice.score and found["reason"] == expected.choice.reason
     samples = reply["best_of"]["samples"]
     assert [s["score"] for s in samples] == [c.score for c in expected.candidates]
+    nats = [c.logprob for c in expected.candidates]
+    assert [s["logprob"] for s in samples] == pytest.approx(nats, abs=1e-4)
     assert [s["answer"] for s in samples] == [c.answer for c in expected.candidates]
     assert reply["usage"]["completion_tokens"] == expected.tokens
     end = policy.tokenizer.eos_token
