@@ -30,43 +30,25 @@ def trl_advantage(rewards):
 
 def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, importance=None, beta=0.01):
     """`GRPOTrainer._compute_loss` itself, with a stand-in trainer whose model returns ``logprobs``."""
+    logps = logprobs, torch.zeros_like(logprobs), None
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (
-            logprobs,
-            torch.zeros_like(logprobs),
-            None,
-        ),
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: logps,
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
         ),
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
-        model=SimpleNamespace(training=True),
-        _metrics={"train": defaultdict(list)},
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        importance_sampling_level="token",
-        beta=beta,
-        epsilon_low=0.2,
-        epsilon_high=epsilon_high,
-        loss_type=loss_type,
-        use_vllm=importance is not None,
-        vllm_importance_sampling_correction=importance is not None,
-        current_gradient_accumulation_steps=1,
-        _entropy_bonus_enabled=False,
-    )
+        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)}, aux_loss_enabled=False,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token",
+        beta=beta, epsilon_low=0.2, epsilon_high=epsilon_high, loss_type=loss_type,
+        use_vllm=importance is not None, vllm_importance_sampling_correction=importance is not None,
+        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+    )  # fmt: skip
     tokens = torch.zeros(mask.shape, dtype=torch.long)
     inputs = {
-        "prompt_ids": tokens[:, :1],
-        "prompt_mask": torch.ones_like(tokens[:, :1]),
-        "completion_ids": tokens,
-        "completion_mask": mask,
-        "advantages": advantages,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": ref,
-        "num_items_in_batch": mask.sum(),
-        "importance_sampling_ratio": importance,
-    }
+        "prompt_ids": tokens[:, :1], "prompt_mask": torch.ones_like(tokens[:, :1]), "completion_ids": tokens,
+        "completion_mask": mask, "advantages": advantages, "old_per_token_logps": old,
+        "ref_per_token_logps": ref, "num_items_in_batch": mask.sum(), "importance_sampling_ratio": importance,
+    }  # fmt: skip
     return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
 
 

@@ -20,30 +20,20 @@ from selfverify.trainer.logging import MetricsLog, TrainingProgress
 
 def test_values_are_rounded_and_plain(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    log.append(
-        {
-            "step": 1234567890,
-            "a": 0.123456789,
-            "nan": float("nan"),
-            "inf": -float("inf"),
-            "tensor": torch.tensor(2 / 3),
-            "numpy": np.float32(1e-9),
-            "list": (1.00000001, None, True),
-            "inner": {"text": "ä\n"},
-        }
-    )
+    values: dict[str, tuple[Any, Any]] = {
+        "step": (1234567890, 1234567890),
+        "a": (0.123456789, 0.123457),
+        "nan": (float("nan"), None),
+        "inf": (-float("inf"), None),
+        "tensor": (torch.tensor(2 / 3), 0.666667),
+        "numpy": (np.float32(1e-9), 1e-9),
+        "list": ((1.00000001, None, True), [1.0, None, True]),
+        "inner": ({"text": "ä\n"}, {"text": "ä\n"}),
+    }
+    log.append({name: given for name, (given, _) in values.items()})
     text = log.path.read_text(encoding="utf-8")
     assert text.endswith("\n")
-    assert json.loads(text) == {
-        "step": 1234567890,
-        "a": 0.123457,
-        "nan": None,
-        "inf": None,
-        "tensor": 0.666667,
-        "numpy": 1e-9,
-        "list": [1.0, None, True],
-        "inner": {"text": "ä\n"},
-    }
+    assert json.loads(text) == {name: written for name, (_, written) in values.items()}
 
 
 @pytest.mark.parametrize(
