@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.evaluation.test_stop_outcomes import four
+from tests.evaluation.test_looked import four
 from tests.samples import sample
 
 from selfverify.evaluation.headline import MOST, WIDEST, Headline, Stored, headline

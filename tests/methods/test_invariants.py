@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.test_slices import drifted
+from tests.trainer.test_loss import drifted
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig

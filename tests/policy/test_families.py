@@ -137,7 +137,7 @@ def test_without_sharing_the_same_is_drawn(folder: Path, problems: list[Problem]
 
 
 def test_places_are_written_in_the_familys_space(folder: Path, problems: list[Problem]) -> None:
-    """Thousandths, but for Qwen2.5-VL (`test_saved_processors.py`)."""
+    """Thousandths, but for Qwen2.5-VL (`test_loading.py`)."""
     policy = Policy.load(str(folder), device="cpu")
     for size in [problems[0].images[0].size, (17, 400), (1, 1)]:
         assert policy.coordinate_space(size) == (1000, 1000)

@@ -18,7 +18,7 @@ from benchmarks.families import write_family
 from tests.policy import test_unknown_family
 from tests.policy.conftest import noise_image
 from tests.policy.test_conversations import SAMPLING, talk
-from tests.trainer.test_pairs import pair
+from tests.trainer.test_loss import pair
 from tests.updating import update
 from torch import Tensor
 from torch.utils._pytree import tree_map
