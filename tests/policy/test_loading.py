@@ -1,4 +1,4 @@
-"""Loading and saving: what does not fit is an error that names it, and what is saved is the policy that was."""
+"""Loading and saving: what does not fit is an error that names it; what is saved is the policy that was."""
 
 from __future__ import annotations
 
