@@ -157,12 +157,3 @@ def test_every_setting_can_be_an_option(model: type[BaseModel]) -> None:
     """No name comes twice."""
     names = leaves(model)
     assert len(names) == len(set(names))
-
-
-def test_neither_torch_nor_aiohttp_is_needed() -> None:
-    code = (
-        "import sys, selfverify.serving.config; "
-        "print([name for name in ('torch', 'aiohttp') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
