@@ -23,7 +23,7 @@ def problem(name, **changes):
     return [sample(name, k, True, 0.5, **changes) for k in range(2)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text(),
     answer=st.one_of(st.none(), st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False))),
