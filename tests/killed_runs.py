@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -38,20 +40,25 @@ def train(
     policy.save(output / "model")
 
 
-def start(script: Path, *words: object) -> subprocess.Popen[str]:
-    """A program on its way, which finds what tests find."""
+def start(script: Path, *words: object, log: Path | None = None) -> subprocess.Popen[str]:
+    """A program on its way, which finds what tests find; ``log`` gets what it prints besides its steps."""
     paths = os.pathsep.join(str(path) for path in (TESTS.parent / "src", TESTS, TESTS.parent))
     return subprocess.Popen(
         [sys.executable, str(script), *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS.parent,
+        stdout=subprocess.PIPE, stderr=log.open("a") if log else subprocess.PIPE, text=True, cwd=TESTS.parent,
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 280) -> None:
+def finish(process: subprocess.Popen[str], seconds: float = 280, log: Path | None = None) -> None:
     """Wait for its end, which has to be a good one."""
     _, errors = process.communicate(timeout=seconds)
-    assert process.returncode == 0, errors[-3000:]
+    assert process.returncode == 0, (log.read_text() if log else errors)[-3000:]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What a run has logged, step by step."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def same_weights(one: Path, other: Path) -> bool:

@@ -29,6 +29,7 @@ from selfverify.serving.server import start, upstream_of
 T = TypeVar("T")
 Body = dict[str, Any]
 Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
+CHAT = "chat/completions"
 
 
 def tagged(answer: str, score: str = "0.5") -> str:
@@ -280,6 +281,13 @@ def served(fake: FakeUpstream, use: Use[T], settings: GatewayConfig | None = Non
             return await used(quick_gateway(await open_upstream(fake, stack), settings, **more), use, stack)
 
     return asyncio.run(main())
+
+
+def ask(
+    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, path: str = CHAT, **more: Any
+) -> tuple[int, Body]:
+    """Status and JSON of one request to a gateway before ``fake``."""
+    return served(fake, lambda session, url, _: post(session, f"{url}/{path}", body), settings, **more)
 
 
 def served_locally(policy: Policy, use: Use[T], n: int = 4, **more: Any) -> T:

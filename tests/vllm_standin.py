@@ -32,38 +32,6 @@ PAD = "<|image_pad|>"
 
 
 @dataclass
-class Logprob:
-    """`vllm.logprobs.Logprob`."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass
-class CompletionOutput:
-    """`vllm.CompletionOutput`."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None = None
-
-
-@dataclass
-class RequestOutput:
-    """`vllm.RequestOutput`; the prompt is the one that was read, images expanded."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = True
-
-
-@dataclass
 class SamplingParams:
     """The fields of `vllm.SamplingParams` that may come; another one is an error, as it is there."""
 
@@ -143,7 +111,7 @@ class Core:
     @torch.no_grad()
     def complete(
         self, ids: list[int], images: Sequence[Image.Image], params: SamplingParams, draws: torch.Tensor
-    ) -> list[CompletionOutput]:
+    ) -> list[Any]:
         """One completion per row of ``draws`` to the expanded prompt ``ids``."""
         inputs: dict[str, Any] = {}
         if images:
@@ -185,30 +153,27 @@ class Core:
             fed, mask, inputs = chosen, torch.cat([mask, torch.ones_like(chosen)], dim=1), {}
             places = places.amax((0, 2), keepdim=True).expand(3, -1, 1) + 1
         outputs = []
-        for index, (row, logprobs) in enumerate(
-            zip(torch.stack(picked, 1).tolist(), torch.stack(values, 1).tolist(), strict=True)
-        ):
+        drawn, told = torch.stack(picked, 1).tolist(), torch.stack(values, 1).tolist()
+        for row, logprobs in zip(drawn, told, strict=True):
             end = next((i + 1 for i, token in enumerate(row) if token in stop.tolist()), None)
             tokens, kept_values = row[:end], logprobs[:end]
+            values_of = [SimpleNamespace(logprob=value, rank=1) for value in kept_values]
             outputs.append(
-                CompletionOutput(
-                    index,
-                    self.tokenizer.decode(tokens),
-                    tokens,
-                    sum(kept_values),
-                    [{t: Logprob(v, 1)} for t, v in zip(tokens, kept_values, strict=True)],
-                    "length" if end is None else "stop",
+                SimpleNamespace(
+                    token_ids=tokens,
+                    logprobs=[{token: value} for token, value in zip(tokens, values_of, strict=True)],
+                    finish_reason="length" if end is None else "stop",
                 )
             )
         return outputs
 
     def generate(
         self, requests: Sequence[tuple[list[int], list[Image.Image]]], params: SamplingParams
-    ) -> list[list[CompletionOutput]]:
+    ) -> list[list[Any]]:
         """``n`` completions of each request; equal neighbours are forwarded together."""
         self.calls.append(len(requests))
         draws = self.uniform(len(requests) * params.n, params.max_tokens)
-        results: list[list[CompletionOutput]] = []
+        results: list[list[Any]] = []
         start = 0
         while start < len(requests):
             ids, images = requests[start]
@@ -269,18 +234,17 @@ class LLM:
 
     def generate(
         self, prompts: list[dict[str, Any]], sampling_params: SamplingParams, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
         """Outputs in the order of the prompts."""
         requests = []
         for prompt in prompts:
             images = prompt.get("multi_modal_data", {}).get("image", [])
             images = images if isinstance(images, list) else [images]
             requests.append((self.core.expand(prompt["prompt_token_ids"], images), images))
+        made = self.core.generate(requests, sampling_params)
         return [
-            RequestOutput(str(i), None, ids, outputs)
-            for i, ((ids, _), outputs) in enumerate(
-                zip(requests, self.core.generate(requests, sampling_params), strict=True)
-            )
+            SimpleNamespace(prompt_token_ids=ids, outputs=outputs)
+            for (ids, _), outputs in zip(requests, made, strict=True)
         ]
 
 
@@ -387,7 +351,6 @@ class Server:
         made = self.core.generate([(ids, []) for ids in body["prompt"]], params)
         for ids, outputs in zip(body["prompt"], made, strict=True):
             for output in outputs:
-                assert output.logprobs is not None
                 names = [f"token_id:{token}" for token in output.token_ids]
                 values = [next(iter(entry.values())).logprob for entry in output.logprobs]
                 tops = [{name: value} for name, value in zip(names, values, strict=True)]
@@ -406,7 +369,6 @@ class Server:
         [outputs] = self.core.generate([(ids, images)], params)
         choices = []
         for output in outputs if params.output_kind == 2 else outputs[-1:]:
-            assert output.logprobs is not None
             content = [
                 {"token": f"token_id:{token}", "logprob": entry[token].logprob, "top_logprobs": []}
                 for token, entry in zip(output.token_ids, output.logprobs, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.samples import sample
 from tests.serving_servers import Body, FakeUpstream, Loop, tagged
-from tests.verifiers.test_reward_model import saved
+from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
 import vllm_standin

@@ -306,8 +306,9 @@ BENCHMARKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", ["MathVista", "ReasonSeg", "AndroidControl"])
 def test_from_the_command_line(name: str, tmp_path: Path, tiny_folder: Path) -> None:
+    """One of each task; killed while it wrote, it ends the same."""
     given = BENCHMARKS[name]
     out, data = tmp_path / "out", tmp_path / "data"
     data.mkdir()
@@ -320,11 +321,6 @@ def test_from_the_command_line(name: str, tmp_path: Path, tiny_folder: Path) -> 
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["problems"], found["samples"], found["pass@1"]) == (2, 4, 0.0)
-    columns = {column: set(values) for column, values in found.get("categories", {}).items()}
-    assert columns == given.categories
-    for values in found.get("categories", {}).values():
-        for figures in values.values():
-            assert figures["accuracy"]["curves"]["pass@1"] == [0, 0] and figures["problems"] in (1, 2)
     for figure in found.get("metrics", {}).values():
         # Nothing is readable: nothing is hit, at any N, by any rule.
         assert all(curve == [0, 0] for curve in figure["curves"].values()) and figure["curves"]
@@ -362,6 +358,8 @@ def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch:
     assert {sample.read_by for sample in samples} == {"rules"}
     assert (found["pass@1"], found["oracle@2"], found["format_rate"]) == (0.5, 1.0, 1.0)
     assert found["curves"]["best_sampled"] == [0.5, 0.5] and found["sampled"]["auc"] == 0.5
+    columns = {column: set(values) for column, values in found.get("categories", {}).items()}
+    assert columns == given.categories
     for values in found.get("categories", {}).values():
         for figures in values.values():
             curves = figures["accuracy"]["curves"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.evaluation.test_stop_outcomes import four
+from tests.evaluation.test_looked import four
 from tests.samples import sample
 
 from selfverify.evaluation.headline import MOST, WIDEST, Headline, Stored, headline
@@ -59,13 +59,6 @@ KINDS: dict[str, tuple[Callable[[], Summary], list[str]]] = {
         lambda: summarise(scored(fused=0.5, text_rule=1.0, text_rule_read=0.0), headline="sampled"),
         ["written score of right answers", "written score of wrong answers", "its AUC within a problem"],
     ),
-    "answers without scores": (
-        lambda: summarise(samples(scores=False)), ["one answer (pass@1)", "plain vote of 8"],
-    ),
-    "one answer": (lambda: summarise(samples(1)), ["soft score of right answers", "one answer (pass@1)"]),
-    "a task with figures of its own": (
-        lambda: summarise(samples()) | figures("Type", "Grounding", "SR"), ["Type", "Grounding", "SR"],
-    ),
     "two turns": (
         lambda: summarise(samples(rewards={"answer": 1.0, "format": 1.0, "correct_1": 1.0})),
         ["right first answers (acc@t1)", "right second answers (acc@t2)"],
@@ -73,7 +66,6 @@ KINDS: dict[str, tuple[Callable[[], Summary], list[str]]] = {
     "agents": (
         lambda: summarise(talks()) | figures(*AGENT), ["task done (SR)", "judged a success, of submitted"],
     ),
-    "looking": (lambda: summarise(talks(steps=4.0, crop_hit=0.5)), ["right", "looks"]),
     "stopping": (
         lambda: compared(four(), {"signed": 0.5}),
         ["right, the verifier ends it", "looks, the verifier ends it", "right, the model ends it itself"],

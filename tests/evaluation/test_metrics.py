@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from samples import sample
 from selected import majority_weights, weighted_weights
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable, accuracy, curves, paired_difference, summarise
@@ -57,12 +58,9 @@ def samples_of(score, correct, keys=None, prefix="p", **changes):
         for k, (value, ok) in enumerate(zip(row, right, strict=True)):
             key = keys[p][k] if keys is not None else ("right" if ok else "wrong")
             soft = None if np.isnan(value) else float(value)
-            fields = {
-                "text": "", "answer": key, "key": key, "correct": bool(ok), "finish": "stop", "tokens": 3,
-                "seed": 0, "rewards": {"answer": float(ok), "format": 1.0}, "logprob": -0.1 * k,
-                "scores": {"soft": soft, "greedy": soft, "sampled": None},
-            }  # fmt: skip
-            result.append(StoredSample(problem=f"{prefix}{p}", sample=k, **(fields | changes)))
+            scores = {"soft": soft, "greedy": soft, "sampled": None}
+            fields = {"answer": key, "key": key, "logprob": -0.1 * k, "scores": scores}
+            result.append(sample(f"{prefix}{p}", k, bool(ok), soft, **(fields | changes)))
     return result
 
 
@@ -139,20 +137,6 @@ def test_the_engine_judges_the_boxes_that_votes_make(name, n):
     whole = Candidates(np.full((6, 5), -1), score, boxes, np.zeros((6, 5)))
     found = expected_correctness(STRATEGIES[name], whole, n, targets=targets)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def test_curves_start_at_pass_and_end_at_all_samples():
-    score, correct = arrays()
-    rng = np.random.default_rng(1)
-    keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
-    table = SampleTable.from_samples(samples_of(score, correct, keys))
-    found = curves(table)
-    for rule in ("majority", "best", "oracle"):
-        assert found[rule][0] == pytest.approx(correct.mean())
-    assert found["majority"][-1] == pytest.approx(majority(table.keys, correct).mean())
-    assert found["best"][-1] == pytest.approx(best_of_n(score, correct).mean())
-    assert found["best_sampled"] is None
-    assert np.all(np.diff(found["oracle"]) >= -1e-12)
 
 
 def test_strategies_of_subsets_use_the_registry():

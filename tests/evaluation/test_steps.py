@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -33,6 +32,7 @@ from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_report
 from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import Task, Verdict
+from tiny_models import boosted
 
 LEFT, RIGHT = Image.new("RGB", (56, 56), "navy"), Image.new("RGB", (84, 56), "darkorange")
 
@@ -77,16 +77,7 @@ class Walks(Task):
 @pytest.fixture
 def walker(load_policy: Callable[..., Policy]) -> Policy:
     """A policy whose turns end soon."""
-    policy = load_policy()
-    policy._check_head()
-    plain, end = policy.head.logits, torch.tensor(policy.tokenizer.eos_token_id)
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = plain(hidden)
-        return logits + 9.0 * torch.nn.functional.one_hot(end, logits.shape[-1])
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
+    return boosted(load_policy(), 9.0)
 
 
 CONFIG = EvaluationConfig(problems=3, samples=2, batch_problems=2)

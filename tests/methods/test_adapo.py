@@ -1,8 +1,7 @@
-"""AdaPO's credits by hand, what leaves before statistics, its settings; SCoRe; second-turn fine-tuning."""
+"""AdaPO's credits by hand, its settings; SCoRe; second-turn fine-tuning; AdaPO and ADPO in one."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from killed_runs import rows
+from rounding import assert_close
 from selfverify import TrainerConfig, learn
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError
@@ -18,7 +19,7 @@ from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.registry import METHODS, make_method, make_task
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
@@ -57,17 +58,6 @@ def test_credit_by_hand() -> None:
     assert float(turn_1.kl_coef) == pytest.approx(0.004)
     assert float(turn_2.kl_coef) == pytest.approx(0.001)
     assert [t.rewards["trajectory"] for t in made.trajectories] == pytest.approx(rewards.tolist())
-
-
-def test_streams_have_each_turns_coefficient() -> None:
-    """P = 0.5: keeping pays more by 0.2, and the second turn is held by 0.001 + 0.002."""
-    made = group((1, 1), (0, 0))
-    prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
-    streams = make_streams(prompt, made, credits(make_method("adapo"), made))
-    expected = torch.tensor([0.001, 0.001, 0.0, 0.003, 0.003, 0.003])
-    torch.testing.assert_close(streams.kl_coef_gr, expected.expand(2, 6))
-    assert bool((streams.advantage_gr[0, [0, 1, 3, 4, 5]] > 0).all())
-    assert streams.channel_gr[0].tolist() == [0, 0, -1, 1, 1, 1]
 
 
 def test_cut_off_trajectories_leave_before_p() -> None:
@@ -158,22 +148,6 @@ def test_metrics_say_where_the_group_stands() -> None:
 # --- SCoRe ----------------------------------------------------------------------------------------------
 
 
-def test_score_stages_by_hand() -> None:
-    made = group((1, 0), (0, 1), (1, 1), (0, 0))
-    method = make_method("score", first_stage=3)
-    made.step = 2
-    assert method.metrics([made])["score/stage"] == 1
-    turn_1, turn_2 = credits(method, made)
-    assert turn_1.advantage.tolist() == turn_2.advantage.tolist() == [-0.5, 0.5, 0.5, -0.5]
-    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.1, 0.01)
-    made.step = 3
-    assert method.metrics([made])["score/stage"] == 2
-    turn_1, turn_2 = credits(method, made)
-    assert turn_1.advantage.tolist() == [0.5, -0.5, 0.5, -0.5]
-    assert turn_2.advantage.tolist() == [-10.5, 10.5, 0.5, -0.5]  # of -10, 11, 1, 0, whose mean is 0.5
-    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.01, 0.01)
-
-
 def test_the_strict_kl_counts_in_silent_groups() -> None:
     """All second answers right: nothing is learnt, and the first turn is held all the same in stage I."""
     made = group((1, 1), (0, 1))
@@ -228,8 +202,7 @@ def test_score_goes_on_to_its_second_stage(tiny_folder: Path, tmp_path: Path) ->
         SamplingConfig(group_size=2, max_new_tokens=4),
         output=tmp_path,
     )
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["score/stage"] for row in rows] == [1, 2]
+    assert [row["score/stage"] for row in rows(tmp_path)] == [1, 2]
 
 
 # --- fine-tuning on second turns ------------------------------------------------------------------------
@@ -241,11 +214,11 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
     problems = [task.problem("train", 5, index) for index in range(4)]
     method = make_method("turns-sft", second_turn="Check the answer.", rehearsal={"right": 1, "wrong": 1})
     rollout = method.rollout(policy, task, problems, [1, 2, 3, 4], SamplingConfig(group_size=6))
-    rows = [t for g in rollout.groups for t in g.trajectories[:6] if len(t.segments) == 3]
-    right = [t for t in rows if t.rewards["correct_1"] > 0]
-    assert 0 < len(right) < len(rows)
-    assert all(t.rewards["correct"] == 1 for t in rows)
-    assert all((t.segments[0].tokens == t.segments[2].tokens) == (t in right) for t in rows)
+    told = [t for g in rollout.groups for t in g.trajectories[:6] if len(t.segments) == 3]
+    right = [t for t in told if t.rewards["correct_1"] > 0]
+    assert 0 < len(right) < len(told)
+    assert all(t.rewards["correct"] == 1 for t in told)
+    assert all((t.segments[0].tokens == t.segments[2].tokens) == (t in right) for t in told)
     for made in rollout.groups:
         assert len(made.trajectories) == 8
         second, *rehearsed = method.credit(made, torch.ones(8, dtype=torch.bool))
@@ -253,7 +226,7 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
         assert second.valid.tolist() == [len(t.segments) == 3 for t in made.trajectories[:6]] + [False, False]
         assert [credit.channel for credit in rehearsed] == ["answer", "score"]
     figures = method.metrics(rollout.groups)
-    assert figures["turns/acc@t1"] == len(right) / 24 and figures["turns/acc@t2"] == len(rows) / 24
+    assert figures["turns/acc@t1"] == len(right) / 24 and figures["turns/acc@t2"] == len(told) / 24
 
 
 def test_checked_second_turns_keep_what_passes_and_are_learnt_right_or_wrong() -> None:
@@ -288,28 +261,114 @@ def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None
     assert credit.valid is not None and credit.valid.tolist() == [True, True, False, False]
 
 
-# --- the paper's settings ---------------------------------------------------------------------------------
-
-
 # --- training -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["adapo", "score", "turns-sft"])
-def test_a_run(policy: Policy, tiny_folder: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("adapo", {}),
+        ("score", {"first_stage": 0}),  # of one step a first stage leaves nothing
+        ("turns-sft", {}),
+        *(
+            ("adapo-adpo", {"verification_credit": credit})
+            for credit in ("normalised", "concordance", "expected")
+        ),
+    ],
+)
+def test_a_run(tiny_folder: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Training and a two-turn evaluation through the learner as it is, with an untrained policy's groups."""
     fresh = Policy.load(str(tiny_folder), device="cpu")
-    assert name in METHODS
-    options = {"first_stage": 0} if name == "score" else {}  # of one step a first stage leaves nothing
     method = make_method(name, second_turn="Check the answer.", **options)
-    learn(
-        fresh,
-        make_task("digits-pick"),
-        method,
-        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
-        SamplingConfig(group_size=3, max_new_tokens=12),
-        output=tmp_path / "run",
-    )
+    config = TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False)
+    sampling = SamplingConfig(group_size=3, max_new_tokens=12)
+    learn(fresh, make_task("digits-pick"), method, config, sampling, output=tmp_path / "run")
     checks = EvaluationConfig(problems=3, samples=2, second_turn="Check the answer.")
     figures = evaluate(fresh, make_task("digits-pick"), checks, max_new_tokens=12)
     assert figures["turns"]["acc@t2"] == figures["pass@1"]
     assert figures["turns"]["delta"] == figures["turns"]["0->1"] - figures["turns"]["1->0"]
+
+
+# --- with scores: AdaPO and ADPO ----------------------------------------------------------------------------
+
+
+def scored(first: int, second: int, score: float, finish: str = "stop") -> Trajectory:
+    segments = [
+        Segment("turn_1", [5, 6], [-1.0, -1.0]),
+        Segment("observation", [7], [0.0], author="environment", turn=1),
+        Segment("turn_2", [8, 9, 9], [-1.0] * 3, turn=1),
+        Segment("score", [3, 2], [-1.0] * 2, turn=1, finish=finish),  # type: ignore[arg-type]
+    ]
+    names = ("answer", "correct", "correct_1", "answer_format", "score_format", "score_opened")
+    rewards = dict(zip(names, (second, second, first, 1.0, 1.0, 1.0), strict=True))
+    return Trajectory(segments, {"sampled": score}, rewards)
+
+
+GROUP = [(0, 0, 0.9), (0, 1, 0.6), (1, 1, 0.8), (0, 0, 0.7)]
+
+
+def test_each_credit_has_tokens_of_its_own() -> None:
+    made = Group(Problem("p", []), [scored(*kind) for kind in GROUP])
+    credits = make_method("adapo-adpo").credit(made, torch.ones(4, dtype=torch.bool))
+    streams = make_streams(Prompt("p", torch.tensor([1]), torch.tensor([[0]])), made, credits)
+    assert streams.channel_gr[0].tolist() == [0, 0, -1, 1, 1, 1, 2, 2]
+    for number, columns in enumerate(([0, 1], [3, 4, 5], [6, 7])):
+        expected = credits[number].advantage.float()[:, None].expand(4, len(columns))
+        torch.testing.assert_close(streams.advantage_gr[:, columns], expected)
+
+
+def test_what_was_cut_off_is_no_scores_contrast() -> None:
+    """Also not the score's: its right answer would have been the only one."""
+    rows = [scored(*GROUP[0]), scored(0, 1, 0.95, "length"), scored(*GROUP[3])]
+    credits = make_method("adapo-adpo").credit(Group(Problem("p", []), rows), torch.ones(3, dtype=torch.bool))
+    assert not any(credit.teaches for credit in credits)
+    assert all(c.valid is not None and c.valid.tolist() == [True, False, True] for c in credits)
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    for options in (
+        {"credit": "entangled"},
+        {"k_01": 2.0},
+        {"verification": "binary", "verification_credit": "concordance"},
+    ):
+        with pytest.raises(ValidationError):
+            make_method("adapo-adpo", **options)
+
+
+def test_options_of_both() -> None:
+    """Each is checked as in its own method, with AdaPO's coefficient for the turns."""
+    assert make_method("adapo-adpo").config.kl == make_method("adapo").config.kl  # type: ignore[attr-defined]
+    for options, needs in (
+        ({"kl": 0, "kl_scale": 0}, False),
+        ({"kl": 0, "kl_scale": 0, "score_kl": 0.1}, True),
+        ({"kl": 0, "score_kl": 0}, True),
+        ({"kl": 0, "reward": "fixed"}, False),
+    ):
+        assert make_method("adapo-adpo", **options).config.needs_reference is needs  # type: ignore[attr-defined]
+
+
+def test_every_score_that_could_have_been_written_learns() -> None:
+    """Real second turns with scores: what an untrained policy writes has none, and tests no places."""
+    start = Path(__file__).parents[2] / "reproduce" / "weights" / "digits-two-turns"
+    policy, task = Policy.load(str(start), device="cpu"), make_task("digits-pick")
+    method = make_method("adapo-adpo", second_turn="Check the answer.", verification_credit="expected")
+    problems = [task.problem("train", 0, index) for index in range(3)]
+    sampling = SamplingConfig(group_size=8, max_new_tokens=32)
+    rollout = method.rollout(policy, task, problems, [1, 2, 3], sampling)
+    taught = 0
+    for prompt, made in zip(rollout.prompts, rollout.groups, strict=True):
+        credits = method.credit(made, torch.ones(8, dtype=torch.bool))
+        if not all(credit.teaches for credit in credits):
+            continue
+        taught += 1
+        streams = make_streams(prompt, made, credits)
+        choices = streams.choices
+        assert choices is not None
+        assert len(choices.rows) >= 4
+        for row, place in zip(choices.rows.tolist(), choices.places.tolist(), strict=True):
+            last = made.trajectories[row].segments[-1]
+            assert last.channel == "score"
+            assert place >= len(made.trajectories[row].tokens) - len(last.tokens)
+        mean = (choices.probability * choices.advantage).sum(-1)
+        assert_close(mean, torch.zeros_like(mean), size=float(choices.advantage.abs().max()))
+    assert taught > 0

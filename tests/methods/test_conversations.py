@@ -1,11 +1,237 @@
-"""Figures of conversations, by hand."""
+"""Conversations: their figures, what is learnt of demonstrated ones, and of own successes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.agents.test_agent_rollout import HERMES
+from tests.agents.test_agent_rollout import group as rolled_out
+from tests.updating import update
+
+from rounding import assert_close, assert_gradients_close
+from selfverify.core.config import RolloutLimits, SamplingConfig
+from selfverify.core.episode import EnvironmentLost, Episode, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
+from selfverify.experiments.registry import make_method
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.metrics import conversation_metrics
+from selfverify.methods.sft import ConversationSFT, ConversationSFTConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.rollout import Rollout
+from selfverify.tasks.base import DemonstratedTurn, Task, Verdict, user_turn
+from selfverify.trainer.batch import UNTRAINED, make_streams, select
+
+SAMPLING = SamplingConfig(group_size=1)
+
+
+class Counting(Task):
+    """Asks for the number behind each one, up to a last."""
+
+    name = "counting"
+    summary = "test"
+    limits = RolloutLimits(turns=6)
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return Problem(f"counting/{index}", user_turn("Count.", images=0), target=1 + index % 3)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(1.0, True)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Asking(problem.target)
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
+        """Counts to the target; the first number is a slip, which is not taught."""
+        numbers = range(problem.target + 1)
+        return [
+            DemonstratedTurn(f"so {number}" if number else "oops", taught=number > 0) for number in numbers
+        ]
+
+
+class Asking(Episode):
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def step(self, said: PolicyTurn) -> Observation:
+        cuts = [("plan", 0), ("action", 3)] if said.turn else []
+        return Observation("Go on.", done=said.turn >= self.last, channels=cuts)
+
+    def result(self) -> EpisodeResult:
+        return EpisodeResult({"answer": 1.0})
+
+
+def shown(policy: Policy, task: Task, count: int = 1, **options: Any) -> tuple[ConversationSFT, Rollout]:
+    method = ConversationSFT(ConversationSFTConfig(**options))
+    problems = [task.problem("train", 0, index) for index in range(count)]
+    return method, method.rollout(policy, task, problems, list(range(count)), SAMPLING)
+
+
+def test_what_is_shown_is_learnt_but_for_slips_and_what_the_episode_says(policy: Policy) -> None:
+    method, rollout = shown(policy, Counting(), 3)
+    for prompt, group in zip(rollout.prompts, rollout.groups, strict=True):
+        (told,) = group.trajectories
+        turns = 1 + group.problem.target
+        expected = [("context", "policy")] + [
+            one
+            for _ in range(turns - 1)
+            for one in (("observation", "environment"), ("plan", "policy"), ("action", "policy"))
+        ]
+        assert [(segment.channel, segment.author) for segment in told.segments] == expected
+        streams = make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        trained = streams.channel_gr[0] != UNTRAINED
+        assert trained.tolist() == told.channel_mask(["plan", "action"])
+        # The token that ends a turn is learnt, too.
+        ends = [token == policy.tokenizer.eos_token_id for token in told.tokens]
+        assert sum(e and t for e, t in zip(ends, trained.tolist(), strict=True)) == turns - 1
+
+
+def test_the_gradient_is_that_of_the_plain_likelihood_with_a_weight_for_each_turn(
+    load_policy: Any, in_float64: Any
+) -> None:
+    """VTS-V, Eq. 3: the sum over a trajectory's tokens of log pi, times 1/(H+1)."""
+    policy = in_float64(load_policy())
+    method, rollout = shown(policy, Counting(), 3, share_turns=True)
+    streams = [
+        make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+    ]
+    update(policy, streams, objective="likelihood", denominator="trajectory")
+    found = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+    policy.model.zero_grad()
+    loss = torch.zeros(())
+    for prompt, group in zip(rollout.prompts, rollout.groups, strict=True):
+        (told,) = group.trajectories
+        rows = policy.model(input_ids=torch.tensor([[*prompt.ids, *told.tokens]])).logits[0].log_softmax(-1)
+        places = range(len(prompt.ids) - 1, len(prompt.ids) - 1 + len(told.tokens))
+        mask = told.channel_mask(["plan", "action"])
+        share = float(torch.tensor(1 / (group.problem.target + 1), dtype=torch.float32))  # as it is kept
+        for place, token, taught in zip(places, told.tokens, mask, strict=True):
+            if taught:
+                loss = loss - rows[place, token] * share / len(rollout.groups)
+    loss.backward()  # type: ignore[no-untyped-call]
+    theirs = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    assert_gradients_close(found, theirs)
+
+
+def test_replies_are_taught_with_a_weight_of_their_own_on_request(policy: Policy) -> None:
+    plain, taught = (update_of(policy, **options) for options in ({}, {"observed": 0.25}))
+    method, rollout = shown(policy, Counting(), 2, observed=0.25)
+    for group in rollout.groups:
+        (told,) = group.trajectories
+        assert {segment.author for segment in told.segments} == {"policy"}
+        weights = {
+            credit.channel: credit.weight for credit in method.credit(group, valid_trajectories(group, False))
+        }
+        assert weights == {"plan": 1.0, "action": 1.0, "observed": 0.25}
+    # The loss is a sum over tokens: what the replies add is a quarter of their own negative log-likelihood.
+    alone = update_of(policy, observed=1.0)
+    assert_close(taught - plain, 0.25 * (alone - plain), size=float(alone.abs().max()))
+
+
+def update_of(policy: Policy, **options: Any) -> torch.Tensor:
+    """The gradient of the embeddings, with one denominator whatever is taught."""
+    method, rollout = shown(policy, Counting(), 2, **options)
+    streams = [
+        make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+    ]
+    policy.model.zero_grad()
+    update(policy, streams, objective="likelihood", denominator="trajectory")
+    found = policy.model.get_input_embeddings().weight.grad
+    assert found is not None
+    copied = found.clone()
+    policy.model.zero_grad()
+    return copied
+
+
+class Failing(Counting):
+    """Its episodes fail in one way or another."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return replace(super().problem(split, seed, index), environment_begins=self.way == "over")
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        if self.way == "no browser" and not seed:
+            raise OSError("no browser")
+        return Broken(problem.target, self.way if not seed else "")
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
+        if self.way == "long":
+            return [DemonstratedTurn("so " * 40_000), DemonstratedTurn("so it is")]
+        return [] if self.way == "silent" else super().demonstrate_turns(problem, rng)
+
+
+class Broken(Asking):
+    def __init__(self, last: int, way: str) -> None:
+        super().__init__(last)
+        self.way = way
+
+    def reset(self) -> Observation | None:
+        return Observation(done=True) if self.way == "over" else None
+
+    def step(self, said: PolicyTurn) -> Observation:
+        if self.way == "gone":
+            raise EnvironmentLost("the device is gone")
+        return super().step(said)
+
+
+@pytest.mark.parametrize(("way", "reason"), [("no browser", "OSError"), ("gone", "EnvironmentLost")])
+def test_an_episode_that_fails_takes_no_part(
+    policy: Policy, way: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are learnt."""
+    method, rollout = shown(policy, Failing(way), 2)
+    lost, whole = rollout.groups
+    assert [valid_trajectories(group, False).tolist() for group in (lost, whole)] == [[False], [True]]
+    assert f"problem counting/0: its demonstration takes no part: {reason}" in caplog.text
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
+    kept, _ = select(rollout, credits, drop_zero=True)
+    assert [streams.prompt.problem_id for streams in kept] == ["counting/1"]
+    assert method.metrics(rollout.groups)["conversation/error"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("over", r"its demonstration has 2 turns, and its episode is over after 0"),
+        ("silent", "its demonstration has no turns"),
+        ("long", r"a demonstration has \d+ tokens with its prompt, and the model reads \d+"),
+    ],
+)
+def test_a_demonstration_that_cannot_be_learnt_is_named(policy: Policy, way: str, said: str) -> None:
+    with pytest.raises(DataError, match=f"problem counting/0: {said}"):
+        shown(policy, Failing(way))
+
+
+def test_demonstrations_beyond_the_limit_of_tokens_take_no_part(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Counting()
+    _, whole = shown(policy, task, 3)
+    lengths = [
+        len(prompt.ids) + len(group.trajectories[0].tokens)
+        for prompt, group in zip(whole.prompts, whole.groups, strict=True)
+    ]
+    task.limits = task.limits.model_copy(update={"tokens": min(lengths)})
+    _, cut = shown(policy, task, 3)
+    kept = [group.trajectories[0].finish != Finish.ERROR for group in cut.groups]
+    assert kept == [length == min(lengths) for length in lengths] and not all(kept)
+    assert f"and episode.tokens is {min(lengths)}" in caplog.text
+
+
+# --- figures ------------------------------------------------------------------------------------------------
 
 
 def conversation(turns: int, finish: Finish, **rewards: float) -> Trajectory:
@@ -41,3 +267,38 @@ def test_turns_and_endings() -> None:
     assert logged == found | {
         "reward/answer": 0.5, "tokens/response": 8.0, "truncated": 1 / 3, "groups/reward_spread": 0.5,
     }  # fmt: skip
+
+
+# --- own successes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hermes(load_policy: Any) -> Policy:
+    made = load_policy()
+    made.tokenizer.chat_template = HERMES
+    return made
+
+
+def kept(found: Group, **options: str) -> list[bool]:
+    method = make_method("self-imitation", **options)
+    [credit] = method.credit(found, valid_trajectories(found, True))
+    assert credit.channel == "action" and method.objective == "likelihood" and method.measured
+    taught = torch.as_tensor(credit.advantage) * torch.as_tensor(credit.valid)
+    return [bool(value) for value in taught]
+
+
+def test_only_successes_are_learnt(hermes: Policy) -> None:
+    found = rolled_out(hermes)
+    successes = [t.rewards.get("judged_success", 0) > 0 for t in found.trajectories]
+    assert sum(successes) == 1 and kept(found) == successes
+    truth = [t.rewards.get("correct", 0) > 0 and t.finish != "error" for t in found.trajectories]
+    assert kept(found, keep="correct") == truth
+    logged = make_method("self-imitation").metrics([found])
+    assert logged["imitation/kept"] == sum(successes) / len(successes) and logged["agent/SR"] > 0
+
+
+def test_a_success_that_was_never_handed_in_is_not_learnt(hermes: Policy) -> None:
+    found = rolled_out(hermes)
+    for trajectory in found.trajectories:
+        trajectory.rewards |= {"correct": 1.0, "answer_format": 0.0}
+    assert not any(kept(found, keep="correct"))

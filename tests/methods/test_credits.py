@@ -141,14 +141,6 @@ def test_truncated_is_in_nobodys_contrastive_set() -> None:
     close(credits("adpo", of)["score"].advantage, normalised(0.5, 0.0, 0.0, 0.5))
 
 
-def test_failed_trajectories_take_no_part() -> None:
-    failed = trajectory(0.0, MISSING, finish="error")
-    of = group(trajectory(1.0, 0.9), failed, trajectory(0.0, 0.5))
-    found = credits("grpo", of)
-    a, b = normalised(1.1, 0.1)
-    close(found["score"].advantage, [a, 0.0, b])
-
-
 # --- ADPO, decoupled ------------------------------------------------------------------------------------
 
 
@@ -189,12 +181,6 @@ def test_margin_of_the_contrastive_set() -> None:
     close(credits("adpo", of)["score"].advantage, normalised(0.0, 0.5, 0.5))
     # Only pairs that differ by more than .6: .9 and .1, the wrong way round.
     close(credits("adpo", of, gamma=0.6)["score"].advantage, [0.0, 0.0, 0.0])
-
-
-def test_weights_and_kl_by_channel() -> None:
-    found = credits("adpo", crossed(), kl=0.02, score_weight=3.0)
-    assert (found["answer"].weight, found["score"].weight) == (1.0, 3.0)
-    assert (found["answer"].kl_coef, found["score"].kl_coef) == (0.02, 0.02)
 
 
 # --- ADPO, ablations and the concordance credit -----------------------------------------------------------

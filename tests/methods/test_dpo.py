@@ -15,13 +15,10 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Finish, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.base import Training
-from selfverify.objectives import likelihood, pairwise
-from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import TokenStreams, make_streams
 from selfverify.trainer.trainer import Trainer
-from selfverify.visual.digits_far import DigitsFar
 
 SAMPLING = SamplingConfig(group_size=1)
 
@@ -62,39 +59,6 @@ def test_all_turns_behind_the_common_beginning_are_compared(policy: Policy, tmp_
         assert bool((streams.advantage_gr[row, :length] == sign * own).all())
         assert bool((streams.kl_coef_gr[row, :length][own] == torch.tensor(0.1)).all())
         assert len(streams.pictures[row]) == sum(s.author == "environment" for s in told.segments)
-
-
-def test_observations_have_a_gradient_of_exactly_zero(policy: Policy, tmp_path: Path) -> None:
-    """Of the loss with respect to each token's log-probability, of pairs and of fine-tuning."""
-    write_looks(tmp_path)
-    rollout, [streams, _] = rolled(policy, pairs(tmp_path), make_method("dpo"), 2)
-    logprobs = torch.randn(1, *streams.channel_gr.shape, dtype=torch.float64, requires_grad=True)
-    reference = torch.randn(logprobs.shape, dtype=torch.float64)
-    loss = pairwise(logprobs, reference, streams.advantage_gr[None], streams.kl_coef_gr[None]).loss.sum()
-    loss.backward()
-    taught = make_task("conversations", validation=str(tmp_path / "sft.jsonl"), learn="conversations")
-    method = make_method("conversations-sft", share_turns=True)
-    told, [sft, _] = rolled(policy, taught, method, 2)
-    own = torch.randn(sft.channel_gr.shape, dtype=torch.float64, requires_grad=True)
-    (likelihood(own) * torch.where(sft.trained_gr, sft.weight_gr, 0.0)).sum().backward()
-    for group, gradient in ((rollout.groups[0], logprobs.grad[0]), (told.groups[0], own.grad)):  # type: ignore[index]
-        for row, trajectory in enumerate(group.trajectories):
-            start = 0
-            for segment in trajectory.segments:
-                found = gradient[row, start : start + len(segment.tokens)]  # type: ignore[index]
-                start += len(segment.tokens)
-                assert bool((found == 0).all()) == (segment.author == "environment")
-
-
-def test_eq_3_weighs_a_trace_by_its_turns(policy: Policy, tmp_path: Path) -> None:
-    """1/(H+1) for each token that was said; channels come from the file, images lie in between."""
-    write_looks(tmp_path)
-    task = make_task("conversations", validation=str(tmp_path / "sft.jsonl"), learn="conversations")
-    rollout, [streams, _] = rolled(policy, task, make_method("conversations-sft", share_turns=True), 2)
-    (told,) = rollout.groups[0].trajectories
-    assert [s.channel for s in told.segments] == ["plan", "action", "observation"] * 2 + ["answer"]
-    assert streams.weight_gr[streams.trained_gr].unique().tolist() == [pytest.approx(1 / 3)]
-    assert len(rollout.prompts[0].images) == 1 and len(streams.pictures[0]) == 2
 
 
 def test_the_answers_alone_are_the_baseline(policy: Policy, tmp_path: Path) -> None:
@@ -148,33 +112,3 @@ def test_training_on_pairs(load_policy: Any, tmp_path: Path) -> None:
     assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
     assert lines[-1]["pairs/margin"] > 1e-2 and lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["chosen/turns"] == 2 and lines[0]["rejected/turns"] == 3
-
-
-def test_grpo_learns_from_all_turns_of_a_trajectory(load_policy: Any) -> None:
-    """Plan, action and answer get the conversation's advantage; what the tools show gets none."""
-    policy = load_policy()
-    task = DigitsFar()
-    problem = task.problem("train", 0, 0)
-    [prompt] = policy.encode([problem])
-    from selfverify.core.trajectory import Group
-
-    def told(answer: int) -> Any:
-        texts = ["<think>1</think>crop 1 0 0 3 3", f"<think>1</think><answer>{answer}</answer>"]
-        said = []
-        for text in texts:
-            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-            said.append(Sample([*ids, policy.tokenizer.eos_token_id], [0.0] * (len(ids) + 1), Finish.STOP))
-        return recite(policy, problem, task.look(problem), said)
-
-    group = Group(problem, [told(problem.target), told(problem.target % 9 + 1)])
-    method = make_method("grpo")
-    credits = method.credit(group, valid_trajectories(group, False))
-    streams = make_streams(prompt, group, credits)
-    assert {"plan", "action", "answer"} <= set(streams.channels)
-    for row, sign in ((0, 1.0), (1, -1.0)):
-        segments = group.trajectories[row].segments
-        assert [s.channel for s in segments] == ["plan", "action", "observation", "answer"]
-        own = torch.tensor([s.author == "policy" for s in segments for _ in s.tokens])
-        advantage = streams.advantage_gr[row, : len(own)]
-        assert bool((advantage[own].sign() == sign).all()) and len(advantage[own].unique()) == 1
-        assert not advantage[~own].any() and not streams.trained_gr[row, : len(own)][~own].any()

@@ -9,7 +9,7 @@ import torch
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
+from selfverify.core.trajectory import Credit, Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.adpo import score_distributions
 from selfverify.objectives import choice_probability
@@ -49,13 +49,17 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
     return rollout
 
 
+def credited(group: Group, **options: Any) -> list[Credit]:
+    """The answers' credit and the scores'."""
+    method = make_method("adpo", verification_credit="expected", **options)
+    return method.credit(group, valid_trajectories(group, False))
+
+
 def learn(
     policy: Policy, rollout: Rollout, denominator: str = "channel", **options: Any
 ) -> dict[str, torch.Tensor]:
     """Gradients of one update without KL."""
-    method = make_method("adpo", verification_credit="expected", kl=0.0, **options)
-    credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
-    groups, _ = select(rollout, credits, True)
+    groups, _ = select(rollout, [credited(group, kl=0.0, **options) for group in rollout.groups], True)
     update(policy, groups, denominator=denominator)
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
@@ -125,14 +129,11 @@ def test_the_scores_gradient_is_that_of_the_expected_auc(
     assert_gradients_close(*({n: g.type(torch.float32) for n, g in x.items()} for x in (ours, expected)))
 
 
-def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
+def test_choices_lie_on_what_was_written(policy: Policy) -> None:
     """ "0.7" passes "0 or 1" and then ten digits; "1.0" passes only the first."""
-    policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
-    method = make_method("adpo", verification_credit="expected")
-    credits = method.credit(group, valid_trajectories(group, False))
-    [streams], _ = select(rollout, [credits], True)
+    [streams], _ = select(rollout, [credited(group)], True)
     places, weights, choices = stack_choices([streams])
     assert places[:, 0].tolist() == [0] * 7 and weights.tolist() == [1.0] * 7
     assert choices.rows.tolist() == [0, 0, 1, 1, 2, 3, 3]
@@ -152,12 +153,10 @@ def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
     assert towards_one > 0
 
 
-def test_a_malformed_score_is_punished_as_written(load_policy: Any) -> None:
-    policy = load_policy()
+def test_a_malformed_score_is_punished_as_written(policy: Policy) -> None:
     rollout = rollout_of(policy, ["0.7", MALFORMED, "0.2"], [1.0, 0.0, 0.0])
     [group] = rollout.groups
-    method = make_method("adpo", verification_credit="expected", format_weight=0.25, kl=0.1)
-    answer, score = method.credit(group, valid_trajectories(group, False))
+    answer, score = credited(group, format_weight=0.25, kl=0.1)
     assert score.advantage.tolist() == [0, -0.25, 0]
     assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 2}
     [streams], _ = select(rollout, [[answer, score]], True)
@@ -168,33 +167,28 @@ def test_a_malformed_score_is_punished_as_written(load_policy: Any) -> None:
         assert streams.kl_coef_gr[row][streams.channel_gr[row] == 1].tolist() == pytest.approx([0.1] * 5)
 
 
-def test_an_answer_without_any_score_takes_no_part(load_policy: Any) -> None:
+def test_an_answer_without_any_score_takes_no_part(policy: Policy) -> None:
     """Its last segment is the answer, which the task has parsed."""
-    policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     bare = group.trajectories[2]
     bare.segments, bare.scores = bare.segments[:1], {}
     bare.segments[0].parsed = make_task("digits-pick").judge(group.problem, Tagged({"answer": "1 2 3"}))
     bare.rewards |= {"score_opened": 0.0, "score_format": 0.0}
-    method = make_method("adpo", verification_credit="expected")
-    _, score = method.credit(group, valid_trajectories(group, False))
+    _, score = credited(group)
     assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 3}
 
 
-def test_scores_that_were_not_read_are_an_error(load_policy: Any) -> None:
+def test_scores_that_were_not_read_are_an_error(policy: Policy) -> None:
     """Learning nothing in silence would be worse."""
-    policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     del group.trajectories[1].scores["soft"]
-    method = make_method("adpo", verification_credit="expected")
     with pytest.raises(ValueError, match=r"digits-pick/train/0/0.*read_rollout"):
-        method.credit(group, valid_trajectories(group, False))
+        credited(group)
 
 
-def test_the_score_may_have_its_own_kl(load_policy: Any) -> None:
-    policy = load_policy()
+def test_the_score_may_have_its_own_kl(policy: Policy) -> None:
     rollout = rollout_of(policy, SCORES, QUALITIES)
     valid = valid_trajectories(rollout.groups[0], False)
     for options, expected in (({}, 0.3), ({"score_kl": 0.0}, 0.0), ({"score_kl": 0.02}, 0.02)):
@@ -202,16 +196,12 @@ def test_the_score_may_have_its_own_kl(load_policy: Any) -> None:
         assert (answer.kl_coef, score.kl_coef) == (0.3, expected)
 
 
-def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> None:
+def test_clipping_stops_a_policy_that_has_moved_far_enough(policy: Policy) -> None:
     """The distributions stay those of sampling: once every ratio with a positive gain has left the clip
     range and every loss too, the score's gradient is exactly 0."""
-    policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
-    credits = make_method("adpo", verification_credit="expected", kl=0.0).credit(
-        group, valid_trajectories(group, False)
-    )
-    [streams], _ = select(rollout, [credits], True)
+    [streams], _ = select(rollout, [credited(group, kl=0.0)], True)
     choices = streams.choices
     assert choices is not None
     streams.advantage_gr.zero_()
@@ -229,9 +219,8 @@ def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> 
     assert gradient(None) > 0  # the first update's old policy is the new one, whatever was read before
 
 
-def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
+def test_groups_in_one_forward_or_one_by_one(policy: Policy) -> None:
     """Two groups of different prompts; at a temperature where reading and learning must agree."""
-    policy = load_policy()
     task = make_task("digits-pick")
     problems = [task.problem("train", 0, 0), task.problem("train", 0, 3)]
     groups = []
@@ -240,9 +229,7 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
         groups.append(Group(problem, group.trajectories))
     rollout = Rollout(policy.encode(problems), groups)
     read_rollout_scores(policy, rollout, temperature=0.7)
-    method = make_method("adpo", verification_credit="expected", kl=0.0)
-    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
-    streams, _ = select(rollout, credits, True)
+    streams, _ = select(rollout, [credited(group, kl=0.0) for group in groups], True)
     found = []
     for size in (2, 1):
         totals = update(policy, streams, temperature=0.7, micro_batch_groups=size)
@@ -260,11 +247,9 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
     assert_close(choice_probability(again, choices.probability > 0), choices.probability)
 
 
-def test_one_channel_may_have_choices(load_policy: Any) -> None:
-    policy = load_policy()
+def test_one_channel_may_have_choices(policy: Policy) -> None:
     rollout = rollout_of(policy, SCORES, QUALITIES)
-    method = make_method("adpo", verification_credit="expected")
-    answer, score = method.credit(rollout.groups[0], valid_trajectories(rollout.groups[0], False))
+    answer, score = credited(rollout.groups[0])
     answer.choices = score.choices
     with pytest.raises(ValueError, match=r"only one channel.*answer, score"):
         select(rollout, [[answer, score]], True)
@@ -273,16 +258,13 @@ def test_one_channel_may_have_choices(load_policy: Any) -> None:
         select(rollout, [[answer, score]], True)
 
 
-def test_a_turn_that_was_not_to_be_the_last_has_no_choices(load_policy: Any) -> None:
+def test_a_turn_that_was_not_to_be_the_last_has_no_choices(policy: Policy) -> None:
     """A limit ended the conversation there: its tokens are an answer's, also if they begin with a 0."""
-    policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     last = rollout.groups[0].trajectories[3].segments.pop()
     zero = policy.tokenizer("0", add_special_tokens=False)["input_ids"]
     rollout.groups[0].trajectories[3].segments[-1] = Segment("answer", zero * 9, parsed=last.parsed)
-    method = make_method("adpo", verification_credit="expected")
-    valid = valid_trajectories(rollout.groups[0], False)
-    credits = method.credit(rollout.groups[0], valid)
+    credits = credited(rollout.groups[0])
     choices = credits[1].choices
     assert choices is not None and set(choices.rows.tolist()) == {0, 1, 2}
     select(rollout, [credits], True)  # refuses choices outside of their channel

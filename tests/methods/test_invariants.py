@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.test_slices import drifted
+from tests.trainer.test_loss import drifted
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
@@ -158,7 +158,7 @@ BETA = 2**-7
 def test_grpo_update_is_trls(batch: Any) -> None:
     """TRL's own advantage and loss code on the same samples, rewards and log-probs."""
     pytest.importorskip("trl", exc_type=ImportError)
-    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl_parity.py"))
+    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl.py"))
     policy, _ = batch
     cases = [([1.0, 0.0, 1.0, 0.0], [0.9, None, 0.5, 0.2]), ([0.0, 0.0, 1.0, 0.0], [0.2, 0.1, None, 0.7])]
     rollout = [make_group(policy, index, *cases[index % 2]) for index in range(4)]

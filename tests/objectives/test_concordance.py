@@ -1,13 +1,21 @@
-"""The concordance credit: worked examples, no drift, and the gradient of the group's AUC."""
+"""The concordance credit, sampled and expected: by hand, no drift, the gradient of the group's AUC."""
+
+from __future__ import annotations
 
 from itertools import permutations, product
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.objectives import concordance_credit, group_advantage, preference_reward
+from selfverify.objectives import (
+    choice_surrogate,
+    concordance_credit,
+    expected_concordance,
+    group_advantage,
+    preference_reward,
+    surrogate,
+)
 
 NAN = float("nan")
 SCORE = st.sampled_from([NAN, *(k / 10 for k in range(11))])
@@ -45,19 +53,6 @@ def test_concordance_on_continuous_answers():
     torch.testing.assert_close(credit, doubles(1 / 3, 0, 0))
 
 
-@settings(max_examples=100, deadline=None)
-@given(MEMBERS)
-def test_concordance_sums_to_twice_auc_minus_one(members):
-    scores, answers = (doubles(*column) for column in zip(*members, strict=True))
-    pairs = [(s, t) for s, r in members for t, q in members if r > q and s == s and t == t]
-    total = concordance_credit(scores, answers).sum().item()
-    if pairs:
-        auc = sum((s > t) + 0.5 * (s == t) for s, t in pairs) / len(pairs)
-        assert total == pytest.approx(2 * auc - 1)
-    else:
-        assert total == 0
-
-
 @pytest.mark.parametrize("answers", [(1, 1, 1, 1, 0), (1, 0, 0), (1, 0.6, 0.3, 0)])
 def test_uninformative_scores_are_not_pushed_anywhere(answers):
     """Over all orders of the scores, the mean of sum_i credit_i * f(s_i) is 0: no drift, for any f.
@@ -81,29 +76,131 @@ def test_the_papers_reward_does_push():
         assert sign * push > 0.3
 
 
-@pytest.mark.parametrize("answers", [(1.0, 1.0, 1.0, 0.0), (0.9, 0.6, 0.55, 0.1)])
-def test_expected_credit_is_the_gradient_of_the_auc(answers):
-    """Four trajectories, each with its own distribution over the scores 0.1, 0.5, 0.9: all 81 outcomes.
+# --- in expectation -----------------------------------------------------------------------------------------
 
-    The expected AUC is differentiated exactly; the policy gradient, sum over outcomes of p(outcome) *
-    sum_i credit_i grad log p(s_i), must be the same numbers.
+
+LEVELS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+
+
+def rows(count, seed=0):
+    return torch.rand(count, len(LEVELS), generator=torch.Generator().manual_seed(seed)).double().softmax(-1)
+
+
+def test_by_hand():
+    """One right, one wrong answer with scores 0 / .5 / 1 at .2 / .3 / .5 and .6 / .3 / .1; one pair.
+
+    The right one at level 0 is above nothing and below .3 + .1: -.4/2 = -.2. At .5: (.6 - .1)/2 = .25.
+    At 1: (.6 + .3)/2 = .45. The wrong one at 0 is below .3 + .5: .8/2 = .4. At .5: (.5 - .2)/2 = .15. At 1:
+    -(.2 + .3)/2 = -.25.
     """
-    margin = 0.2
-    values = doubles(0.1, 0.5, 0.9)
-    logits = torch.randn(
-        4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
+    value = expected_concordance(
+        LEVELS, torch.stack([doubles(0.2, 0.3, 0.5), doubles(0.6, 0.3, 0.1)]), doubles(1, 0)
     )
-    log_p = logits.log_softmax(-1)
-    pairs = [(i, j) for i in range(4) for j in range(4) if answers[i] - answers[j] > margin]
-    auc = surrogate_sum = 0.0
-    for outcome in product(range(3), repeat=4):
-        log_probs = torch.stack([log_p[i, k] for i, k in enumerate(outcome)])
-        s = values[list(outcome)]
-        probability = log_probs.sum().exp()
-        auc = auc + probability * sum((s[i] > s[j]) + 0.5 * (s[i] == s[j]) for i, j in pairs) / len(pairs)
-        credit = concordance_credit(s, doubles(*answers), margin)
-        surrogate_sum = surrogate_sum + probability.detach() * (credit * log_probs).sum()
-    (exact,) = torch.autograd.grad(auc, logits, retain_graph=True)
-    (estimated,) = torch.autograd.grad(surrogate_sum, logits)
-    assert exact.abs().max() > 0.01
-    torch.testing.assert_close(estimated, exact)
+    torch.testing.assert_close(value, torch.stack([doubles(-0.2, 0.25, 0.45), doubles(0.4, 0.15, -0.25)]))
+
+
+@pytest.mark.parametrize(
+    ("answers", "margin"), [((1, 1, 0), 0.0), ((1, 0.6, 0.3, 0), 0.35), ((0, 0, 0), 0.0)]
+)
+def test_it_is_the_concordance_credit_in_expectation(answers, margin):
+    """Enumerate every combination of scores; average the sampled credit of member i given its score."""
+    answers = doubles(*answers)
+    probabilities = rows(len(answers))
+    expected = torch.zeros_like(probabilities)
+    for drawn in product(range(len(LEVELS)), repeat=len(answers)):
+        credit = concordance_credit(LEVELS[list(drawn)], answers, margin)
+        chance = torch.stack([probabilities[i, k] for i, k in enumerate(drawn)])
+        for i, k in enumerate(drawn):
+            expected[i, k] += credit[i] * chance.prod() / chance[i]
+    torch.testing.assert_close(expected_concordance(LEVELS, probabilities, answers, margin), expected)
+
+
+def test_it_is_the_gradient_of_the_expected_auc():
+    """``sum_ik value_ik grad p_ik`` equals autograd of P(right above wrong) + P(tie)/2 over the pairs."""
+    answers = doubles(1, 0, 1, 0, 0)
+    logits = torch.randn(5, len(LEVELS), generator=torch.Generator().manual_seed(1)).double()
+    logits.requires_grad_()
+    probabilities = logits.softmax(-1)
+    above = (LEVELS[:, None] > LEVELS).double() + 0.5 * (LEVELS[:, None] == LEVELS).double()
+    pairs = [
+        probabilities[i] @ above @ probabilities[j]
+        for i, j in product(range(5), repeat=2)
+        if answers[i] > answers[j]
+    ]
+    [gradient] = torch.autograd.grad(torch.stack(pairs).mean(), logits, retain_graph=True)
+    value = expected_concordance(LEVELS, probabilities.detach(), answers)
+    [ours] = torch.autograd.grad((value * probabilities).sum(), logits)
+    torch.testing.assert_close(ours, gradient)
+
+
+def test_equal_distributions_have_no_common_push():
+    """Scores that say nothing: right and wrong answers' values cancel, level by level."""
+    same = doubles(0.1, 0.3, 0.6).expand(4, 3)
+    value = expected_concordance(LEVELS, same, doubles(1, 1, 1, 0))
+    torch.testing.assert_close(value.sum(0), torch.zeros(3, dtype=torch.float64))
+
+
+def test_unread_and_invalid_members_take_no_part():
+    probabilities = rows(4)
+    whole = expected_concordance(LEVELS, probabilities[:3], doubles(1, 0, 0))
+    probabilities[3] = NAN
+    value = expected_concordance(LEVELS, probabilities, doubles(1, 0, 0, 1))
+    torch.testing.assert_close(value[:3], whole)
+    assert value[3].tolist() == [0, 0, 0]
+    valid = torch.tensor([True, True, True, False])
+    torch.testing.assert_close(
+        expected_concordance(LEVELS, rows(4), doubles(1, 0, 0, 1), valid=valid)[:3], whole
+    )
+
+
+def test_groups_are_independent():
+    probabilities = torch.stack([rows(3, 1), rows(3, 2)])
+    answers = torch.stack([doubles(1, 0, 0), doubles(0, 1, 1)])
+    both = expected_concordance(LEVELS, probabilities, answers)
+    for n in range(2):
+        torch.testing.assert_close(both[n], expected_concordance(LEVELS, probabilities[n], answers[n]))
+
+
+def test_rows_that_are_no_distributions_are_refused():
+    with pytest.raises(ValueError, match=r"sums to 2\.0"):
+        expected_concordance(LEVELS, rows(3) * torch.tensor([[1.0], [2.0], [1.0]]), doubles(1, 0, 0))
+
+
+# --- the loss -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7])
+def test_choice_surrogate_is_surrogate_averaged_over_samples(shift):
+    """With both policies normalised over the alternatives; ``shift`` is far enough to clip."""
+    old = rows(4).float()
+    new = (old.log() + shift * torch.tensor([1.0, -1.0, 0.0])).log_softmax(-1)
+    advantage = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+    averaged = sum(
+        old[:, k : k + 1]
+        * surrogate(new[:, k : k + 1], old[:, k : k + 1].log(), advantage[:, k : k + 1]).loss
+        for k in range(3)
+    )
+    torch.testing.assert_close(choice_surrogate(new, old, advantage).loss, averaged[:, 0])
+
+
+def test_an_alternative_that_had_all_but_no_probability_leaves_the_gradient_finite():
+    """1 / 1e-45 is infinite in float32, and clipping multiplies it by 0."""
+    new = torch.zeros(1, 2, requires_grad=True)
+    for sign in (1.0, -1.0):
+        terms = choice_surrogate(new, torch.tensor([[1.0, 1e-45]]), torch.tensor([[0.0, sign]]))
+        [gradient] = torch.autograd.grad(terms.loss.sum(), new)
+        assert bool(gradient.isfinite().all()) and bool(terms.loss.isfinite().all())
+
+
+def test_choice_surrogate_ignores_padding_and_common_offsets():
+    old, advantage = rows(2).float(), torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.5, -0.5]])
+    new = old.log().clone().requires_grad_()
+    [gradient] = torch.autograd.grad(choice_surrogate(new, old, advantage).loss.sum(), new)
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(2))  # an offset changes nothing
+    padded = [torch.nn.functional.pad(t, (0, 2)) for t in (new, old, advantage)]
+    torch.testing.assert_close(choice_surrogate(*padded).loss, choice_surrogate(new, old, advantage).loss)
+    [again] = torch.autograd.grad(choice_surrogate(*padded).loss.sum(), new)
+    torch.testing.assert_close(again, gradient)
+    # By hand at ratio 1: d/dlogit_k of -sum p A is -p_k (A_k - mean A).
+    mean = (old * advantage).sum(-1, keepdim=True)
+    torch.testing.assert_close(gradient, -old * (advantage - mean))

@@ -290,69 +290,6 @@ def test_weights_sum_to_one(rows, length, seed):
 # -------------------------------------------------------------------------------------------- invariants
 
 
-def toy_batch(rows=8, length=7, vocabulary=11):
-    """Logits of a linear model for ``rows`` responses: answer tokens, then score tokens, then padding."""
-    g = torch.Generator().manual_seed(3)
-    hidden = torch.randn(rows, length, 5, generator=g, dtype=torch.float64)
-    head = torch.randn(5, vocabulary, generator=g, dtype=torch.float64)
-    tokens = torch.randint(vocabulary, (rows, length), generator=g)
-    ids = torch.full((rows, length), UNTRAINED)
-    for row in range(rows):
-        answer = 1 + row % 4
-        ids[row, :answer] = ANSWER
-        ids[row, answer : answer + 2] = SCORE
-    noise = torch.randn(2, rows, length, generator=g, dtype=torch.float64) * 0.2
-    return hidden, head, tokens, ids, noise
-
-
-def picked(logits, tokens):
-    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-
-@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
-def test_one_batch_of_8_is_8_batches_of_1(denominator):
-    hidden, head, tokens, ids, noise = toy_batch()
-    streams = torch.where(ids == ANSWER, 1.3, -0.4) * torch.linspace(-1, 1, 8).unsqueeze(-1)
-    weights = token_weights(ids, torch.tensor([1.0, 3.0], dtype=torch.float64)[ids], denominator)
-    start = picked(hidden @ head, tokens)
-    old, ref = start + noise[0], start + noise[1]
-
-    def gradient(splits):
-        weight = head.clone().requires_grad_()
-        for rows in splits:
-            new = picked(hidden[rows] @ weight, tokens[rows])
-            terms = surrogate(new, old[rows], streams[rows], ref_logprobs=ref[rows], kl_coef=0.05)
-            (weights[rows] * terms.loss).sum().backward()
-        return weight.grad
-
-    whole = gradient([slice(0, 8)])
-    assert whole.abs().max() > 1e-3
-    torch.testing.assert_close(gradient([slice(k, k + 1) for k in range(8)]), whole)
-    torch.testing.assert_close(gradient([slice(0, 3), slice(3, 8)]), whole)
-
-
-@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
-@pytest.mark.parametrize(("trained", "other"), [(ANSWER, SCORE), (SCORE, ANSWER)])
-def test_a_channels_credit_never_reaches_the_other_channels_logits(trained, other, denominator):
-    """ADPO Eq. 9: with credit and KL on one channel only, the other's logits get exactly 0."""
-    hidden, head, tokens, ids, noise = toy_batch()
-    logits = (hidden @ head).requires_grad_()
-    new = picked(logits, tokens)
-    mine = (ids == trained).double()
-    weights = token_weights(ids, torch.ones(ids.shape, dtype=torch.float64), denominator)
-    terms = surrogate(
-        new,
-        new.detach() + noise[0] * 0.1,
-        mine * 0.7,
-        ref_logprobs=new.detach() + noise[1],
-        kl_coef=mine * 0.05,
-    )
-    (weights * terms.loss).sum().backward()
-    assert (logits.grad[ids == trained].abs().amax(-1) > 0).all()
-    assert logits.grad[ids == other].eq(0).all()
-    assert logits.grad[ids == UNTRAINED].eq(0).all()
-
-
 # ------------------------------------------------------------------------------------ numbers far off
 
 

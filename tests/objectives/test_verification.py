@@ -184,20 +184,6 @@ def test_only_the_order_of_scores_matters(members, monotone):
 
 
 @settings(max_examples=100, deadline=None)
-@given(CONTINUOUS, st.sampled_from([0.0, 0.125, 0.3]), st.randoms(use_true_random=False))
-def test_permuting_a_group_permutes_everything(members, margin, random):
-    order = random.sample(range(len(members)), len(members))
-    scores, answers = columns(members)
-    for function in (
-        binary_reward,
-        lambda s, a: preference_reward(s, a, margin),
-        lambda s, a: preference_reward(s, a, margin, reading="class_mean"),
-        lambda s, a: concordance_credit(s, a, margin),
-    ):
-        torch.testing.assert_close(function(scores, answers)[order], function(scores[order], answers[order]))
-
-
-@settings(max_examples=100, deadline=None)
 @given(CONTINUOUS, st.sampled_from([0.0, 0.125, 0.3]))
 def test_a_malformed_score_is_as_if_it_were_not_there(members, margin):
     scores, answers = columns(members)

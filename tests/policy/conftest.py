@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,8 @@ def noise_image(seed: int, width: int = 32, height: int = 24) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-@dataclass(slots=True)
-class RawRow:
-    """One prompt + continuation as a user of transformers would write it."""
-
-    ids: list[int]
-    start: int
-    images: list[Image.Image] = field(default_factory=list)
-
-
 class RawModel:
-    """transformers' model loaded by itself, and inputs made without our encoder.
+    """transformers' model loaded by itself, fed one row at a time, and inputs made without our encoder.
 
     With eager attention, which takes its softmax in float32, so not in float64.
     """
@@ -48,55 +39,42 @@ class RawModel:
         attention = "sdpa" if settings.get("dtype") == torch.float64 else "eager"
         self.model = loader.from_pretrained(folder, attn_implementation=attention, **settings).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.processor = tiny_image_processor() if vision else None
+        self.processor: Any = tiny_image_processor() if vision else None
         self.pad = self.tokenizer.convert_tokens_to_ids(PAD)
 
-    def image_tokens(self, image: Image.Image) -> int:
-        """Placeholders that one image takes."""
-        assert self.processor is not None
-        return int(self.processor(images=[image], return_tensors="pt")["image_grid_thw"][0].prod()) // 4
-
-    def row(
-        self, problem: Problem, continuation: Sequence[int], images: Sequence[Image.Image] = ()
-    ) -> RawRow:
-        """``continuation`` behind the problem's prompt; ``images`` are the continuation's."""
-        text = self.tokenizer.apply_chat_template(
+    def prompt(self, problem: Problem) -> list[int]:
+        """The problem's tokens, with as many for each image as it takes."""
+        head, *parts = self.tokenizer.apply_chat_template(
             problem.messages, tokenize=False, add_generation_prompt=True
-        )
-        parts = text.split(PAD)
-        written = parts[0]
-        for image, part in zip(problem.images, parts[1:], strict=True):
-            written += PAD * self.image_tokens(image) + part
-        ids = self.tokenizer(written, add_special_tokens=False)["input_ids"]
-        return RawRow([*ids, *continuation], len(ids), [*problem.images, *images])
+        ).split(PAD)
+        for image, part in zip(problem.images, parts, strict=True):
+            grid = self.processor(images=[image], return_tensors="pt")["image_grid_thw"][0]
+            head += PAD * (int(grid.prod()) // 4) + part
+        ids: list[int] = self.tokenizer(head, add_special_tokens=False)["input_ids"]
+        return ids
 
-    def logits(self, rows: Sequence[RawRow]) -> list[torch.Tensor]:
-        """Per row the logits ``[continuation, V]`` that predict its continuation, right-padded batch."""
-        longest = max(len(row.ids) for row in rows)
-        ids = torch.full((len(rows), longest), int(self.tokenizer.pad_token_id))
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            ids[i, : len(row.ids)] = torch.tensor(row.ids)
-            mask[i, : len(row.ids)] = 1
+    def logits(
+        self, problem: Problem, continuation: Sequence[int], images: Sequence[Image.Image] = ()
+    ) -> torch.Tensor:
+        """``[continuation, V]``: what predicts a continuation of the prompt; ``images`` are its own."""
+        prompt, shown = self.prompt(problem), [*problem.images, *images]
+        ids = torch.tensor([[*prompt, *continuation]])
         extra: dict[str, Any] = {}
-        images = [image for row in rows for image in row.images]
         if self.processor is not None:
             extra["mm_token_type_ids"] = (ids == self.pad).int()
-        if images:
-            assert self.processor is not None
-            made = self.processor(images=images, return_tensors="pt")
-            extra["pixel_values"] = made["pixel_values"].to(self.model.dtype)
-            extra["image_grid_thw"] = made["image_grid_thw"]
-        out = self.model(input_ids=ids, attention_mask=mask, **extra).logits
-        return [out[i, row.start - 1 : len(row.ids) - 1] for i, row in enumerate(rows)]
+        if shown:
+            extra |= self.processor(images=shown, return_tensors="pt")
+            extra["pixel_values"] = extra["pixel_values"].to(self.model.dtype)
+        out = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), **extra).logits
+        return out[0, len(prompt) - 1 : -1]
 
-    def logprobs(self, rows: Sequence[RawRow], temperature: float = 1.0) -> list[torch.Tensor]:
-        """Per row the log-probabilities of its continuation."""
-        found = []
-        for row, logits in zip(rows, self.logits(rows), strict=True):
-            wanted = torch.tensor(row.ids[row.start :], dtype=torch.long)
-            found.append((logits.float() / temperature).log_softmax(-1).gather(-1, wanted[:, None])[:, 0])
-        return found
+    def logprobs(
+        self, problem: Problem, tokens: Sequence[int], images: Sequence[Image.Image], temperature: float
+    ) -> torch.Tensor:
+        """Log-probabilities of a continuation's tokens."""
+        wanted = torch.tensor(tokens, dtype=torch.long)
+        values = (self.logits(problem, tokens, images).float() / temperature).log_softmax(-1)
+        return values.gather(-1, wanted[:, None])[:, 0]
 
 
 @pytest.fixture(scope="session")

@@ -348,16 +348,6 @@ def test_a_demonstrated_conversation_is_the_templates_own(
     assert found == whole[: whole.index("Second.") + len("Second.")] + end
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-check", "looking", "phone"])
-def test_built_in_policies_end_turns_with_their_own_end_token(name: str) -> None:
-    policy = Policy.load(f"builtin:{name}", device="cpu")
-    told = encode_demonstration(
-        policy, Problem("p", user_turn("Which?", images=0)), Asking, ["First.", "Second."]
-    )
-    own = [s.tokens[-1] for s in told.segments if s.author == "policy"]
-    assert own == [policy.tokenizer.eos_token_id] * 2
-
-
 def test_a_model_at_which_nothing_ends_is_refused(load_policy: Any) -> None:
     policy = load_policy("llama")
     policy.tokenizer.chat_template = NOTHING

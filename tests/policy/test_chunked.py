@@ -14,40 +14,13 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.experiments.dry_run import Meter
 from selfverify.policy.families import ImageInput
-from selfverify.policy.features import few_at_once
-from selfverify.policy.forward import batches, chunks, prefill
+from selfverify.policy.forward import prefill
 from selfverify.policy.kv_sessions import SharedKVSession
 from selfverify.policy.packing import Continuation, SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 
 KINDS = ["tiny", "llama", "mistral", "gemma3_text"]
-
-
-def test_cuts() -> None:
-    """Chunks are full where that splits nothing, shorter before what must stay whole, longer for it alone."""
-    assert [*chunks([False] * 6, 3)] == [(0, 3), (3, 6), (6, 7)]
-    # Tokens 2 to 5 belong together, and so do 6 and 7.
-    joined = [False, False, True, True, True, False, True]
-    assert [*chunks(joined, 3)] == [(0, 2), (2, 6), (6, 8)]
-    assert [*chunks([True, True], 1)] == [(0, 3)]
-    assert [*chunks([], 1)] == [(0, 1)]
-
-
-def test_batches_are_grids_within_the_budget() -> None:
-    """The short rows of both lines fit together, each long one goes alone, one beyond the budget too."""
-    widths = {(0, 0): (0, 2), (0, 1): (0, 9), (1, 0): (1, 2), (1, 1): (1, 3), (1, 2): (1, 50)}
-    assert batches(widths, 12) == [[(0, 0), (1, 0), (1, 1)], [(0, 1)], [(1, 2)]]
-    assert batches(widths, 1000) == [[(0, 0), (1, 0), (1, 1), (0, 1), (1, 2)]]
-
-
-def test_images_for_the_tower(policy: Policy) -> None:
-    sizes = [(32, 32), (64, 32), (96, 96), (32, 32)]
-    images = [policy.encoder.image(noise_image(n, *size), "") for n, size in enumerate(sizes)]
-    assert [image.placeholders for image in images] == [4, 8, 36, 4]
-    assert few_at_once(images, 12) == [images[:2], images[2:3], images[3:]]
-    assert few_at_once(images, 100) == [images]
-    assert few_at_once([], 1) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,19 +44,6 @@ def test_prompts_in_chunks(loaders: Loaders, problems: list[Problem], kind: str)
                     for ours, theirs in zip(layout.prompt_keys[number], pair, strict=True):
                         n = len(prompt.ids)
                         assert_close(ours[b, :, :n], theirs[b, :, :n])
-
-
-@pytest.mark.parametrize("chunk", [10**6, 60, 7], ids=["whole", "some prompts at a time", "in pieces"])
-def test_kept_keys_are_packed(policy: Policy, problems: list[Problem], chunk: int) -> None:
-    """Every new token is multiplied with all kept keys; in another memory order each step would copy them."""
-    policy.forward.chunk = chunk
-    with torch.no_grad():
-        _, layout = prefill(policy.forward, policy.encode(problems))
-    grown = layout.to_grow(2)
-    slots = torch.tensor([[0], [1]])
-    for kept in (layout, grown.part(0, 2, 4), grown.select(torch.tensor([0, 2]), slots)):
-        assert kept.prompt_keys
-        assert all(x.is_contiguous() for pair in kept.prompt_keys.values() for x in pair)
 
 
 def reading(policy: Policy, prompt: int) -> int:

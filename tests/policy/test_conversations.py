@@ -54,7 +54,7 @@ def reply(rng: random.Random) -> Observation:
     return Observation([{"type": "image"}, words], [picture])
 
 
-def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]:
+def talk(policy: Policy, problems: list[Problem]) -> list[list[Row]]:
     """Threads of ragged lengths, some of which pause for a turn or end; images in every second reply."""
     prompts, writer = policy.encode(problems), ReplyEncoder(policy.encoder)
     threads = policy.threads(prompts, SAMPLING, seeds=range(3, 3 + len(problems)))
@@ -79,7 +79,7 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
                 Continuation([*piece.tokens, *sample.tokens], piece.images),
                 values + sample.logprobs,
             )
-        places = [place for place in places if rng.random() > end]
+        places = [place for place in places if rng.random() > 0.2]
         hear({place: writer.encode(problems[place[0]], reply(rng), turn) for place in places})
     return [[rows[b, g] for g in range(SAMPLING.group_size)] for b in range(len(problems))]
 
@@ -94,32 +94,20 @@ def test_kept_keys_are_those_of_the_whole_conversation(
     policy = Policy.load(str(folder), device="cpu", prefill_chunk=chunk)
     if double:
         in_float64(policy)
-    rows = talk(policy, problems, end=0.2)
+    rows = talk(policy, problems)
     assert {bool(piece.images) for group in rows for piece, _ in group} == {True, False}
     assert len({len(piece.tokens) for group in rows for piece, _ in group}) > 3
     prompts = policy.encode(problems)
-    found = {}
+    found, gradients = {}, []
     for shared in (True, False):
         policy.shares_prefix = shared
         found[shared] = policy.logprobs(prompts, [[piece for piece, _ in group] for group in rows])
+        weights = torch.randn(found[shared].shape, generator=torch.Generator().manual_seed(1))
+        policy.model.zero_grad()
+        (found[shared] * weights).sum().backward()
+        gradients.append({n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None})
     assert_close(found[True], found[False])
+    assert_gradients_close(*gradients)
     for group, values in zip(rows, found[False], strict=True):
         for (piece, known), row in zip(group, values, strict=True):
             assert_close(known, row[: len(piece.tokens)])
-
-
-def test_float64(folder: Path, problems: list[Problem], in_float64: Any) -> None:
-    """Shared and plain forward of conversations agree to 1e-10, gradients relative to the largest."""
-    policy = in_float64(Policy.load(str(folder), device="cpu"))
-    rows = [[piece for piece, _ in group] for group in talk(policy, problems, end=0.0)]
-    prompts, batch = policy.encode(problems), policy.stack(rows)
-    states, grads = {}, {}
-    for name, run in (("shared", policy.forward.hidden_shared), ("plain", policy.forward.hidden_plain)):
-        policy.model.zero_grad()
-        hidden = run(prompts, batch)[batch.mask_bgr]
-        weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        (hidden * weights).sum().backward()
-        states[name] = hidden.detach()
-        grads[name] = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-    assert_close(states["shared"], states["plain"])
-    assert_gradients_close(grads["shared"], grads["plain"])

@@ -203,15 +203,3 @@ def test_a_processor_of_another_model(tiny_folder: Path, tmp_path: Path, make_im
 
 
 # --- prompts --------------------------------------------------------------------------------------------
-
-
-def test_prompts_are_what_transformers_makes(policy: Policy, raw: Any, problems: list[Problem]) -> None:
-    for prompt, problem in zip(policy.encode(problems), problems, strict=True):
-        ids = raw.row(problem, []).ids
-        assert prompt.ids.tolist() == ids
-        kinds = (prompt.ids == raw.pad).int()[None]
-        made = [image.tensors["image_grid_thw"] for image in prompt.images]
-        grids = torch.cat(made) if made else None
-        positions, _ = raw.model.model.get_rope_index(prompt.ids[None], kinds, image_grid_thw=grids)
-        assert torch.equal(prompt.positions, positions[:, 0])
-        assert prompt.next_position == int(positions.max()) + 1

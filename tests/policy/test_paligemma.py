@@ -20,7 +20,6 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.policy.families import lengthened
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer
@@ -122,14 +121,3 @@ def test_a_model_that_sees_what_follows_is_refused(
     }
     with pytest.raises(ConfigError, match=r"policy\.path=.*'paligemma'.*docs/models\.md"):
         uses[first]()
-
-
-def test_tensors_are_lengthened_as_the_model_says(policy: Policy) -> None:
-    kinds, pixels = torch.tensor([[0, 0, 0]]), torch.zeros(1, 3, 8, 8)
-    made = lengthened(policy.model, {"token_type_ids": kinds, "pixel_values": pixels}, 3, 5)
-    assert made["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]] and made["pixel_values"] is pixels
-    # `generate` says nothing of a tensor that it does not know: then the last token's entry counts on.
-    other = torch.tensor([[[1, 2], [3, 4], [5, 6]]])
-    assert lengthened(policy.model, {"other": other}, 3, 4)["other"].tolist() == [
-        [[1, 2], [3, 4], [5, 6], [5, 6]]
-    ]

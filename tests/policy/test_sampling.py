@@ -14,9 +14,7 @@ from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.policy import kv_sessions
 from selfverify.policy.decoding import Sample, pick_tokens, uniforms
-from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from tiny_models import boosted
 
@@ -44,36 +42,11 @@ def test_returned_logprobs_are_those_of_the_policy(
             assert_close(sample.logprobs, expected[b, g, : len(sample.tokens)])
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_greedy_is_what_generate_writes(
-    policy: Policy, raw: Any, problems: list[Problem], which: int
-) -> None:
-    problem = problems[which]
-    sampling = SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=24)
-    # All three in one padded batch on our side, each by itself on the other.
-    first, second = policy.sample(policy.encode(problems), sampling, seeds=[0, 0, 0])[which]
-    row = raw.row(problem, [])
-    ids = torch.tensor([row.ids])
-    extra: dict[str, Any] = {}
-    if row.images:
-        extra = dict(raw.processor(images=row.images, return_tensors="pt"))
-    out = raw.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        mm_token_type_ids=(ids == raw.pad).int(),
-        do_sample=False,
-        max_new_tokens=24,
-        suppress_tokens=policy.suppressed_tokens,
-        **extra,
-    )
-    assert first.tokens == second.tokens == out[0, row.start :].tolist()
-
-
 def test_first_token_follows_the_softmax(policy: Policy, raw: Any, problems: list[Problem]) -> None:
     problem, draws = problems[0], 4000
     sampling = SamplingConfig(group_size=draws, temperature=0.8, top_p=1.0, max_new_tokens=1)
     [samples] = policy.sample(policy.encode([problem]), sampling, seeds=[11])
-    logits = raw.logits([raw.row(problem, [0])])[0][0] / 0.8
+    logits = raw.logits(problem, [0])[0] / 0.8
     logits[policy.suppressed_tokens] = float("-inf")
     counts = torch.bincount(torch.tensor([s.tokens[0] for s in samples]), minlength=len(logits))
     expected = logits.softmax(-1).double() * draws
@@ -101,13 +74,6 @@ def test_the_ends_of_the_unit_interval_are_inside_the_nucleus() -> None:
     logits = torch.tensor([[2.0, 1.0, -9.0, 0.5, -9.0]]).expand(3, 5)
     ends = torch.tensor([0.0, 1.0 - 2**-24, 1.0])
     assert pick_tokens(logits, ends, 1.0, 0.95).tolist() == [0, 3, 3]
-
-
-def test_temperature_divides_the_logits() -> None:
-    logits = torch.tensor([1.0, 0.0]).expand(1000, 2)
-    grid = (torch.arange(1000) + 0.5) / 1000
-    share = (pick_tokens(logits, grid, 0.5, 1.0) == 0).float().mean()
-    assert float(share) == pytest.approx(float(torch.tensor(2.0).sigmoid()), abs=1e-3)
 
 
 def test_samples_do_not_depend_on_batch_companions(policy: Policy, problems: list[Problem]) -> None:
@@ -153,14 +119,6 @@ def test_same_seed_same_bits_and_other_seed_other_samples(policy: Policy, proble
     assert [as_tuples(g) for g in policy.sample(prompts, FREE, seeds=[1, 2, 3])] == first
     other = [as_tuples(g) for g in policy.sample(prompts, FREE, seeds=[4, 2, 3])]
     assert other[0] != first[0] and other[1:] == first[1:]
-
-
-def test_sampling_leaves_the_global_random_state_alone(policy: Policy, problems: list[Problem]) -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    policy.sample(policy.encode(problems[:1]), FREE, seeds=[1])
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_samples_draws_depend_on_its_seed_place_and_turn_alone() -> None:
@@ -223,39 +181,6 @@ def test_image_tokens_are_never_sampled(
     groups = policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3])
     forbidden = policy.tokenizer.convert_tokens_to_ids(token)
     assert forbidden not in [t for g in groups for s in g for t in s.tokens]
-
-
-def test_dropping_ended_rows_changes_nothing(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = boosted(load_policy(), 3.5)
-    prompts, seeds = policy.encode(problems * 4), list(range(12))
-    sampling = SamplingConfig(group_size=4, top_p=0.99, max_new_tokens=30)
-    select, dropped = SharedLayout.select, []
-
-    def counted(
-        layout: SharedLayout, problems: torch.Tensor, slots: torch.Tensor, *args: Any, **more: Any
-    ) -> SharedLayout:
-        before = len(layout.prompt_lengths), layout.continuations
-        dropped.append((before, tuple(slots.shape)))
-        return select(layout, problems, slots, *args, **more)
-
-    monkeypatch.setattr(SharedLayout, "select", counted)
-    found = policy.sample(prompts, sampling, seeds=seeds)
-    # Both slots and whole problems have left the batch.
-    assert any(after[1] < before[1] for before, after in dropped)
-    assert any(after[0] < before[0] for before, after in dropped)
-
-    def all_rows(alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        b, g = alive.shape
-        return torch.arange(b), torch.arange(g).expand(b, g)
-
-    monkeypatch.setattr(kv_sessions, "packed_rows", all_rows)
-    expected = policy.sample(prompts, sampling, seeds=seeds)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]
-        for a, b in zip(ours, theirs, strict=True):
-            assert_close(a.logprobs, b.logprobs)
 
 
 def test_training_mode_is_given_back(load_policy: Any, problems: list[Problem]) -> None:

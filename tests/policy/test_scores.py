@@ -206,7 +206,7 @@ def test_scores_equal_enumeration_with_transformers(
             def distribution(
                 path: tuple[int, ...], tokens: list[int], prefix: Any = prefix, problem: Problem = problem
             ) -> dict[int, float]:
-                logits = raw.logits([raw.row(problem, [*prefix, *path, tokens[0]])])[0][-1]
+                logits = raw.logits(problem, [*prefix, *path, tokens[0]])[-1]
                 return dict(zip(tokens, logits[tokens].softmax(-1).tolist(), strict=True))
 
             chances = enumerate_scores(raw.tokenizer, distribution)
@@ -222,15 +222,6 @@ def test_scores_equal_enumeration_with_transformers(
                 ids = (*ids, max(ways, key=best.__getitem__))
             assert reading.greedy == float(SCORE_TEXTS[texts.index(ids)])
     assert len(softs) == 3 and max(softs) - min(softs) > 0.01
-
-
-def test_no_prefix_at_all_needs_no_forward(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = load_policy()
-    prompts = policy.encode(problems)
-    monkeypatch.setattr(policy, "hidden_states", None)
-    assert read_scores(policy, prompts, [[None], [None, None], []]) == [[None], [None, None], []]
 
 
 def test_reading_scores_keeps_no_gradient(policy: Policy, problems: list[Problem], prefixes: Any) -> None:

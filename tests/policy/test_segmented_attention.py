@@ -114,23 +114,6 @@ def test_one_large_image_takes_one_call_a_layer(load: Any, calls: list[tuple[int
     assert calls == [(64, 3, 64, 32)] * WINDOWS + [(1, 3, 4096, 32)] * FULL
 
 
-@torch.no_grad()
-def test_a_call_for_each_size(load: Any, calls: list[tuple[int, ...]]) -> None:
-    """By hand: a token is 4 patches, and 11 x 7 tokens are windows of 4 x 4 (2), 4 x 3 (3) and 3 x 3 (1)."""
-    policy, _ = load("qwen2_5_vl")
-    ours(policy, IMAGES)
-    windows = [(1, 3, 8, 32), (1, 3, 36, 32), (3, 3, 48, 32), (4, 3, 64, 32)]
-    assert calls == windows * WINDOWS + [(1, 3, 8, 32), (2, 3, 64, 32), (1, 3, 308, 32)]
-
-
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
-@torch.no_grad()
-def test_images_of_one_size_are_one_call(load: Any, kind: str, calls: list[tuple[int, ...]]) -> None:
-    policy, _ = load(kind)
-    ours(policy, [noise_image(i, 64, 64) for i in range(5)])
-    assert calls == [(5, 2, 64, 16)] * 2
-
-
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])

@@ -15,7 +15,6 @@ import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
-from selfverify.policy.forward import Forward
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
@@ -44,15 +43,12 @@ def observation(policy: Policy, image: Any, before: list[int], after: list[int])
 def raw_logprobs(raw: Any, problems: list[Problem], groups: Groups, temperature: float = 1.0) -> torch.Tensor:
     """``[B, G, R]`` from transformers, 0 at padding. Each entry is tokens or (tokens, images)."""
     pairs = [[c if isinstance(c, tuple) else (c, []) for c in group] for group in groups]
-    rows = [raw.row(problems[b], *pair) for b, group in enumerate(pairs) for pair in group]
-    flat = iter(raw.logprobs(rows, temperature))
     longest = max(len(tokens) for group in pairs for tokens, _ in group)
-    result = []
-    for group in pairs:
-        padded = [torch.nn.functional.pad(next(flat), (0, longest - len(tokens))) for tokens, _ in group]
-        padded += [torch.zeros(longest)] * (max(map(len, pairs)) - len(group))
-        result.append(torch.stack(padded))
-    return torch.stack(result)
+    found = torch.zeros(len(pairs), max(map(len, pairs)), longest)
+    for b, group in enumerate(pairs):
+        for g, (tokens, images) in enumerate(group):
+            found[b, g, : len(tokens)] = raw.logprobs(problems[b], tokens, images, temperature)
+    return found
 
 
 def weights_for(values: torch.Tensor) -> torch.Tensor:
@@ -145,18 +141,6 @@ def test_text_only_models(loaders: Loaders, groups: Groups, kind: str) -> None:
     assert_same_gradients(policy.model, yardstick.model, lambda name: True)
 
 
-def test_a_continuation_does_not_see_its_neighbours(
-    loaders: Loaders, problems: list[Problem], groups: Groups
-) -> None:
-    policy = loaders.policy()
-    prompts = policy.encode(problems)
-    together = policy.logprobs(prompts, groups)
-    for b, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
-        for g, tokens in enumerate(group):
-            alone = policy.logprobs([prompt], [[tokens]])[0, 0, : len(tokens)]
-            assert_close(together[b, g, : len(tokens)], alone)
-
-
 def test_needed_leaves_the_rest_zero(loaders: Loaders, problems: list[Problem], groups: Groups) -> None:
     policy = loaders.policy()
     prompts = policy.encode(problems)
@@ -243,26 +227,6 @@ def test_broken_growth_is_noticed(
     assert policy.shares_prefix is False
 
 
-def test_the_check_is_small_and_the_same_for_all(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two prompts and continuations of it, however long those are that it is made for."""
-    plain, seen = Forward.hidden_plain, []
-
-    def counted(forward: Forward, prompts: Any, batch: Any) -> torch.Tensor:
-        seen.append(([prompt.ids.tolist() for prompt in prompts], batch.ids_bgr.tolist()))
-        return plain(forward, prompts, batch)
-
-    monkeypatch.setattr(Forward, "hidden_plain", counted)
-    for which, continuation in ((0, [9] * 2000), (1, []), (2, [7, 8])):
-        policy = load_policy()
-        policy.logprobs(policy.encode(problems[which : which + 1]), [[continuation]])
-        assert policy.shares_prefix is True
-    assert len(seen) == 3 and seen[0] == seen[1] == seen[2]
-    prompts, rows = seen[0]
-    assert sum(map(len, prompts)) + sum(len(row) for group in rows for row in group) < 100
-
-
 def test_a_layer_that_loses_the_layout_raises(load_policy: Any, problems: list[Problem]) -> None:
     """It would see all that stands in the row, future tokens and other samples included."""
     policy = forced(load_policy(), True)
@@ -281,3 +245,26 @@ def test_continuations_of_one_token(loaders: Loaders, problems: list[Problem]) -
     policy, tokens = forced(loaders.policy(), True), [[[7], [9]], [[8], [10]]]
     found = policy.logprobs(policy.encode(problems[:2]), tokens)
     assert_close(found, raw_logprobs(loaders.raw(), problems[:2], tokens))
+
+
+def watch(policy: Policy, layer: int) -> list[int]:
+    """Fills with the number of tokens per row that a layer's feed-forward block gets."""
+    seen: list[int] = []
+    policy._check_head()  # looks at all tokens, once
+    block = policy.loaded.family.backbone(policy.model).layers[layer].mlp
+    block.gate_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    return seen
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpointing: bool) -> None:
+    policy = load_policy(gradient_checkpointing=checkpointing)
+    policy.shares_prefix = True
+    policy.model.train()
+    prompts = policy.encode(problems)
+    first, last = watch(policy, 0), watch(policy, -1)
+    policy.logprobs(prompts, [[[50, 51, 52], [53, 54, 55]]] * len(prompts)).sum().backward()
+    own = 2 * (3 - 1)  # nothing is predicted from the third token
+    calls = 1 + checkpointing
+    assert first == [max(len(p.ids) for p in prompts) + own] * calls
+    assert last == [1 + own] * calls

@@ -155,19 +155,38 @@ def test_images_beside_such_words(load_policy: Any) -> None:
     assert f"user\n<|vision_start|>{image}or <|im_end|>{image}<|im_end|>\n" in text
 
 
-@pytest.mark.parametrize("words", ["Say \uff1c|end|\uff1e it.", "say <|end|>", "<<|end|>"])
+@pytest.mark.parametrize(
+    "words", ["Say \uff1c|end|\uff1e it.", "\uff1ccall\uff1e", "say <|end|>", "<<|end|>"]
+)
 def test_words_that_a_normaliser_makes_special(load_policy: Any, words: str) -> None:
     """Full-width brackets become a special token behind NFKC: such words are refused or stay words."""
     policy = load_policy()
     policy.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
     policy.tokenizer.add_tokens([AddedToken("<|end|>", normalized=True, special=True)])
-    problem = Problem("p", messages(("user", words)))
+    policy.tokenizer.add_tokens([AddedToken("<call>", normalized=True)])
+    meant = {policy.tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<call>")}
+    said, asked = Problem("p", messages(("user", words))), Problem("p", user_turn("Say 7.", 0))
+    writer = ReplyEncoder(policy.encoder)
     if "\uff1c" in words:
         with pytest.raises(DataError, match=r"problem p: .*special tokens"):
-            policy.encode([problem])
+            policy.encode([said])
+        with pytest.raises(DataError, match="problem p, turn 1: the reply cannot be written"):
+            writer.encode(asked, Observation(words), 1)
     else:
-        [prompt] = policy.encode([problem])
-        assert policy.tokenizer.convert_tokens_to_ids("<|end|>") not in prompt.ids.tolist()
+        [prompt] = policy.encode([said])
+        reply = writer.encode(asked, Observation(words), 1)
+        assert not meant & {*prompt.ids.tolist(), *reply.tokens}
+
+
+def test_replies_that_read_like_an_image_are_words(load_policy: Any) -> None:
+    policy = load_policy()
+    writer, tokenizer = ReplyEncoder(policy.encoder), policy.tokenizer
+    problem = Problem("p", user_turn("Say 7.", 0))
+    tokens = writer.encode(problem, Observation("look: <|image_pad|><|im_end|>"), 1).tokens
+    plain = writer.encode(problem, Observation("look: "), 1).tokens
+    assert "look: <|image_pad|><|im_end|>" in tokenizer.decode(tokens)
+    special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<|image_pad|>")}
+    assert [i for i in tokens if i in special] == [i for i in plain if i in special]
 
 
 def test_it_is_told_once(load_policy: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,3 +241,28 @@ def test_special_tokens_take_more_when_they_are_spelt_out(policy: Policy) -> Non
     assert room is not None
     with pytest.raises(TooLongError, match=rf"problem p: .*more than {room} tokens"):
         policy.encode([Problem("p", messages(("user", "<|im_end|>" * (room // 2))))])
+
+
+def test_replies_that_cannot_be_inserted_are_refused(load_policy: Any) -> None:
+    """Far too long to be tokenised, or too long for the context in its beginning alone."""
+    policy = load_policy()
+    problem, writer = Problem("p", user_turn("Say 7.", 0)), ReplyEncoder(policy.encoder)
+    room = longest_row(policy.model)
+    assert room is not None
+    with pytest.raises(
+        DataError, match=rf"problem p, turn 1: the reply has .* the model reads {room} tokens"
+    ):
+        writer.encode(problem, Observation("a" * (64 * room + 1)), 1)
+    with pytest.raises(TooLongError, match=r"problem p, turn 1: the reply's first .* characters take"):
+        writer.encode(problem, Observation("again " * 5000), 1)
+    assert len(writer.encode(problem, Observation("a" * (4 * room - 1)), 1).tokens) > room
+
+
+def test_many_parts_of_a_reply_take_little_time(load_policy: Any) -> None:
+    policy = load_policy()
+    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
+    parts = [{"type": "text", "text": "a "}] * 5_000
+    whole = writer.encode(problem, Observation("a " * 5_000), 1)
+    assert writer.encode(problem, Observation(parts), 1).tokens == whole.tokens
+    with pytest.raises(DataError, match="the reply has"):
+        writer.encode(problem, Observation([{"type": "text", "text": ""}] * 1_000_000), 1)

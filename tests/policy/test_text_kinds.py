@@ -29,12 +29,8 @@ SIZES = {
 }  # fmt: skip
 HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-}
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8,
+}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
@@ -236,25 +232,6 @@ def test_what_a_row_says_does_not_depend_on_how_long_others_are(load_kind: Any, 
             own = own_logprobs(policy, prompt, sample.tokens)
             expected = own.gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
             assert_close(sample.logprobs, expected)
-
-
-def test_without_sharing_the_same_is_drawn(load_policy: Any) -> None:
-    """Draws belong to seed and sample, whoever computes the distribution; a smaller group draws the same."""
-    shared, own = load_policy("llama"), load_policy("llama", shared_prefix="off")
-    sampling = FREE.model_copy(update={"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 30})
-    prompts = shared.encode(PROBLEMS)
-    state = torch.random.get_rng_state()
-    expected = shared.sample(prompts, sampling, seeds=[3, 4])
-    found = own.sample(prompts, sampling, seeds=[3, 4])
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert (shared.shares_prefix, own.shares_prefix) == (True, False)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]
-        for a, b in zip(ours, theirs, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
-    less = sampling.model_copy(update={"group_size": 2, "max_new_tokens": 4})
-    for group, cut in zip(found, own.sample(prompts, less, seeds=[3, 4]), strict=True):
-        assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
 
 
 def test_the_first_use_draws_nothing(load_kind: Any) -> None:

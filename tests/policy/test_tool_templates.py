@@ -1,4 +1,4 @@
-"""Tools and the chat template: how tools and results are written, what a response template reads."""
+"""Tools and the chat template: how tools, calls and results are written, what a response template reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Observation
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import LONGEST, read_message
@@ -142,31 +142,42 @@ def test_a_template_without_tools_is_refused(load_policy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    ("template", "role", "reason"),
     [
         (
             "{% if messages[-1].role == 'tool' %}{{ raise_exception('who is that?') }}{% endif %}" + HERMES,
+            "tool",
             "who is that?.*takes user, assistant and tool messages",
         ),
-        (QWEN3.replace("{{ content }}", ""), "leaves the message out"),
+        (QWEN3.replace("{{ content }}", ""), "tool", "leaves the message out"),
+        # Behind a turn of the user it writes other thoughts than the policy has had.
+        (THINKING, "user", "writes other text before the answer"),
+        # A question and nothing else; another text before the answer; an error of the template's own.
+        (
+            "{{ messages[0]['role'] }}:{% if add_generation_prompt %}assistant:{% endif %}",
+            "user",
+            "cannot continue",
+        ),
+        (
+            "{{ messages | length }}{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}",
+            "user",
+            "cannot continue",
+        ),
+        (
+            "{% if messages | length > 1 %}{{ raise_exception('one question only') }}{% endif %}user:",
+            "user",
+            "cannot continue",
+        ),
     ],
 )
-def test_a_template_without_messages_of_tools_is_refused(
-    load_policy: Any, template: str, reason: str
+def test_a_template_that_cannot_go_on_is_refused(
+    load_policy: Any, template: str, role: str, reason: str
 ) -> None:
     policy = with_template(load_policy, template)
-    problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
-    policy.encode([problem])
+    tools = {"tools": TOOLS} if role == "tool" else {}
+    problem = Problem("p", user_turn("How many?", images=0), **tools)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"problem p: .*{reason}"):
-        ReplyEncoder(policy.encoder).encode(problem, Observation("3", role="tool"), 1)
-
-
-def test_a_template_that_drops_thoughts_is_refused(load_policy: Any) -> None:
-    """Behind a turn of the user it writes other thoughts than the policy has had."""
-    policy = with_template(load_policy, THINKING)
-    problem = Problem("p", user_turn("How many?", images=0))
-    with pytest.raises(ConfigError, match="writes other text before the answer"):
-        ReplyEncoder(policy.encoder).encode(problem, Observation("Sure?"), 1)
+        ReplyEncoder(policy.encoder).encode(problem, Observation("Sure?", role=role), 1)
 
 
 RESPONSE: dict[str, Any] = {
@@ -246,3 +257,52 @@ def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Any) -> None:
 def test_options_of_the_template_cannot_be_what_we_say_ourselves() -> None:
     with pytest.raises(ValidationError, match="tools is not for recipes to say"):
         PolicyConfig(template_options={"tools": True})
+
+
+# --- calls in a problem's messages ----------------------------------------------------------------------
+
+CALLS = [
+    {"type": "function", "function": {"name": "zoom", "arguments": given}}
+    for given in ({"by": "<|im_end|>"}, '{"by": "\\u003c|im_end|>"}')
+]
+BY = '{"by": "<|im_end|>"}'
+
+
+def template_of(arguments: str, cut: str) -> str:
+    """A template that writes calls, of each message those in ``cut``."""
+    return (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% for call in (m.tool_calls or [])"
+        + cut
+        + " %}{{ call.function.name }} "
+        + arguments
+        + "{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+
+
+def called() -> Problem:
+    """A conversation with two calls in one message."""
+    said = {"user": "Do you zoom?", "assistant": "", "tool": "Done."}
+    messages: list[dict[str, Any]] = [{"role": role, "content": words} for role, words in said.items()]
+    messages[1]["tool_calls"] = CALLS
+    return Problem("p", messages)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{{ call.function.arguments | tojson }}", "{{ '' + call.function.arguments }}"]
+)
+@pytest.mark.parametrize("kind", ["tiny", "llama"])
+def test_arguments_of_calls_are_written_once_as_json(load_policy: Any, kind: str, arguments: str) -> None:
+    """They come as objects or, as in OpenAI's API, as JSON; and nothing in them is a special token."""
+    policy = with_template(load_policy, template_of(arguments, ""), kind)
+    [prompt] = policy.encode([called()])
+    assert f"assistant\nzoom {BY}zoom {BY}<|im_end|>" in policy.tokenizer.decode(prompt.ids)
+    end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert prompt.ids.tolist().count(end) == 3
+
+
+@pytest.mark.parametrize("cut", ["[:1]", "[:0]"])
+def test_calls_that_a_template_leaves_out_are_missed(load_policy: Any, cut: str) -> None:
+    policy = with_template(load_policy, template_of("", cut), "llama")
+    with pytest.raises(DataError, match="leaves out a call of 'zoom'"):
+        policy.encode([called()])

@@ -39,9 +39,16 @@ SAMPLING = SamplingConfig(
 )
 
 
-def start(policy: Policy, sampling: SamplingConfig = SAMPLING) -> VLLMEngine:
-    """An engine in this process alone."""
-    return VLLMEngine(policy, Accelerator(cpu=True), sampling)
+def begun(policy: Policy, sampling: SamplingConfig = SAMPLING) -> Policy:
+    """With an engine in this process alone."""
+    policy.engine = VLLMEngine(policy, Accelerator(cpu=True), sampling)
+    return policy
+
+
+def drawn(
+    policy: Policy, problems: Sequence[Problem], sampling: SamplingConfig = SAMPLING
+) -> list[list[Sample]]:
+    return policy.sample(policy.encode(problems), sampling, seeds=range(len(problems)))
 
 
 @pytest.fixture
@@ -63,9 +70,7 @@ def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
 @pytest.fixture
 def policy(standin: None, load_policy: Any) -> Policy:
     """A policy that vLLM samples from, in this process."""
-    made: Policy = load_policy()
-    made.engine = start(made)
-    return made
+    return begun(load_policy())
 
 
 def on_server(server: Server, **settings: Any) -> SamplingConfig:
@@ -108,7 +113,7 @@ def assert_is_policys(policy: Policy, problems: Sequence[Problem], groups: list[
 
 
 def test_samples_have_the_shape_of_our_own(policy: Policy, problems: list[Problem]) -> None:
-    groups = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    groups = drawn(policy, problems)
     assert [len(group) for group in groups] == [3, 3, 3]
     ends = set()
     for sample in (sample for group in groups for sample in group):
@@ -124,13 +129,13 @@ def test_samples_have_the_shape_of_our_own(policy: Policy, problems: list[Proble
 
 def test_weights_go_over_once_per_update(policy: Policy, problems: list[Problem]) -> None:
     core = LLM.made[0].core
-    before = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    before = drawn(policy, problems)
     count = core.loads
-    policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    drawn(policy, problems)
     assert core.loads == count == len(list(policy.model.named_parameters())) and LLM.made[0].resets == 1
     shift(policy)
     policy.engine.stale = True
-    after = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    after = drawn(policy, problems)
     assert core.loads == 2 * count and LLM.made[0].resets == 2
     assert_is_policys(policy, problems, after)
     with pytest.raises(AssertionError):
@@ -150,15 +155,13 @@ def test_images_are_seen_by_the_newest_tower(
 ) -> None:
     """vLLM keeps the features of images; those of another tower it must not keep."""
     sampling = SAMPLING if mode == "colocate" else on_server(server)
-    policy = load_policy(train_vision=True)
-    policy.engine = start(policy, sampling)
+    policy = begun(load_policy(train_vision=True), sampling)
     core = LLM.made[0].core if mode == "colocate" else server.core
-    policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    drawn(policy, problems, sampling)
     seen = len(core.images)
     move_tower(policy)
     policy.engine.stale = True
-    groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
-    assert_is_policys(policy, problems, groups)
+    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
     assert len(core.images) == seen > 0
 
 
@@ -170,13 +173,12 @@ def test_a_servers_images_are_forgotten_once_where_the_tower_is_frozen(
     policy, other = load_policy(), load_policy(train_vision=True)
     move_tower(other)
     for user in (other, policy):
-        user.engine = start(user, sampling)
-        groups = user.sample(user.encode(problems), sampling, seeds=[0, 1, 2])
-        assert_is_policys(user, problems, groups)
+        begun(user, sampling)
+        assert_is_policys(user, problems, drawn(user, problems, sampling))
     assert policy.engine is not None
     shift(policy)
     policy.engine.stale = True
-    assert_is_policys(policy, problems, policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2]))
+    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
     assert server.paths.count("/reset_encoder_cache") == 2
 
 
@@ -189,10 +191,10 @@ def test_server_of_another_precision_is_refused_unless_it_is_asked_for(
     with server.running():
         sampling = on_server(server)
         with pytest.raises(ConfigError, match=r"in bfloat16 and not in float32.*`--dtype float32`"):
-            start(load_policy(), sampling)
+            begun(load_policy(), sampling)
         assert sampling.vllm is not None
         meant = sampling.vllm.model_copy(update={"dtype": "bfloat16"})
-        start(load_policy(), sampling.model_copy(update={"vllm": meant})).close()
+        begun(load_policy(), sampling.model_copy(update={"vllm": meant})).engine.close()
 
 
 @pytest.mark.parametrize(("version", "fits"), [("0.21.2", False), ("0.22.0", True), ("0.31.1rc1", True),
@@ -203,10 +205,10 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
     """Here and on a server, before anything is sampled."""
     server.version = version
     if fits:
-        start(load_policy(), on_server(server)).close()
+        begun(load_policy(), on_server(server)).engine.close()
     else:
         with pytest.raises(ConfigError, match=f"server's vLLM is {version}, .* works with 0.22 to 0.31"):
-            start(load_policy(), on_server(server))
+            begun(load_policy(), on_server(server))
     monkeypatch.setattr("vllm.__version__", version)
     with nullcontext() if fits else pytest.raises(ConfigError, match=f"that is installed is {version}"):
         require_vllm()
@@ -216,23 +218,19 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
 
 @pytest.mark.usefixtures("standin")
 def test_sleeping_engine_has_the_weights_again(load_policy: Any, problems: list[Problem]) -> None:
-    policy = load_policy()
     sampling = SAMPLING.model_copy(update={"vllm": VLLMConfig(enable_sleep_mode=True)})
-    policy.engine = start(policy, sampling)
+    policy = begun(load_policy(), sampling)
     for _ in range(2):  # the second time nothing was learnt, but level 2 has dropped the weights
-        groups = policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
-        assert_is_policys(policy, problems[:1], groups)
+        assert_is_policys(policy, problems[:1], drawn(policy, problems[:1], sampling))
 
 
 @pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize("tower", [False, True])
 def test_adapter_is_merged_on_the_way(load_policy: Any, problems: list[Problem], tower: bool) -> None:
-    policy = load_policy(lora=AdapterConfig(rank=4), train_vision=tower)
-    policy.engine = start(policy)
+    policy = begun(load_policy(lora=AdapterConfig(rank=4), train_vision=tower))
     shift(policy)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters()}
-    groups = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
-    assert_is_policys(policy, problems, groups)
+    assert_is_policys(policy, problems, drawn(policy, problems))
     merged = dict(policy.merged().model.named_parameters())
     held = dict(LLM.made[0].core.model.named_parameters())
     assert held.keys() == merged.keys()
@@ -244,7 +242,7 @@ def test_adapter_is_merged_on_the_way(load_policy: Any, problems: list[Problem],
 
 def test_each_call_has_its_own_sampling(policy: Policy, problems: list[Problem]) -> None:
     shorter = SAMPLING.model_copy(update={"max_new_tokens": 2, "group_size": 1, "temperature": 1.0})
-    groups = policy.sample(policy.encode(problems), shorter, seeds=[0, 1, 2])
+    groups = drawn(policy, problems, shorter)
     assert [len(group) for group in groups] == [1, 1, 1]
     assert max(len(group[0].tokens) for group in groups) == 2
 
@@ -252,7 +250,7 @@ def test_each_call_has_its_own_sampling(policy: Policy, problems: list[Problem])
 def test_logprobs_are_those_after_top_p(policy: Policy, problems: list[Problem]) -> None:
     """vLLM's exceed the learner's by the logarithm of the nucleus's mass, at most -log top_p."""
     cut = SAMPLING.model_copy(update={"top_p": 0.6, "max_new_tokens": 12})
-    groups = policy.sample(policy.encode(problems), cut, seeds=[0, 1, 2])
+    groups = drawn(policy, problems, cut)
     excess = log_excess(policy, problems, groups)
     assert excess.min() > -2e-4 and excess.max() <= -math.log(0.6) + 2e-4
     assert excess.max() > 0.1
@@ -273,7 +271,7 @@ def test_no_image_token_is_learnt_from(policy: Policy, problems: list[Problem]) 
     assert policy.engine._generation.generation_kwargs["logit_bias"].pop(pad) == -100
     policy.engine._generation.generation_kwargs["logit_bias"][pad] = 100.0
     with pytest.raises(ConfigError, match=f"problem one: vLLM wrote the image token {pad}"):
-        policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+        drawn(policy, problems)
 
 
 def test_unknown_logprobs_and_empty_responses(
@@ -292,19 +290,17 @@ def test_unknown_logprobs_and_empty_responses(
 
 def test_server(server: Server, load_policy: Any, problems: list[Problem]) -> None:
     """TRL's real client talks HTTP to the stand-in server; weights take the queue that stands for NCCL."""
-    policy = load_policy()
     sampling = on_server(server)
-    policy.engine = start(policy, sampling)
-    assert_is_policys(policy, problems, policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2]))
+    policy = begun(load_policy(), sampling)
+    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
     assert server.paths.count("/update_weights") == 1 == server.paths.count("/reset_prefix_cache")
     assert server.paths.count("/inference/v1/generate") == 3
     shift(policy)
     policy.engine.stale = True
-    groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    groups = drawn(policy, problems, sampling)
     assert [len(group) for group in groups] == [3, 3, 3]
     assert_is_policys(policy, problems, groups)
-    text = policy.sample(policy.encode(problems[1:2]), sampling, seeds=[0])
-    assert_is_policys(policy, problems[1:2], text)
+    assert_is_policys(policy, problems[1:2], drawn(policy, problems[1:2], sampling))
     assert server.paths.count("/v1/completions") == 1
     policy.engine.close()
 
@@ -350,35 +346,32 @@ def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
 def test_servers_images_of_another_size_are_refused(
     server: Server, load_policy: Any, problems: list[Problem]
 ) -> None:
-    policy = load_policy()
     sampling = on_server(server)
-    policy.engine = start(policy, sampling)
+    policy = begun(load_policy(), sampling)
     server.core.processor.size = {"shortest_edge": 32 * 32 * 4, "longest_edge": 512 * 512}
     with pytest.raises(SamplingError, match="tokens of image 1 of a prompt that has"):
-        policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
+        drawn(policy, problems[:1], sampling)
 
 
 def test_server_with_raw_logprobs_is_refused(server: Server, load_policy: Any) -> None:
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
-        start(load_policy(), on_server(server))
+        begun(load_policy(), on_server(server))
 
 
 def test_server_that_is_gone(
     server: Server, load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = load_policy()
     sampling = on_server(server)
-    policy.engine = start(policy, sampling)
+    policy = begun(load_policy(), sampling)
     monkeypatch.setattr(server, "answer", lambda path, body: 1 / 0)
     with pytest.raises(SamplingError, match=r"vLLM \(server\) has failed: .*ZeroDivision"):
-        policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
+        drawn(policy, problems[:1], sampling)
 
 
 def test_marks_that_a_server_cannot_place(server: Server, load_policy: Any, problems: list[Problem]) -> None:
-    policy = load_policy()
     sampling = on_server(server)
-    policy.engine = start(policy, sampling)
+    policy = begun(load_policy(), sampling)
     prompts = policy.encode(problems[:1])
     prompts[0].images[0].text = f"<row>{prompts[0].images[0].text}"
     with pytest.raises(ConfigError, match=r"problem one: .*use sampling.vllm.mode=colocate"):
@@ -401,15 +394,14 @@ def test_refused_families_and_shards(load_policy: Any, problems: list[Problem]) 
     policy = load_policy()
     policy.loaded.family.shares_prompts = False
     with pytest.raises(ConfigError, match="use engine=own"):
-        start(policy)
+        begun(policy)
     fsdp = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace())
     with pytest.raises(ConfigError, match="cannot be merged out of shards"):
         VLLMEngine(load_policy(lora=AdapterConfig(rank=4)), fsdp, SAMPLING)  # type: ignore[arg-type]
-    policy = load_policy()
-    policy.engine = start(policy)
+    policy = begun(load_policy())
     policy.engine.accelerator = fsdp  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="enable_sleep_mode"):
-        policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+        drawn(policy, problems)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Selection rules against hand-worked cases, brute force and properties."""
+"""Rules of choosing one of several, which free answers are the same, and clusters of boxes."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selected import majority_weights
-from selfverify.selection.rules import Candidates, best_weights, box_iou, cluster_boxes
+from selfverify.selection.rules import Candidates, best_weights, box_iou, cluster_boxes, read_answer
 from selfverify.selection.strategies import STRATEGIES, expected_correctness
 
 NAN = float("nan")
@@ -131,3 +133,42 @@ def test_clustering_of_many_problems_equals_the_plain_loop():
         expected, means = _cluster_one_by_one(boxes[row])
         assert ids[row].tolist() == expected
         np.testing.assert_allclose(centroids[row, : len(means)], means)
+
+
+# --- free answers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("text", "A red  Car.", "a red car"),
+        ("text", "1,234.50", "1234.5"),
+        ("text", "3.0", "+3"),
+        ("text", "50.0%", "50%"),
+        ("set", "3, 4 7", "[7 4 3]"),
+        ("set", "3.0 blue", "Blue 3"),
+    ],
+)
+def test_same(kind, one, other):
+    assert read_answer(one, kind)[1] == read_answer(other, kind)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [("text", "3 4 7", "7 4 3"), ("text", "50%", "50"), ("set", "3 3 4", "3 4"), ("text", "12", "1 2")],
+)
+def test_different(kind, one, other):
+    assert read_answer(one, kind)[1] != read_answer(other, kind)[1]
+
+
+def test_boxes():
+    assert read_answer("[1, 2, 3.5, 4]", "box") == ([1, 2, 3.5, 4], None)
+    for wrong in ("1 2 3", "3 2 1 4", "1 2 1e9 4", "a b c d", "1 2 nan 4", ""):
+        assert read_answer(wrong, "box") == (None, None)
+
+
+def test_nothing_and_far_too_much_are_unreadable():
+    for kind in ("text", "set"):
+        assert read_answer("  ", kind) == read_answer("x" * 2001, kind) == (None, None)
+    assert read_answer("[ ]", "set") == (None, None)
+    assert read_answer("9" * 1500, "text")[1] == "9" * 1500  # never a float

@@ -7,12 +7,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+import requests
 
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from serving_servers import Body, FakeUpstream, post, question, served, served_locally
+from serving_servers import CHAT, Body, FakeUpstream, Loop, post, question, served_locally
 
-CHAT, VERIFY = "chat/completions", "verify"
+VERIFY = "verify"
 BASES: dict[str, Body] = {
     CHAT: question(),
     VERIFY: question(answer="7"),
@@ -39,33 +40,27 @@ TYPES: list[tuple[str, Body, str]] = [
 ]  # fmt: skip
 
 
-def test_a_value_of_another_type_is_refused_and_named() -> None:
+def test_a_value_of_another_type_is_refused_and_named(servers: Loop) -> None:
     """As OpenAI's API does: ``"no"`` would be true, and ``true`` one answer."""
     fake = FakeUpstream()
-
-    async def use(session: aiohttp.ClientSession, url: str, _: Any) -> list[tuple[int, Body]]:
-        return [await post(session, f"{url}/{path}", BASES[path] | more) for path, more, _ in TYPES]
-
-    for (path, more, param), (status, reply) in zip(TYPES, served(fake, use), strict=True):
-        assert (status, reply["error"]["param"]) == (400, param), (path, more, reply)
+    url, _ = servers.before(fake)
+    for path, more, param in TYPES:
+        reply = requests.post(f"{url}/{path}", json=BASES[path] | more, timeout=10)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), (path, more, reply.text)
     assert fake.seen == []
 
 
-def test_values_of_their_own_type_are_taken() -> None:
+def test_values_of_their_own_type_are_taken(servers: Loop) -> None:
     """A whole number is one with decimals, too; a suffix is a text, and so are its values."""
-    fake = FakeUpstream()
+    url, _ = servers.before(FakeUpstream())
     bodies = [
         question(temperature=1, top_p=1, n=1, seed=5, stream=False, best_of={"n": 2, "confidence": 1}),
         question(stream=None, n=None, best_of=None),
         question(model="m@bo2,strategy=best,confidence=0.9,samples=true"),
     ]  # fmt: skip
-
-    async def use(session: aiohttp.ClientSession, url: str, _: Any) -> list[tuple[int, Body]]:
-        return [await post(session, f"{url}/{CHAT}", body) for body in bodies]
-
-    replies = served(fake, use)
-    assert [status for status, _ in replies] == [200] * 3
-    assert len(replies[2][1]["best_of"]["samples"]) == 2
+    replies = [requests.post(f"{url}/{CHAT}", json=body, timeout=10) for body in bodies]
+    assert [reply.status_code for reply in replies] == [200] * 3
+    assert len(replies[2].json()["best_of"]["samples"]) == 2
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A thousand requests to a gateway before a server that fails in every way: each is accounted for."""
+"""Hundreds of requests to a gateway before a server that fails in every way: each is accounted for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from selfverify.serving.config import GatewayConfig
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
 
-REQUESTS = 1000
+REQUESTS = 400
 AT_ONCE = 40
 FAULTS = (*[None] * 7, *[500, 429, 400, "garbage", "cut", "half"] * 2, "slow")
 
@@ -60,7 +60,7 @@ class Client:
         self.outcome = "error" if errors else "answer"
 
 
-def test_a_thousand_requests() -> None:
+def test_hundreds_of_requests() -> None:
     tries: collections.Counter[str] = collections.Counter()
     fates: dict[str, list[Any]] = collections.defaultdict(list)
 
@@ -102,7 +102,7 @@ def test_a_thousand_requests() -> None:
     metrics, in_flight = asyncio.run(main())
     counts = collections.Counter(client.outcome for client in clients)
     assert set(counts) == {"answer", "error", "left"} and sum(counts.values()) == REQUESTS
-    assert counts["answer"] > 500 and counts["error"] > 20
+    assert counts["answer"] > 200 and counts["error"] > 8
     for client in clients:
         if client.outcome == "answer":
             assert client.answers == [f"to {client.number}"]

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+import serving_servers
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration, Fusion
 from selfverify.serving.config import ServeConfig
 from selfverify.serving.server import open_gateway
-from serving_servers import Body, FakeUpstream, post, question, served, tagged
+from serving_servers import Body, FakeUpstream, question, tagged
 
 FITTED = Calibration("temperature", fusion=Fusion(2.0, 3.0, 0.5), fitted_on={"verifier": "fused"})
 
@@ -39,7 +40,7 @@ def ask(
     """Status and JSON of one chat completion."""
     fake, body = WithLogprobs(), question(best_of={"n": 3} | best_of)
     fake.logprob = logprob
-    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), calibration=calibration)
+    return serving_servers.ask(fake, body, calibration=calibration)
 
 
 def told(reply: Body) -> Body:
@@ -63,6 +64,12 @@ def test_where_nothing_is_known_there_is_no_confidence() -> None:
         status, reply = ask({"verifier": verifier}, None, calibration)
         assert status == 200 and told(reply)["strategy"] == "majority"
         assert told(reply)["score"] is None and told(reply)["confidence"] is None
+
+
+@pytest.mark.parametrize("verifier", ["fused", "fused:x"])
+def test_a_sum_without_a_weight_is_refused(verifier: str) -> None:
+    status, reply = ask({"verifier": verifier})
+    assert status == 400 and reply["error"]["param"] == "best_of.verifier"
 
 
 def test_a_fitted_sum_is_a_confidence() -> None:

@@ -5,38 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 import pytest
+import requests
 from aiohttp import web
 from yarl import URL
 
 from selfverify.core.errors import ServerError
 from selfverify.core.tags import SCORE_INSTRUCTION
-from selfverify.selection.calibration import Calibration, Fusion
+from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.config import GatewayConfig
 from selfverify.serving.schemas import api_error, error_response
 from serving_servers import (
+    CHAT,
     Body,
     FakeUpstream,
+    Loop,
+    ask,
     post,
     question,
     served,
     tagged,
 )
-
-
-def ask(
-    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, **more: Any
-) -> tuple[int, Body]:
-    """Status and JSON of one chat completion."""
-    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), settings, **more)
 
 
 def scripted(*lines: str) -> FakeUpstream:
@@ -162,13 +157,10 @@ def test_abstention() -> None:
     assert "9" in text_of(reply) and not reply["choices"][0]["verification"]["abstained"]
 
 
-def test_headers_tell_how_sure_an_answer_is() -> None:
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> Mapping[str, str]:
-        asked = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
-        async with session.post(f"{url}/chat/completions", json=asked) as response:
-            return response.headers
-
-    found = served(scripted("9|0.9"), use)
+def test_headers_tell_how_sure_an_answer_is(servers: Loop) -> None:
+    url, _ = servers.before(scripted("9|0.9"))
+    asked = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
+    found = requests.post(f"{url}/{CHAT}", json=asked, timeout=10).headers
     told = {name: found.get(f"x-best-of-{name}") for name in ("score", "abstained", "probability")}
     assert told == {"score": "0.9000", "abstained": "true", "probability": None}
 
@@ -229,25 +221,6 @@ def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
     assert reply["choices"][0]["verification"]["score"] == 0.9
 
 
-def test_fused_scores_of_a_server() -> None:
-    """soft is .725 as above, and the fake's tokens have -.1 nats each. Without those nothing has a score."""
-    fake = scripted("9|0.9", "8|0.9")
-    _, reply = ask(fake, question(best_of={"n": 2, "verifier": "fused:2"}))
-    found = reply["choices"][0]["verification"]
-    assert found["score"] == pytest.approx(0.725 - 0.2) and found["verifier"] == "fused:2"
-    calibration = Calibration("temperature", fusion=Fusion(2.0, slope=4.0, intercept=1.0))
-    settings = GatewayConfig(best_of=BestOf(n=2, verifier="fused"))
-    _, reply = ask(fake, question(), settings, calibration=calibration)
-    assert reply["choices"][0]["verification"]["score"] == pytest.approx(1 / (1 + math.exp(-3.1)))
-
-    fake.knows_logprobs = False
-    _, reply = ask(fake, question(best_of={"n": 2, "verifier": "fused:2"}))
-    assert reply["choices"][0]["verification"]["score"] is None
-    for verifier in ("fused", "fused:x"):
-        status, reply = ask(fake, question(best_of={"verifier": verifier}))
-        assert status == 400 and reply["error"]["param"] == "best_of.verifier"
-
-
 def test_tools_are_chosen_by_vote() -> None:
     """Calls of tools arrive whole, and the same call counts as the same answer."""
     fake = FakeUpstream(knows_streams=False)
@@ -295,6 +268,11 @@ def test_images_go_on_as_they_came(picture: str) -> None:
         (question(best_of={"verifier": "nobody"}), 400, "invalid_value", "best_of.verifier"),
         (question(n=65) | {"model": "m@plain"}, 400, "invalid_value", "n"),
         (question(best_of={"colour": 1}), 400, "unknown_parameter", "best_of.colour"),
+        (question(best_of={"strategy": "oracle"}), 400, "invalid_value", "best_of.strategy"),
+        (question(best_of={"n": 1000}), 400, "invalid_value", "best_of.n"),
+        (question() | {"model": "m@bo0"}, 400, "invalid_value", "best_of.n"),
+        (question() | {"model": "m@bo8,strategy=nice"}, 400, "invalid_value", "best_of.strategy"),
+        (question() | {"model": "m@bo8strategy"}, 400, "invalid_value", "model"),
         (question() | {"model": "other"}, 404, "model_not_found", None),
         ([], 400, "invalid_json", None),
     ],
@@ -305,24 +283,24 @@ def test_bad_requests(body: Any, status: int, code: str, param: str | None) -> N
     assert reply["error"]["message"] and reply["error"]["type"]
 
 
-def test_bad_bodies_and_paths() -> None:
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Any]]:
-        found = []
-        kind = {"Content-Type": "application/json"}
-        infinite = json.dumps(question(top_k=float("inf"))).encode()
-        plain = (b"{", b"\xff", b"[" * 10_000, infinite, b"x" * 5000)
-        for data, headers in (*((one, {}) for one in plain), (b"{}", {"Content-Encoding": "gzip"})):
-            async with session.post(f"{url}/chat/completions", data=data, headers=kind | headers) as response:
-                found.append((response.status, (await response.json())["error"]["code"]))
-        async with session.get(f"{url}/nothing") as response:
-            found.append((response.status, (await response.json())["error"]["code"]))
-        return found
+def told(reply: requests.Response) -> tuple[int, str]:
+    """Status and code of an error."""
+    return reply.status_code, reply.json()["error"]["code"]
 
-    large, small = GatewayConfig(max_body_mb=200_000 / 2**20), GatewayConfig(max_body_mb=4000 / 2**20)
-    assert served(FakeUpstream(), use, large)[:4] == [(400, "invalid_json")] * 4
-    assert served(FakeUpstream(), use, small)[4:] == [
-        (413, "request_too_large"), (415, "unsupported_encoding"), (404, "not_found"),
-    ]  # fmt: skip
+
+def test_bad_bodies_and_paths(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream(), GatewayConfig(max_body_mb=200_000 / 2**20))
+
+    def sent(data: bytes, **headers: str) -> tuple[int, str]:
+        headers = {"Content-Type": "application/json"} | headers
+        return told(requests.post(f"{url}/{CHAT}", data=data, headers=headers, timeout=10))
+
+    infinite = json.dumps(question(top_k=float("inf"))).encode()
+    for data in (b"{", b"\xff", b"[" * 10_000, infinite):
+        assert sent(data) == (400, "invalid_json")
+    assert sent(b"x" * 250_000) == (413, "request_too_large")
+    assert sent(b"{}", **{"Content-Encoding": "gzip"}) == (415, "unsupported_encoding")
+    assert told(requests.get(f"{url}/nothing", timeout=10)) == (404, "not_found")
 
 
 def test_a_slow_body_keeps_to_the_timeout() -> None:
@@ -439,8 +417,7 @@ def test_a_plain_stream_is_the_upstreams_own() -> None:
     fake = FakeUpstream(fault=lambda body: "cut", write=lambda body, i: tagged(str(i)))
     lines = served(fake, lambda s, url, _: events(s, url, body))
     assert json.loads(lines[-1][6:])["error"]["code"] == "cut_off"
-    fake = FakeUpstream(fault=lambda body: 400)
-    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body))
+    status, reply = ask(FakeUpstream(fault=lambda body: 400), body)
     assert status == 400 and "told to fail" in reply["error"]["message"]
 
 
@@ -453,12 +430,7 @@ def test_progress_as_events() -> None:
 
 def test_errors_in_streams() -> None:
     """Before anything was written, an error has its status; after that it is the last event."""
-    fake = FakeUpstream(fault=lambda body: 500)
-
-    async def early(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
-        return await post(session, f"{url}/chat/completions", question(stream=True))
-
-    status, reply = served(fake, early)
+    status, reply = ask(FakeUpstream(fault=lambda body: 500), question(stream=True))
     assert status == 500 and reply["error"]["code"] == "upstream_error"
     fake = FakeUpstream(fault=lambda body: 500, delay_s=0.2)
     lines = served(fake, lambda s, url, _: events(s, url, question(stream=True)), keep_alive_s=0.05)
@@ -480,29 +452,20 @@ def test_verify() -> None:
 
     fake = FakeUpstream(write=write, knows_logprobs=False)
 
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
-        return [
-            await post(session, f"{url}/verify", question(answer=answer))
-            for answer in (["7", "9"], "9", [], "", 3)
-        ]
-
-    both, one, *wrong = served(fake, use)
+    answers = (["7", "9"], "9", [], "", 3)
+    both, one, *wrong = (ask(fake, question(answer=answer), path="verify") for answer in answers)
     assert both[0] == 200 and [r["score"] for r in both[1]["results"]] == [0.1, 0.9]
     assert one[1]["score"] == 0.9 and one[1]["usage"]["completion_tokens"] == 7
     assert [status for status, _ in wrong] == [400] * 3
 
 
-def test_models_health_and_metrics() -> None:
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
-        await post(session, f"{url}/chat/completions", question())
-        await post(session, f"{url}/chat/completions", question(best_of={"n": 0}))
-        found: list[Any] = []
-        for path in ("v1/models", "v1/models/m@bo4", "v1/models/x", "health", "metrics"):
-            async with session.get(f"{url[:-3]}/{path}") as response:
-                found.append(await (response.text() if path == "metrics" else response.json()))
-        return found
-
-    models, one, missing, health, metrics = served(FakeUpstream(), use)
+def test_models_health_and_metrics(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream())
+    for body in (question(), question(best_of={"n": 0})):
+        requests.post(f"{url}/{CHAT}", json=body, timeout=10)
+    paths = ("models", "models/m@bo4", "models/x", "../health")
+    models, one, missing, health = (requests.get(f"{url}/{path}", timeout=10).json() for path in paths)
+    metrics = requests.get(f"{url[:-3]}/metrics", timeout=10).text
     assert [model["id"] for model in models["data"]] == ["m", "m@plain"]
     assert models["data"][0]["best_of"] == BestOf(verifier="inline").model_dump()
     assert "best_of" not in models["data"][1]
@@ -518,44 +481,29 @@ def test_models_health_and_metrics() -> None:
         assert line in metrics
 
 
-def test_health_says_whether_the_server_answers() -> None:
+def test_health_says_whether_the_server_answers(servers: Loop) -> None:
     """Also one that lists no models; it is asked at most once a second."""
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
-        found: list[Any] = []
-        for fault in (None, 404, 500):
-            fake.models_fault, gateway._asked_at = fault, -1.0
-            for _ in range(2):
-                async with session.get(f"{url[:-3]}/health") as response:
-                    found.append((response.status, (await response.json()).get("fault")))
-        return found
-
     fake = FakeUpstream()
-    assert served(fake, use) == [(200, None)] * 4 + [(503, "refused")] * 2 and fake.listed == 3
+    url, gateway = servers.before(fake)
+    for fault, expected in ((None, (200, None)), (404, (200, None)), (500, (503, "refused"))):
+        fake.models_fault, gateway._asked_at = fault, -1.0
+        for _ in range(2):
+            reply = requests.get(f"{url[:-3]}/health", timeout=10)
+            assert (reply.status_code, reply.json().get("fault")) == expected
+    assert fake.listed == 3
 
 
-def test_a_key() -> None:
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[int]:
-        found = []
-        for key in ("", "Bearer two", "one", "Bearer one"):
-            async with session.get(f"{url}/models", headers={"Authorization": key}) as response:
-                found.append(response.status)
-        for path in ("health", "metrics"):
-            async with session.get(f"{url[:-3]}/{path}") as response:
-                found.append(response.status)
-        return found
-
-    assert served(FakeUpstream(), use, keys=["one"]) == [401, 401, 401, 200, 200, 401]
-
-
-def test_the_gateways_key_is_not_the_clients() -> None:
+def test_a_key(servers: Loop) -> None:
+    """What is open without one; and the gateway's own key, which is not the client's."""
     fake = FakeUpstream()
+    url, _ = servers.before(fake, keys=["one"], api_key="of-the-gateway")
 
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
-        headers = {"Authorization": "Bearer of-the-client"}
-        await post(session, f"{url}/chat/completions", question(), headers=headers)
+    def status(path: str, key: str = "") -> int:
+        return requests.get(f"{url}/{path}", headers={"Authorization": key}, timeout=10).status_code
 
-    served(fake, use, api_key="of-the-gateway")
+    found = [status("models", key) for key in ("", "Bearer two", "one", "Bearer one")]
+    assert [*found, status("../health"), status("../metrics")] == [401, 401, 401, 200, 200, 401]
+    requests.post(f"{url}/{CHAT}", json=question(), headers={"Authorization": "Bearer one"}, timeout=10)
     assert fake.keys == ["Bearer of-the-gateway"]
 
 
@@ -585,17 +533,13 @@ def test_the_log_holds_no_prompts_unless_told(
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_only_what_is_said_to_be_json_is_taken(kind: str | None) -> None:
+def test_only_what_is_said_to_be_json_is_taken(servers: Loop, kind: str | None) -> None:
     """A page in a browser may send other types to any server, this one on the loopback included."""
     fake = FakeUpstream()
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, str]:
-        headers = {"Content-Type": kind} if kind else {}
-        data = json.dumps(question()).encode()
-        async with session.post(f"{url}/chat/completions", data=data, headers=headers) as response:
-            return response.status, (await response.json())["error"]["code"]
-
-    assert served(fake, use) == (415, "unsupported_media_type") and not fake.seen
+    url, _ = servers.before(fake)
+    data, headers = json.dumps(question()).encode(), {"Content-Type": kind} if kind else {}
+    reply = requests.post(f"{url}/{CHAT}", data=data, headers=headers, timeout=10)
+    assert told(reply) == (415, "unsupported_media_type") and not fake.seen
 
 
 def with_parts(*parts: Any, **more: Any) -> Body:
@@ -609,12 +553,12 @@ def test_an_upstream_gets_messages_as_they_are(path: str) -> None:
         {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
         {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
         {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
         {"type": "text", "text": "see http://x/"},
     ]
     fake, more = FakeUpstream(), {"answer": "9"} if path == "verify" else {"best_of": False}
-    body = with_parts(*parts, **more)
-    status, _ = served(fake, lambda s, url, _: post(s, f"{url}/{path}", body))
-    assert status == 200 and fake.seen[0]["messages"][0]["content"][:3] == parts[:3]
+    status, _ = ask(fake, with_parts(*parts, **more), path=path)
+    assert status == 200 and fake.seen[0]["messages"][0]["content"][:4] == parts[:4]
 
 
 def test_each_request_for_a_candidate_has_its_own_seed() -> None:
@@ -701,7 +645,7 @@ def test_a_judge_reads_the_same_question_with_and_without_an_image(picture: str)
     image = {"type": "image_url", "image_url": {"url": picture}}
     for parts in ([], [image]):
         body = with_parts(*parts, {"type": "text", "text": "7+2?"}, answer="9")
-        assert served(fake, lambda s, url, _, body=body: post(s, f"{url}/verify", body))[0] == 200  # type: ignore[misc]
+        assert ask(fake, body, path="verify")[0] == 200
     texts = [body["messages"][0]["content"][-1]["text"] for body in fake.seen]
     assert texts == [f"7+2? {SCORE_INSTRUCTION}"] * 2
 
@@ -713,10 +657,10 @@ def test_scores_of_which_one_cannot_be_had() -> None:
     lost = {"7"}
     fake = FakeUpstream(write=lambda body, i: "<score>0.5</score>", fault=fault, knows_logprobs=False)
     asking = question(answer=["7", "9"])
-    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/verify", asking))
+    status, reply = ask(fake, asking, path="verify")
     assert status == 200 and [r["score"] for r in reply["results"]] == [None, 0.5]
     lost.add("9")
-    assert served(fake, lambda s, url, _: post(s, f"{url}/verify", asking))[0] == 400
+    assert ask(fake, asking, path="verify")[0] == 400
 
 
 def test_an_answer_is_judged_once_however_often_one_looks() -> None:

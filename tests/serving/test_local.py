@@ -27,10 +27,9 @@ from selfverify.serving.completions import OwnStream, likeliest
 from selfverify.serving.config import DrawsConfig
 from selfverify.serving.images import Picture
 from selfverify.serving.solve import solve
-from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.policy_verifiers import Soft
 from selfverify.verifiers.server_judge import ServerJudge
-from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
+from serving_servers import CHAT, Body, FakeUpstream, Loop, data_url, png, post
 from serving_servers import served_locally as served
 
 TOKENS = 24
@@ -43,8 +42,17 @@ def ask(text: str = "Which?", image: str | None = None, **more: Any) -> Body:
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
 
 
-def post_one(policy: Policy, body: Body, path: str = "chat/completions") -> tuple[int, Body]:
+def post_one(policy: Policy, body: Body, path: str = CHAT) -> tuple[int, Body]:
     return served(policy, lambda session, url, _: post(session, f"{url}/{path}", body))
+
+
+def post_all(policy: Policy, *bodies: Body, **more: Any) -> list[tuple[int, Body]]:
+    """At once."""
+
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> list[tuple[int, Body]]:
+        return list(await asyncio.gather(*[post(session, f"{url}/{CHAT}", body) for body in bodies]))
+
+    return served(policy, use, **more)
 
 
 @pytest.fixture
@@ -72,24 +80,6 @@ def lines(*answers: str) -> list[str]:
     return [f"<think>.</think><answer>{a}</answer><score>0.5</score>" for a in answers]
 
 
-def test_fused_scores(policy: Policy, writes: list[str]) -> None:
-    """Those of soft with twice the log-probability, in the gateway and with `solve`."""
-    answers, scores = lines("1 2", "2 1", "3 4", "nonsense"), {}
-    for verifier in ("soft", "fused:2"):
-        writes += answers
-        body = ask(seed=3, best_of={"answers": "set", "samples": True, "verifier": verifier})
-        _, reply = post_one(policy, body)
-        scores[verifier] = [(s["score"], s["logprob"]) for s in reply["best_of"]["samples"]]
-    soft = [score + 2 * logprob for score, logprob in scores["soft"]]
-    assert [score for score, _ in scores["fused:2"]] == pytest.approx(soft, abs=1e-4)
-    writes += answers
-    found = solve(
-        policy, FreeQuestion("set"), free_problem("Which?", []), make_verifier("fused:2", policy),
-        Choosing(n=4), DrawsConfig(seed=3, max_new_tokens=TOKENS),
-    )  # fmt: skip
-    assert [candidate.score for candidate in found.candidates] == pytest.approx(soft, abs=1e-4)
-
-
 def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     """Same prompt, same seed, same candidates, same soft scores, same choice and tokens."""
     picture = Image.open(io.BytesIO(png((40, 40)))).convert("RGB")
@@ -108,6 +98,8 @@ def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     assert found["score"] == expected.choice.score and found["reason"] == expected.choice.reason
     samples = reply["best_of"]["samples"]
     assert [s["score"] for s in samples] == [c.score for c in expected.candidates]
+    nats = [c.logprob for c in expected.candidates]
+    assert [s["logprob"] for s in samples] == pytest.approx(nats, abs=1e-4)
     assert [s["answer"] for s in samples] == [c.answer for c in expected.candidates]
     assert reply["usage"]["completion_tokens"] == expected.tokens
     end = policy.tokenizer.eos_token
@@ -119,8 +111,8 @@ def test_real_samples_depend_on_the_seed_alone(policy: Policy) -> None:
     other = ask("Another?", seed=1)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
-        asked = [post(session, f"{url}/chat/completions", b) for b in (body, other, body, other)]
-        return [await post(session, f"{url}/chat/completions", body), *await asyncio.gather(*asked)]
+        asked = [post(session, f"{url}/{CHAT}", b) for b in (body, other, body, other)]
+        return [await post(session, f"{url}/{CHAT}", body), *await asyncio.gather(*asked)]
 
     alone, first, _, third, _ = served(policy, use)
     texts = [[s["text"] for s in reply["best_of"]["samples"]] for _, reply in (alone, first, third)]
@@ -208,7 +200,7 @@ def test_requests_that_wait_become_one_batch(policy: Policy, monkeypatch: pytest
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
         async def one(i: int) -> tuple[int, Body]:
             body = ask(f"{i}?", seed=i, temperature=0.5 if i == 7 else 1.0)
-            return await post(session, f"{url}/chat/completions", body)
+            return await post(session, f"{url}/{CHAT}", body)
 
         asked = [asyncio.ensure_future(one(0))]
         while not sizes:
@@ -227,12 +219,8 @@ def test_requests_that_wait_become_one_batch(policy: Policy, monkeypatch: pytest
 
 def test_a_batch_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = batches(monkeypatch)
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
-        asked = [post(session, f"{url}/chat/completions", ask(f"{i}?")) for i in range(6)]
-        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-
-    served(policy, use, max_batch=8)
+    replies = post_all(policy, *[ask(f"{i}?") for i in range(6)], max_batch=8)
+    assert {status for status, _ in replies} == {200}
     assert max(sizes) <= 2 and sum(sizes) == 6
 
 
@@ -248,7 +236,7 @@ def test_sampling_does_not_wait_for_a_judges_server(policy: Policy, writes: list
     judge = ServerJudge(ModelOnServer(there, "m"), "judge:far")
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
-        url = f"{url}/chat/completions"
+        url = f"{url}/{CHAT}"
         body = ask(best_of={"verifier": "judge:far", "strategy": "best"})
         waiting = asyncio.ensure_future(post(session, url, body))
         while not slow.seen:
@@ -275,7 +263,7 @@ def test_images_wait_encoded(policy: Policy, monkeypatch: pytest.MonkeyPatch) ->
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
         body = ask(image=data_url(png((40, 40))))
-        asked = [asyncio.ensure_future(post(session, f"{url}/chat/completions", body)) for _ in range(6)]
+        asked = [asyncio.ensure_future(post(session, f"{url}/{CHAT}", body)) for _ in range(6)]
         batcher = gateway.backend.batcher  # type: ignore[attr-defined]
         while not sizes or len(batcher._waiting) + sizes[0] < 6:
             await asyncio.sleep(0.01)
@@ -309,7 +297,7 @@ def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytes
         batcher = gateway.backend.batcher  # type: ignore[attr-defined]
         batcher._working = busy = asyncio.ensure_future(asyncio.sleep(60))  # until both wait
         asked = [
-            asyncio.ensure_future(post(session, f"{url}/chat/completions", ask(f"{i}?", max_tokens=60)))
+            asyncio.ensure_future(post(session, f"{url}/{CHAT}", ask(f"{i}?", max_tokens=60)))
             for i in range(2)
         ]
         while len(batcher._waiting) < 2:
@@ -357,7 +345,7 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
         try:
             body = ask(best_of={"timeout_s": 3.0, "samples": True})
-            return await post(session, f"{url}/chat/completions", body)
+            return await post(session, f"{url}/{CHAT}", body)
         finally:
             over.set()
 
@@ -386,7 +374,7 @@ def test_without_selection_a_stream_shows_what_is_being_written(
     body = ask(seed=5, model="tiny@plain")
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
-        url = f"{url}/chat/completions"
+        url = f"{url}/{CHAT}"
         _, whole = await post(session, url, body)
         text = whole["choices"][0]["message"]["content"]
         monkeypatch.setattr(type(policy.forward), "grow", grow)
@@ -433,13 +421,8 @@ def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch:
         return real(self, prompts, sampling, seeds=seeds, **more)
 
     monkeypatch.setattr(Policy, "sample", sample)
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
-        texts = {"fine?": 1, f"{placeholder}?": 2, "bad?": 666, "ok?": 3}
-        bodies = [ask(text, seed=seed) for text, seed in texts.items()]
-        return list(await asyncio.gather(*[post(session, f"{url}/chat/completions", b) for b in bodies]))
-
-    fine, literal, broken, ok = served(policy, use)
+    texts = {"fine?": 1, f"{placeholder}?": 2, "bad?": 666, "ok?": 3}
+    fine, literal, broken, ok = post_all(policy, *[ask(text, seed=seed) for text, seed in texts.items()])
     assert fine[0] == ok[0] == 200
     assert literal[0] == 400 and "image token" in literal[1]["error"]["message"]
     assert broken[0] == 500 and "told to" not in broken[1]["error"]["message"]
@@ -499,7 +482,7 @@ def test_a_judge_behind_a_server(policy: Policy, writes: list[str], servers: Loo
         for name in judges:
             writes[:] = lines("7", "9", "7", "7")
             body = ask(best_of={"verifier": name, "strategy": "best"})
-            found.append(await post(session, f"{url}/chat/completions", body))
+            found.append(await post(session, f"{url}/{CHAT}", body))
         asking = {"model": "tiny", "messages": ask()["messages"], "answer": ["9", "7"], "verifier": "there"}
         return [*found, await post(session, f"{url}/verify", asking)]
 
@@ -543,10 +526,5 @@ def test_what_failed_is_freed_before_each_is_tried_alone(
         return real(self, prompts, sampling, **more)
 
     monkeypatch.setattr(Policy, "sample", sample)
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
-        asked = [post(session, f"{url}/chat/completions", ask(f"{i}?")) for i in range(4)]
-        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 4
-        assert held
-
-    served(policy, use)
+    replies = post_all(policy, *[ask(f"{i}?") for i in range(4)])
+    assert [status for status, _ in replies] == [200] * 4 and held

@@ -1,13 +1,15 @@
-"""The gateway's field `look`: own models and servers look again, within what the operator lets."""
+"""Looking again: the gateway's field `look`, and `selfverify solve --look`, of own models and of servers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+import requests
+from PIL import Image
 from typer.testing import CliRunner
 
 from sampled_threads import drawn, sampled_threads
@@ -22,7 +24,7 @@ from selfverify.serving.config import GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
-from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
+from serving_servers import CHAT, Body, FakeUpstream, Loop, data_url, png, tagged
 
 CROP = {"image_index": 1, "bounding_box": [0, 0, 500, 500]}
 STEP = json.dumps({"thought": "Closer.", "action_name": "crop", "action": CROP})
@@ -46,14 +48,10 @@ def asked(look: Any, **more: Any) -> Body:
     return body if look is None else body | {"look": look}
 
 
-def told(servers: Loop, address: str, body: Body) -> tuple[int, Body]:
+def told(address: str, body: Body) -> tuple[int, Body]:
     """Status and JSON."""
-
-    async def ask() -> tuple[int, Body]:
-        async with aiohttp.ClientSession() as session:
-            return await post(session, f"{address}/chat/completions", body)
-
-    return servers.run(ask())
+    reply = requests.post(f"{address}/{CHAT}", json=body, timeout=60)
+    return reply.status_code, reply.json()
 
 
 def before(servers: Loop, fake: FakeUpstream, **settings: Any) -> str:
@@ -67,7 +65,7 @@ def test_a_server_looks_again(servers: Loop) -> None:
     """Each candidate is a conversation; the answer is the last turn, with its steps; crops go back."""
     fake = FakeUpstream(write=looks_once)
     address = before(servers, fake)
-    status, reply = told(servers, address, asked({}, seed=5, temperature=0.5))
+    status, reply = told(address, asked({}, seed=5, temperature=0.5))
     assert status == 200, reply
     [choice] = reply["choices"]
     assert choice["message"]["content"] == "<think>.</think><answer>9</answer>"
@@ -80,7 +78,7 @@ def test_a_server_looks_again(servers: Loop) -> None:
     assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
     assert last["messages"][2]["content"][-1]["type"] == "image_url"
     # Without the field nothing is looked at again.
-    status, reply = told(servers, address, asked(None))
+    status, reply = told(address, asked(None))
     assert status == 200 and "looks" not in reply["choices"][0]
 
 
@@ -96,7 +94,7 @@ def test_what_a_request_may_say(servers: Loop) -> None:
         ({"max_visual_tokens": 20}, 3, "cap"),
         ({"max_visual_tokens": 19}, 1, "visual"),
     ):
-        status, reply = told(servers, address, asked(look, best_of=False))
+        status, reply = told(address, asked(look, best_of=False))
         assert status == 200, reply
         [choice] = reply["choices"]
         assert [step["stopped"] for step in choice["looks"]] == [""] * (count - 1) + [why], look
@@ -125,24 +123,24 @@ def test_what_is_refused(servers: Loop, look: Body, more: Body, param: str) -> N
     """Before the server is asked, with the field."""
     fake = FakeUpstream(write=looks_once)
     address = before(servers, fake, max_visual_tokens=100)
-    status, reply = told(servers, address, asked({"max_visual_tokens": 100, **look}, **more))
+    status, reply = told(address, asked({"max_visual_tokens": 100, **look}, **more))
     assert (status, reply["error"]["param"]) == (400, param) and not fake.seen
 
 
 def test_a_gateway_that_does_not_look(servers: Loop) -> None:
     """The field is refused rather than ignored."""
     address, _ = servers.before(FakeUpstream())
-    status, reply = told(servers, address, asked({}))
+    status, reply = told(address, asked({}))
     assert status == 400 and "start the gateway with --look" in reply["error"]["message"]
 
 
 def test_a_failing_server(servers: Loop) -> None:
     """The error is the server's; where some conversations come to an end they are chosen from."""
     fake = FakeUpstream(fault=lambda body: 500)
-    status, reply = told(servers, before(servers, fake), asked({}))
+    status, reply = told(before(servers, fake), asked({}))
     assert status >= 500 and "told to fail" in reply["error"]["message"]
     half = FakeUpstream(write=looks_once, fault=lambda body: 400 if body["seed"] == 1 else None)
-    status, reply = told(servers, before(servers, half), asked({}, seed=0))
+    status, reply = told(before(servers, half), asked({}, seed=0))
     assert status == 200 and reply["best_of"]["samples_missing"] == 1, reply
 
 
@@ -151,11 +149,11 @@ def test_a_verifier_ends_looking_of_a_server(servers: Loop, load_policy: Any, tm
     folder = tmp_path / "verifier"
     load_policy(lora=AdapterConfig(rank=4)).save(folder)
     address = before(servers, FakeUpstream(write=always_looks), verifier=str(folder))
-    status, reply = told(servers, address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
+    status, reply = told(address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
     assert status == 200, reply
     [step] = reply["choices"][0]["looks"]
     assert step["stopped"] == "rule" and step["delta_r"] == 0.0
-    status, reply = told(servers, address, asked({"stop": "verifier"}))
+    status, reply = told(address, asked({"stop": "verifier"}))
     assert status == 400 and reply["error"]["param"] == "look.epsilon" and str(tmp_path) not in str(reply)
 
 
@@ -178,7 +176,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
         Local(policy, "m"), GatewayConfig(best_of=defaults), looking=VisualGate(VisualConfig(tools=["crop"]))
     )
     address = servers.gateway(gateway)
-    status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))
+    status, reply = told(address, asked({"max_steps": 2}, max_tokens=200))
     assert status == 200, reply
     [choice] = reply["choices"]
     assert choice["message"]["content"] == "<think>.</think><answer>7</answer>"
@@ -186,7 +184,7 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     assert [(step["tool"], step["images"]) for step in choice["looks"]] == [("crop", [2])]
     assert reply["usage"]["prompt_tokens"] > 16 and reply["best_of"]["samples_used"] == 2
     # A limit counts the tokens that the model itself makes of images.
-    status, reply = told(servers, address, asked({"max_visual_tokens": 1}, max_tokens=200))
+    status, reply = told(address, asked({"max_visual_tokens": 1}, max_tokens=200))
     assert status == 200 and reply["choices"][0]["looks"][0]["stopped"] == "visual", reply
 
 
@@ -198,3 +196,101 @@ def test_settings_of_the_command() -> None:
     ):
         shown = CliRunner().invoke(app, ["serve", "--model", "builtin:digits", "--port", "0", *words])
         assert shown.exit_code == 2 and said in " ".join(shown.output.split()), shown.output
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+ALL = (
+    "crop", "zoom_in", "grounding", "visual_search", "depth", "ocr", "segment", "caption", "similarity",
+    "overlay", "terminate",
+)  # fmt: skip
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, [*words])
+
+
+@pytest.fixture
+def street(tmp_path: Path) -> str:
+    path = tmp_path / "street.png"
+    Image.new("RGB", (64, 64), "white").save(path)
+    return str(path)
+
+
+def looked(servers: Loop, street: str, fake: FakeUpstream, *words: str) -> Any:
+    """What one candidate of a server comes to, as JSON."""
+    asked = ["--look", "--server", servers.upstream(fake), "--image", street, "What?", "-n", "1", "--json"]
+    shown = run("solve", *asked, *words)
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+def test_the_command_lets_a_server_look_again(servers: Loop, street: str) -> None:
+    """The crop goes back to it as an image behind its own words, and what it did is told."""
+    fake = FakeUpstream(write=looks_once, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", street, "What?", "-n", "2"]
+    shown = run("solve", *words)
+    assert shown.exit_code == 0, shown.output
+    assert "answer: 9" in shown.output and "step 1: crop image_index 1" in " ".join(shown.output.split())
+    first = min(fake.seen, key=lambda body: len(body["messages"]))
+    assert "tools" not in first and '"name": "crop"' in first["messages"][0]["content"][-1]["text"]
+    assert {body["seed"] for body in fake.seen} == {0, 1} and {body["model"] for body in fake.seen} == {"m"}
+    record = json.loads(run("solve", *words, "--json").stdout)
+    assert [[step["tool"] for step in steps] for steps in record["looks"]] == [["crop"], ["crop"]]
+    assert record["choice"]["answer"] == "9" and record["candidates"][0]["score"] == 0.7
+
+
+def test_a_verifier_that_runs_here_stops_a_server(
+    servers: Loop, street: str, load_policy: Any, tmp_path: Path
+) -> None:
+    """With a new adapter Δr is 0 and looking ends at once; with a low ε of the signed rule it goes on."""
+    folder = tmp_path / "verifier"
+    load_policy(lora=AdapterConfig(rank=4)).save(folder)
+
+    def told(body: Body, number: int) -> str:
+        words = json.dumps(body["messages"][-1]["content"])
+        return tagged("9", "0.7") if "answer the question now" in words else STEP
+
+    fake = FakeUpstream(write=told, knows_logprobs=False)
+    words = ["--stop-looking", "verifier", "--stop-verifier", str(folder), "--max-steps", "3"]
+    [steps] = looked(servers, street, fake, *words, "--epsilon", "0.1")["looks"]
+    assert [(step["delta_r"], step["stopped"]) for step in steps] == [(0.0, "rule")]
+    [steps] = looked(servers, street, fake, *words, "--stop-rule", "signed", "--epsilon", "-0.1")["looks"]
+    assert len(steps) > 1 and all(step["delta_r"] in (0.0, None) for step in steps)
+    assert all(step["stopped"] != "rule" for step in steps)
+    with pytest.raises(AssertionError, match="no ε"):
+        looked(servers, street, fake, *words)
+
+
+def test_a_model_that_runs_here() -> None:
+    """It need not call anything."""
+    words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
+    record = json.loads(run("solve", *words, "--max-new-tokens", "16", "--json").stdout)
+    assert len(record["candidates"]) == 2 and record["looks"] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-steps", "2"], "--max-steps needs --look"),
+        (["--look", "--turns", "2"], "take one"),
+        (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
+        (["--look", "--tool", "rotate"], "no tool 'rotate'"),
+        (["--look", "--stop-looking", "delta"], "no rule 'delta'"),
+    ],
+)
+def test_settings_that_do_not_go_together(words: list[str], said: str) -> None:
+    """Each is named before anything is asked."""
+    shown = run("solve", "--task", "digits-pick", *words)
+    assert shown.exit_code == 2 and said in " ".join(shown.output.split())
+
+
+def test_the_list_of_tools() -> None:
+    """Each tool says whether it is available here."""
+    shown = run("visual")
+    assert shown.exit_code == 0 and all(name in shown.output for name in ALL)
+    assert "no model is named" in " ".join(shown.output.split())
+    words = ["solve", "--task", "digits-pick", "--look", "--tool", "depth", "--depth-model", "/nowhere"]
+    refused = " ".join(run(*words).output.split())
+    assert "depth_model: /nowhere is no folder" in refused

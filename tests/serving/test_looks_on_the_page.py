@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+import requests
 from aiohttp import web
 from selenium.webdriver.common.by import By
 from tests.serving.test_looking_gate import STEP, asked, looks_once, writing
@@ -23,7 +23,7 @@ from selfverify.serving.config import GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
-from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
+from serving_servers import CHAT, Body, FakeUpstream, Loop, quick_gateway, tagged
 
 from .conftest import png
 from .test_page_browser import HOSTILE, Page
@@ -43,16 +43,10 @@ class Held(FakeUpstream):
         return await super().chat(request)
 
 
-def streamed(servers: Loop, address: str, body: Body) -> list[tuple[str, Any]]:
+def streamed(address: str, body: Body) -> list[tuple[str, Any]]:
     """The named events of a stream, in order."""
-
-    async def ask() -> str:
-        path = f"{address}/chat/completions"
-        async with aiohttp.ClientSession() as session, session.post(path, json=body) as response:
-            return await response.text()
-
-    found = []
-    for block in servers.run(ask()).split("\n\n"):
+    reply, found = requests.post(f"{address}/{CHAT}", json=body, timeout=60), []
+    for block in reply.text.split("\n\n"):
         name, _, data = block.partition("\n")
         if name.startswith("event: "):
             found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
@@ -79,9 +73,9 @@ def test_events_of_a_server(servers: Loop) -> None:
     address, gateway = servers.before(FakeUpstream(write=looks_once))
     gateway.looking = VisualGate(VisualConfig(tools=["crop"], max_steps=3))
     body = asked({}, stream=True, best_of={"n": 2, "progress": "events"})
-    check(streamed(servers, address, body), [112, 112])
+    check(streamed(address, body), [112, 112])
     # Comments say nothing of steps.
-    assert streamed(servers, address, asked({}, stream=True)) == []
+    assert streamed(address, asked({}, stream=True)) == []
 
 
 def test_events_of_an_own_model(servers: Loop, load_policy: Callable[..., Policy]) -> None:
@@ -90,7 +84,7 @@ def test_events_of_an_own_model(servers: Loop, load_policy: Callable[..., Policy
     settings = GatewayConfig(best_of=BestOf(n=2, verifier="inline"))
     gateway = Gateway(Local(policy, "m"), settings, looking=VisualGate(VisualConfig(tools=["crop"])))
     body = asked({}, stream=True, max_tokens=200, best_of={"n": 2, "progress": "events"})
-    check(streamed(servers, servers.gateway(gateway), body), [112, 112])
+    check(streamed(servers.gateway(gateway), body), [112, 112])
 
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")

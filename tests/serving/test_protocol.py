@@ -67,23 +67,6 @@ def test_n_is_the_number_of_answers() -> None:
         best_of(asked(n=6, best_of={"n": 4}), DEFAULTS)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"best_of": {"strategy": "oracle"}}, "best_of.strategy"),
-        ({"best_of": {"n": 1000}}, "best_of.n"),
-        ({"model": "m@bo0"}, "best_of.n"),
-        ({"model": "m@bo8,strategy=nice"}, "best_of.strategy"),
-        ({"model": "m@bo8strategy"}, "model"),
-    ],
-)
-def test_wrong_settings_are_named(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        best_of(asked(**fields), DEFAULTS)
-    assert caught.value.status == 400 and caught.value.param == param
-    assert param in str(caught.value)
-
-
 def test_nulls_are_left_out() -> None:
     found = asked(temperature=None, stop=None, seed=None, stream=None, n=None)
     assert (found.temperature, found.stop, found.stream, found.n) == (None, [], False, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-import aiohttp
 import pytest
+import requests
 
-from selfverify.serving.app import Gateway, request_id
-from serving_servers import Body, FakeUpstream, question, served
+from selfverify.serving.app import request_id
+from serving_servers import CHAT, Body, FakeUpstream, Loop, question
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ def test_an_id_is_taken_or_made(given: str | None) -> None:
     assert request_id(given) == given if taken else re.fullmatch(r"req-[0-9a-f]{24}", request_id(given))
 
 
-def test_a_clients_id_is_returned() -> None:
+def test_a_clients_id_is_returned(servers: Loop) -> None:
     """With every kind of answer, errors included."""
-    fake = FakeUpstream()
+    url, _ = servers.before(FakeUpstream())
     bodies: list[tuple[Body, int]] = [
         (question(), 200),
         (question(stream=True), 200),
@@ -30,31 +30,19 @@ def test_a_clients_id_is_returned() -> None:
         (question(stream=True) | {"model": "m@plain"}, 200),
         (question(n=-1), 400),
     ]
-
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[str]:
-        found = []
-        for i, (body, status) in enumerate(bodies):
-            ids = {"x-request-id": f"mine-{i}"}
-            async with session.post(f"{url}/chat/completions", json=body, headers=ids) as response:
-                assert response.status == status
-                await response.read()
-                found.append(response.headers["x-request-id"])
-        async with session.get(f"{url}/nowhere", headers={"x-request-id": "not mine"}) as response:
-            found.append(response.headers["x-request-id"])
-        return found
-
-    found = served(fake, use)
-    assert found[:5] == [f"mine-{i}" for i in range(5)] and found[5].startswith("req-")
+    for i, (body, status) in enumerate(bodies):
+        given = {"x-request-id": f"mine-{i}"}
+        reply = requests.post(f"{url}/{CHAT}", json=body, headers=given, timeout=10)
+        assert (reply.status_code, reply.headers["x-request-id"]) == (status, f"mine-{i}")
+    reply = requests.get(f"{url}/nowhere", headers={"x-request-id": "not mine"}, timeout=10)
+    assert reply.headers["x-request-id"].startswith("req-")
 
 
-def test_histograms() -> None:
-    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> str:
-        for body in (question(), question(stream=True), question(n=-1)):
-            await (await session.post(f"{url}/chat/completions", json=body)).read()
-        async with session.get(f"{url[:-3]}/metrics") as response:
-            return await response.text()
-
-    text = served(FakeUpstream(), use)
+def test_histograms(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream())
+    for body in (question(), question(stream=True), question(n=-1)):
+        requests.post(f"{url}/{CHAT}", json=body, timeout=10)
+    text = requests.get(f"{url[:-3]}/metrics", timeout=10).text
     assert 'selfverify_request_seconds_count{path="/v1/chat/completions"} 3.0' in text
     known = {"path", "le", "status", "kind", "outcome", "reason"}
     assert known >= set(re.findall(r"[{,](\w+)=", text))

@@ -18,7 +18,7 @@ from benchmarks.families import write_family
 from tests.policy import test_unknown_family
 from tests.policy.conftest import noise_image
 from tests.policy.test_conversations import SAMPLING, talk
-from tests.trainer.test_pairs import pair
+from tests.trainer.test_loss import pair
 from tests.updating import update
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -112,7 +112,7 @@ def test_families(kind: str, chunk: int, asked: list[Problem], tmp_path: Path) -
     gradients, spoken = {}, {}
     for load_there in (on_device, *([on_cpu] if kind == "qwen3_vl" else [])):
         policy = load_there(folder, prefill_chunk=chunk)
-        rows = talk(policy, asked, end=0.2)
+        rows = talk(policy, asked)
         assert any(piece.images for group in rows for piece, _ in group)
         prompts = policy.encode(asked)
         said = [[piece for piece, _ in group] for group in rows]

@@ -1,6 +1,6 @@
 """A small training run as a program, for tests that kill it.
 
-Usage: resume_run.py MODEL OUTPUT [resume] [alternate|apart] [bfloat16|dropout]
+Usage: resume_run.py MODEL OUTPUT [resume] [dropout]
 """
 
 import sys
@@ -15,20 +15,13 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 
-STEPS = 16
-
 
 def main() -> None:
     model, output, *words = sys.argv[1:]
     torch.set_num_threads(1)
-    policy = Policy.load(
-        model,
-        dtype="bfloat16" if "bfloat16" in words else "float32",
-        lora=AdapterConfig(rank=2, dropout=0.3) if "dropout" in words else None,
-    )
-    channels = next((word for word in words if word in ("alternate", "separate")), "joint")
+    drops = "dropout" in words
     config = TrainerConfig(
-        steps=2 if "dropout" in words else STEPS if channels == "joint" else 6,
+        steps=2 if drops else 12,
         groups_per_step=3,
         updates_per_rollout=2,
         micro_batch_groups=2,
@@ -38,10 +31,10 @@ def main() -> None:
         checkpoint_every=1,
         keep_last=2,
         drop_zero_advantage=False,
-        channels=channels,
     )
-    # Random weights write no scores, and earn nothing. Demonstrations have both channels.
-    method = make_method("adpo" if channels == "joint" and "dropout" not in words else "sft")
+    policy = Policy.load(model, lora=AdapterConfig(rank=2, dropout=0.3) if drops else None)
+    # Random weights earn nothing, of which an adapter would learn nothing.
+    method = make_method("sft" if drops else "adpo")
     sampling = SamplingConfig(group_size=4, max_new_tokens=8)
     train(policy, make_task("digits-pick"), method, config, sampling, Path(output), "resume" in words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from killed_runs import finish, same_weights, start
+from killed_runs import rows, same_figures, same_weights
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
@@ -33,8 +32,6 @@ from selfverify.trainer.optim import (
     only,
 )
 from selfverify.trainer.parallel import Parallel, make_accelerator
-
-SCRIPT = Path(__file__).with_name("resume_run.py")
 
 
 def one_weight(**settings: object) -> tuple[nn.Parameter, ChannelOptimizer]:
@@ -160,7 +157,14 @@ def test_choices_belong_to_their_channel(folder: Path) -> None:
     assert bool((answer.channel_gr == 1).any()) is False and bool((score.channel_gr == 0).any()) is False
 
 
-def run(folder: Path, output: Path, steps: int = 4, resume: bool = False, **settings: object) -> Path:
+def run(
+    folder: Path,
+    output: Path,
+    steps: int = 4,
+    resume: bool = False,
+    dtype: str = "float32",
+    **settings: object,
+) -> Path:
     config = TrainerConfig(
         **{
             "steps": steps,
@@ -171,8 +175,7 @@ def run(folder: Path, output: Path, steps: int = 4, resume: bool = False, **sett
             **settings,
         }
     )
-    torch.set_num_threads(1)
-    policy = Policy.load(str(folder), device="cpu")
+    policy = Policy.load(str(folder), device="cpu", dtype=dtype)
     sampling = SamplingConfig(group_size=4, max_new_tokens=8)
     learn(
         policy, make_task("digits-pick"), make_method("sft"), config, sampling,
@@ -181,17 +184,13 @@ def run(folder: Path, output: Path, steps: int = 4, resume: bool = False, **sett
     return output
 
 
-def lines(output: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_modes_in_a_run(folder: Path, tmp_path: Path) -> None:
     """Turns go on from step to step; each channel's norm is logged where it is known."""
-    turns = lines(run(folder, tmp_path / "alternate", channels="alternate"))
+    turns = rows(run(folder, tmp_path / "alternate", channels="alternate"))
     told = [sorted(key for key in line if key.startswith("grad_norm/")) for line in turns]
     assert told == [["grad_norm/answer"], ["grad_norm/score"]] * 2
     assert turns[0]["tokens/trained"] > 0
-    apart = lines(run(folder, tmp_path / "apart", channels="separate", channel_rates={"score": 0.5}))
+    apart = rows(run(folder, tmp_path / "apart", channels="separate", channel_rates={"score": 0.5}))
     for line in apart:
         both = math.hypot(line["grad_norm/answer"], line["grad_norm/score"])
         assert line["grad_norm"] == pytest.approx(both, rel=1e-4)
@@ -202,7 +201,7 @@ def test_measuring_norms_changes_nothing_that_is_learnt(folder: Path, tmp_path: 
     told = run(folder, tmp_path / "told", log_channels_every=2)
     left, right = (load_file(o / "model" / "model.safetensors") for o in (plain, told))
     assert all(torch.equal(left[name], right[name]) for name in left)
-    measured = [line for line in lines(told) if "grad_norm/score" in line]
+    measured = [line for line in rows(told) if "grad_norm/score" in line]
     assert [line["step"] for line in measured] == [2, 4]
     # One update: the joint gradient is the sum of the channels'.
     for line in measured:
@@ -210,33 +209,21 @@ def test_measuring_norms_changes_nothing_that_is_learnt(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("channels", "dtype"),
-    [pytest.param("alternate", "float32", marks=pytest.mark.slow), ("separate", "bfloat16")],
+    ("channels", "dtype"), [("alternate", "float32"), ("separate", "bfloat16"), ("joint", "bfloat16")]
 )
-def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channels: str, dtype: str) -> None:
-    """SIGKILL in the middle of the run; moments and masters of all channels come back bit for bit."""
-    ended = []
-    for name, kill in (("unbroken", False), ("broken", True)):
-        words = [folder, tmp_path / name, channels, dtype]
-        if kill:
-            with start(SCRIPT, *words) as process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if line.split()[1] == "3":
-                        process.kill()
-                        break
-            words.append("resume")
-        finish(start(SCRIPT, *words))
-        ended.append(tmp_path / name)
-    assert same_weights(*ended)
-    kept = [load_file(max((o / "checkpoints").glob("c*")) / "optimizer.safetensors") for o in ended]
-    moments = [{n: t for n, t in each.items() if n.startswith("optimizer.")} for each in kept]
-    assert moments[0].keys() == moments[1].keys()
-    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
-    kinds = {name.rsplit(".", 1)[-1] for name in moments[0]}
-    assert {"answer/exp_avg", "score/exp_avg_sq"} <= kinds
-    assert ("master" in kinds) == (dtype == "bfloat16")
-    assert (ended[0] / "metrics.jsonl").read_bytes() == (ended[1] / "metrics.jsonl").read_bytes()
+def test_resumed_equals_unbroken(folder: Path, tmp_path: Path, channels: str, dtype: str) -> None:
+    """Moments and masters of all channels come back bit for bit."""
+    whole = run(folder, tmp_path / "whole", dtype=dtype, channels=channels)
+    run(folder, tmp_path / "parts", 2, dtype=dtype, channels=channels)
+    parts = run(folder, tmp_path / "parts", resume=True, dtype=dtype, channels=channels)
+    assert same_weights(whole, parts) and same_figures(whole, parts)
+    kept = [load_file(o / "checkpoints/checkpoint-000004/optimizer.safetensors") for o in (whole, parts)]
+    moments, others = ({n: t for n, t in each.items() if n.startswith("optimizer.")} for each in kept)
+    assert moments.keys() == others.keys()
+    assert all(torch.equal(moments[name], others[name]) for name in moments)
+    kinds = {name.rsplit(".", 1)[-1] for name in moments}
+    assert ({"exp_avg"} if channels == "joint" else {"answer/exp_avg", "score/exp_avg_sq"}) <= kinds
+    assert ("master" in kinds) == (dtype != "float32")
 
 
 def test_moments_of_another_mode_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_killed_at_any_moment_the_newest_one_loads(tmp_path: Path) -> None:
     draw = random.Random(0)
     context = multiprocessing.get_context("fork")
     last = 0
-    for _ in range(15):
+    for _ in range(8):
         child = context.Process(target=save_for_ever, args=(tmp_path,))
         child.start()
         deadline = time.monotonic() + 20

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -14,28 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from killed_runs import same_figures, same_weights
+from killed_runs import finish, same_figures, same_weights, start
 from selfverify.core.events import read_events, story
 from selfverify.reports.run_data import load_run
 from trainer.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
 
 SCRIPT = Path(__file__).with_name("fault_run.py")
-
-
-def start(steps: int, output: Path, images: Path, faults: Path) -> subprocess.Popen[str]:
-    paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(steps), str(output), str(images), str(faults)],
-        stdout=subprocess.PIPE,
-        stderr=(output.parent / f"{output.name}.log").open("a"),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], output: Path) -> None:
-    process.communicate(timeout=1200)
-    assert process.returncode == 0, (output.parent / f"{output.name}.log").read_text()[-3000:]
 
 
 def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Random) -> None:
@@ -59,13 +41,13 @@ def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Rando
 
 def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) -> int:
     """Train with all faults at once and ``kills`` SIGKILLs at random; how many of them hit a live run."""
-    rng, hit = random.Random(kills), 0
+    rng, hit, log = random.Random(kills), 0, output.with_suffix(".log")
     calm = threading.Event()
     mover = threading.Thread(target=vanish, args=(images, faults, calm, random.Random(1)))
     mover.start()
     try:
         for kill in range(kills):
-            process = start(steps, output, images, faults)
+            process = start(SCRIPT, steps, output, images, faults, log=log)
             assert process.stdout is not None
             # In the k-th part of the run, somewhere inside a step.
             last = rng.randint(steps * kill // kills + 1, steps * (kill + 1) // kills - 1)
@@ -76,7 +58,7 @@ def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) 
             process.kill()
             process.communicate()
             hit += process.returncode < 0
-        finish(start(steps, output, images, faults), output)
+        finish(start(SCRIPT, steps, output, images, faults, log=log), 1200, log)
     finally:
         calm.set()
         mover.join()
@@ -129,11 +111,8 @@ def is_worker(pid: int) -> bool:
         return False
 
 
-def test_a_disturbed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    check(12, 2, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_hundred_steps_and_ten_kills(tmp_path: Path) -> None:
+    """All at once; in the ordinary tests each fault is looked at by itself."""
     print("\n".join(check(200, 10, tmp_path)))

@@ -1,44 +1,39 @@
-"""The metrics file: deterministic lines, and a resumed run's file equal to an unbroken one's."""
+"""The metrics file: deterministic lines that survive a kill; and lines of progress that stand alone."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
+from selfverify.cli.options import bar
 from selfverify.core.errors import CheckpointError
-from selfverify.trainer.logging import MetricsLog
+from selfverify.trainer.logging import MetricsLog, TrainingProgress
 
 
 def test_values_are_rounded_and_plain(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    log.append(
-        {
-            "step": 1234567890,
-            "a": 0.123456789,
-            "nan": float("nan"),
-            "inf": -float("inf"),
-            "tensor": torch.tensor(2 / 3),
-            "numpy": np.float32(1e-9),
-            "list": (1.00000001, None, True),
-            "inner": {"text": "ä\n"},
-        }
-    )
+    values: dict[str, tuple[Any, Any]] = {
+        "step": (1234567890, 1234567890),
+        "a": (0.123456789, 0.123457),
+        "nan": (float("nan"), None),
+        "inf": (-float("inf"), None),
+        "tensor": (torch.tensor(2 / 3), 0.666667),
+        "numpy": (np.float32(1e-9), 1e-9),
+        "list": ((1.00000001, None, True), [1.0, None, True]),
+        "inner": ({"text": "ä\n"}, {"text": "ä\n"}),
+    }
+    log.append({name: given for name, (given, _) in values.items()})
     text = log.path.read_text(encoding="utf-8")
     assert text.endswith("\n")
-    assert json.loads(text) == {
-        "step": 1234567890,
-        "a": 0.123457,
-        "nan": None,
-        "inf": None,
-        "tensor": 0.666667,
-        "numpy": 1e-9,
-        "list": [1.0, None, True],
-        "inner": {"text": "ä\n"},
-    }
+    assert json.loads(text) == {name: written for name, (_, written) in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -57,24 +52,6 @@ def test_garbage_behind_the_last_checkpoint_is_cut_off(tmp_path: Path, garbage: 
     assert log.path.read_text() == '{"step": 1}\n'
 
 
-def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path) -> None:
-    unbroken, resumed = MetricsLog(tmp_path / "a.jsonl"), MetricsLog(tmp_path / "b.jsonl")
-    length = 0
-    for step in range(6):
-        unbroken.append({"step": step, "loss": 1 / (step + 3)})
-    for step in range(5):
-        resumed.append({"step": step, "loss": 1 / (step + 3)})
-        length = resumed.sync() if step == 2 else length
-    with resumed.path.open("a") as file:
-        file.write('{"step": 5, "lo')  # killed in the middle of a line
-    again = MetricsLog(resumed.path)
-    assert len(resumed.path.read_text().splitlines()) == 5
-    again.truncate(length)
-    for step in range(3, 6):
-        again.append({"step": step, "loss": 1 / (step + 3)})
-    assert resumed.path.read_bytes() == unbroken.path.read_bytes()
-
-
 def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1})
@@ -82,3 +59,30 @@ def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
         log.truncate(99)
     log.truncate(0)
     assert log.sync() == 0
+
+
+BARS = ("Loading weights", "Writing model shards")
+
+
+@pytest.mark.parametrize("ours", [TrainingProgress, lambda: bar("problems")])
+def test_transformers_shows_no_bars_between_ours(
+    ours: Callable[[], AbstractContextManager[Any]],
+    load_policy: Any,
+    tmp_path: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    try:
+        with ours():
+            load_policy().save(tmp_path / "a")
+        alone = capfd.readouterr().err
+        with pytest.raises(KeyError), ours():
+            raise KeyError
+        load_policy().save(tmp_path / "b")
+        after = capfd.readouterr().err
+    finally:
+        if not enabled:
+            transformers_logging.disable_progress_bar()
+    assert [name in alone for name in BARS] == [False, False]
+    assert [name in after for name in BARS] == [True, True]

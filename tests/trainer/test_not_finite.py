@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from killed_runs import rows
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, DataError, SelfVerifyError
 from selfverify.core.events import read_events, story
@@ -70,10 +71,6 @@ def run(policy: Policy, output: Path, config: TrainerConfig, bad: Collection[int
         learn(policy, DigitsPick(), make_method("sft"), config, output=output, on_step=count, **more)
     finally:
         hook.remove()
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def checkpoint(folder: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from killed_runs import same_figures, same_weights
+from killed_runs import finish, rows, same_figures, same_weights, start
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
@@ -27,17 +23,6 @@ from selfverify.trainer.rollout_source import wants_log
 from trainer import random_episodes
 
 SCRIPT = Path(random_episodes.__file__)
-
-
-def start(steps: int, output: Path) -> subprocess.Popen[str]:
-    paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(steps), str(output)],
-        stdout=subprocess.PIPE,
-        stderr=(output.parent / f"{output.name}.log").open("a"),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        text=True,
-    )
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -55,9 +40,9 @@ def one_thread() -> Any:
 
 def check(steps: int, kills: int, folder: Path) -> None:
     """Kill a run at random moments; then replay its log at one go, which has to end the same."""
-    rng, hit, broken = random.Random(kills), 0, folder / "broken"
+    rng, hit, broken, log = random.Random(kills), 0, folder / "broken", folder / "broken.log"
     for kill in range(kills):
-        process = start(steps, broken)
+        process = start(SCRIPT, steps, broken, log=log)
         assert process.stdout is not None
         last = rng.randint(steps * kill // kills + 1, max(steps * (kill + 1) // kills - 1, 1))
         for line in process.stdout:
@@ -67,17 +52,15 @@ def check(steps: int, kills: int, folder: Path) -> None:
         process.kill()
         process.communicate()
         hit += process.returncode < 0
-    process = start(steps, broken)
-    process.communicate(timeout=600)
-    assert process.returncode == 0, (folder / "broken.log").read_text()[-3000:]
+    finish(start(SCRIPT, steps, broken, log=log), 600, log)
     assert hit >= kills - 1, "the run ended before it could be killed"
     resumed = [e for e in read_events(broken / "events.jsonl") if e["event"] in ("started", "resumed")]
     assert len(resumed) == kills + 1
 
     random_episodes.run(steps, folder / "whole", broken)
     assert_same(broken, folder / "whole")
-    rows = [json.loads(line) for line in (broken / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == steps and any(row["conversation/turns"] > 1 for row in rows)
+    logged = rows(broken)
+    assert len(logged) == steps and any(row["conversation/turns"] > 1 for row in logged)
     assert "time/reply_s" in (broken / "timing.jsonl").read_text()
     assert list((broken / "rollouts").glob("*/*.png"))
 

@@ -48,6 +48,18 @@ def test_settings_that_changed_are_told_once(
     assert [event["event"] for event in again].count("settings_changed") == 1
 
 
+def test_a_change_of_what_prepares_images_is_told(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [begun] = [e for e in run(tiny_folder, tmp_path) if e["event"] == "started"]
+    assert begun["image_backend"] == "Qwen2VLImageProcessorPil"
+    assert "image_backend_changed" not in {e["event"] for e in run(tiny_folder, tmp_path, steps=2)}
+    monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
+    [told] = [e for e in run(tiny_folder, tmp_path, steps=3) if e["event"] == "image_backend_changed"]
+    assert (told["before"], told["now"]) == ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
+    assert "torchvision" in told["message"]
+
+
 def test_a_run_with_more_steps_than_are_asked_for_is_finished(tiny_folder: Path, tmp_path: Path) -> None:
     run(tiny_folder, tmp_path, steps=2)
     assert [e["event"] for e in run(tiny_folder, tmp_path, steps=1)][-2:] == ["resumed", "finished"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from killed_runs import rows
 from selfverify.core import ranks
 from selfverify.core.events import read_events
 from selfverify.core.jsonl_store import read_journal
@@ -95,13 +96,9 @@ def assert_same(ours: Weights, theirs: Weights, limit: float = 1e-10) -> None:
 
 def assert_same_metrics(ours: Path, theirs: Path) -> list[dict[str, float]]:
     """Returns those of the first folder."""
-    lines, others = (
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (ours, theirs)
-    )
-    for mine, other in zip(lines, others, strict=True):
+    for mine, other in zip(rows(ours), rows(theirs), strict=True):
         assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
-    return lines
+    return rows(ours)
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
@@ -138,8 +135,7 @@ def test_one_bad_process_keeps_all_from_an_update(
     assert all(bool(tensor.isfinite().all()) for tensor in last.values())
     events = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "update_skipped"]
     assert [(e["step"], e["channel"], e.get("process", 0)) for e in events] == [(1, name, 0) for name in told]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row.get("updates/skipped", 0) for row in rows] == [0, len(told), 0]
+    assert [row.get("updates/skipped", 0) for row in rows(tmp_path)] == [0, len(told), 0]
 
 
 @pytest.mark.slow
@@ -203,15 +199,15 @@ def test_ragged_conversations_and_one_that_hangs(way: str, tmp_path: Path) -> No
     [file] = (tmp_path / "alone" / "again" / "model").glob("*.safetensors")
     assert_same(weights, load_file(file))
     for folder in (way, "alone", "alone/again"):
-        first, second = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+        first, second = rows(tmp_path / folder)
         assert (first["trajectories/invalid"], second["trajectories/invalid"]) == (1, 0)
         assert first["conversation/error"] == pytest.approx(1 / 8, abs=1e-6)
         assert first["conversation/turns"] > 1
     log = tmp_path / way / "rollouts"
     files = [*log.glob("step-00000[12].process-[01]-of-2.jsonl")]
     assert len(files) == 4 and [*log.glob("*/*.png")]
-    rows = [row for file in files for row in read_journal(file, RecordedGroup)[1].values()]
-    first = [t.segments[0] for row in rows for t in row.trajectories]
+    logged = [row for file in files for row in read_journal(file, RecordedGroup)[1].values()]
+    first = [t.segments[0] for row in logged for t in row.trajectories]
     # Some are shown something first, and some are over before the policy speaks.
     shown = [s for s in first if s.author == "environment" and s.tokens]
     assert any(s.images for s in shown) and len(shown) < len(first)

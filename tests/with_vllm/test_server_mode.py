@@ -6,7 +6,6 @@ and the server loads them again. All other requests are TRL's own.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from killed_runs import rows
 from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
@@ -22,8 +22,6 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
-from selfverify.serving.config import SolveConfig
-from selfverify.serving.solve_server import solve_on_server
 from with_vllm.conftest import Serving
 
 TASK = make_task("digits-pick")
@@ -59,10 +57,6 @@ def by_file(vllm_server: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     reload(VLLMClient(vllm_server.url))
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("train_vision", [False, True])
 def test_a_run_on_a_server(by_file: SamplingConfig, tmp_path: Path, train_vision: bool) -> None:
     """Its weights are the learner's after every update. The second run begins where another one has ended."""
@@ -85,24 +79,3 @@ def test_a_server_of_another_precision_is_refused(by_file: SamplingConfig, tmp_p
     policy = Policy.load("builtin:digits", device="cpu", dtype="bfloat16")
     with pytest.raises(ConfigError, match="computes in float32 and not in bfloat16"):
         learn(policy, TASK, make_method("adpo"), CONFIG, by_file, output=tmp_path)
-
-
-def test_problems_are_answered_through_it(vllm_server: Serving) -> None:
-    """`builtin:digits` alone is right in about half of its answers."""
-    right, answers = 0, list[bool]()
-    for index in range(8):
-        asked = {"task": "digits-pick", "index": index}
-        settings = SolveConfig.model_validate(
-            {"asked": asked, "answerer": {"server": vllm_server.url, "model": "m"},
-             "choosing": {"n": 8, "verifier": "soft"}, "drawing": {"max_new_tokens": 40}}
-        )  # fmt: skip
-        problem = TASK.problem("test", 0, index)
-        solution = solve_on_server(settings, TASK, problem)
-        right += bool(solution.correct)
-        assert len(solution.candidates) == 8 and all(c.tokens <= 40 for c in solution.candidates)
-        # Each score is read again behind its candidate: in three tokens, and in one more where another
-        # beginning of scores is likely. At first a token finds out that the server goes on from a message.
-        read = solution.tokens - sum(c.tokens for c in solution.candidates)
-        assert 0 < read <= 8 * 4 + 1
-        answers += [c.answer is not None for c in solution.candidates]
-    assert sum(answers) >= 60 and right >= 2

@@ -1,6 +1,7 @@
-"""In GRPO mode, advantages and loss are TRL's (TRL's own code runs here, on fixed log-probs)."""
+"""Advantages, losses and their gradients are TRL's (TRL's own code runs here, on fixed log-probs)."""
 
-import inspect
+from __future__ import annotations
+
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -8,7 +9,14 @@ import pytest
 import torch
 
 from rounding import assert_close
-from selfverify.objectives import UNTRAINED, group_advantage, importance_weight, surrogate, token_weights
+from selfverify.objectives import (
+    UNTRAINED,
+    group_advantage,
+    importance_weight,
+    pairwise,
+    surrogate,
+    token_weights,
+)
 
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
 GRPOTrainer = grpo_trainer.GRPOTrainer
@@ -22,43 +30,25 @@ def trl_advantage(rewards):
 
 def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, importance=None, beta=0.01):
     """`GRPOTrainer._compute_loss` itself, with a stand-in trainer whose model returns ``logprobs``."""
+    logps = logprobs, torch.zeros_like(logprobs), None
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (
-            logprobs,
-            torch.zeros_like(logprobs),
-            None,
-        ),
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: logps,
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
         ),
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
-        model=SimpleNamespace(training=True),
-        _metrics={"train": defaultdict(list)},
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        importance_sampling_level="token",
-        beta=beta,
-        epsilon_low=0.2,
-        epsilon_high=epsilon_high,
-        loss_type=loss_type,
-        use_vllm=importance is not None,
-        vllm_importance_sampling_correction=importance is not None,
-        current_gradient_accumulation_steps=1,
-        _entropy_bonus_enabled=False,
-    )
+        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)}, aux_loss_enabled=False,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token",
+        beta=beta, epsilon_low=0.2, epsilon_high=epsilon_high, loss_type=loss_type,
+        use_vllm=importance is not None, vllm_importance_sampling_correction=importance is not None,
+        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+    )  # fmt: skip
     tokens = torch.zeros(mask.shape, dtype=torch.long)
     inputs = {
-        "prompt_ids": tokens[:, :1],
-        "prompt_mask": torch.ones_like(tokens[:, :1]),
-        "completion_ids": tokens,
-        "completion_mask": mask,
-        "advantages": advantages,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": ref,
-        "num_items_in_batch": mask.sum(),
-        "importance_sampling_ratio": importance,
-    }
+        "prompt_ids": tokens[:, :1], "prompt_mask": torch.ones_like(tokens[:, :1]), "completion_ids": tokens,
+        "completion_mask": mask, "advantages": advantages, "old_per_token_logps": old,
+        "ref_per_token_logps": ref, "num_items_in_batch": mask.sum(), "importance_sampling_ratio": importance,
+    }  # fmt: skip
     return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
 
 
@@ -72,12 +62,6 @@ def batch(seed=0, groups=3, size=4, length=9):
     mask = (torch.arange(length) < lengths.unsqueeze(1)).long()
     rewards = torch.rand(groups, size, generator=g).round(decimals=1)
     return logprobs, old, ref, mask, rewards
-
-
-def test_trl_still_normalises_as_copied_here():
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert "advantages = rewards - mean_grouped_rewards" in source
-    assert "advantages = advantages / (std_rewards + 1e-4)" in source
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,13 +100,6 @@ def test_loss_gradient_and_metrics_are_trls(seed, loss_type, denominator, epsilo
     assert metrics["clip_ratio/region_mean"][0] > 0
 
 
-def test_trl_still_truncates_as_copied_here():
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert "per_token_logps_diff = (old_per_token_logps - sampling_per_token_logps) * mask" in source
-    assert "torch.nan_to_num(per_token_logps_diff, nan=0.0)" in source
-    assert "vllm_importance_sampling_ratio = torch.exp(logps_diff)" in source
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cap", [1.1, 1.3])
 def test_loss_on_another_engines_samples_is_trls(seed, cap):
@@ -147,3 +124,63 @@ def test_loss_on_another_engines_samples_is_trls(seed, cap):
     assert_close(ours_in.grad, theirs_in.grad)
     uncorrected, _ = trl_loss(logprobs, old, ref, advantage, mask, "grpo")
     assert abs(uncorrected - theirs) > 1e-4
+
+
+# --- pairs --------------------------------------------------------------------------------------------------
+
+
+DPOTrainer = pytest.importorskip("trl.trainer.dpo_trainer", exc_type=ImportError).DPOTrainer
+
+
+def trl_pairwise_loss(logprobs, ref, mask, beta):
+    """`DPOTrainer._compute_loss` itself, with a stand-in model that returns ``logprobs`` [2 B, R].
+
+    Chosen responses come first, then the rejected ones, as in TRL's batches.
+    """
+    whole = torch.nn.functional.pad(mask, (1, 0))  # a prompt of one token
+    zeros = torch.zeros_like(logprobs)
+
+    def model(**inputs):
+        # TRL's head gives 0 where the labels are masked.
+        outputs = {"log_probs": logprobs * mask, "entropy": zeros, "mean_logits": zeros, "is_top1": zeros > 0}
+        return SimpleNamespace(**outputs)
+
+    chosen, rejected = (ref * mask).sum(1).chunk(2)
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
+        aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True, f_divergence_type="reverse_kl",
+        loss_types=["sigmoid"], loss_weights=[1.0], beta=beta, label_smoothing=0.0, use_weighting=False,
+        _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    inputs = {
+        "input_ids": whole, "attention_mask": torch.ones_like(whole), "completion_mask": whole,
+        "ref_chosen_logps": chosen, "ref_rejected_logps": rejected,
+    }  # fmt: skip
+    return DPOTrainer._compute_loss(trainer, model, inputs, False), trainer._metrics["train"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("beta", [0.1, 0.7])
+def test_pairwise_loss_gradient_and_metrics_are_trls(seed, beta):
+    g = torch.Generator().manual_seed(seed)
+    pairs, length = 5, 7
+    new = torch.randn(2 * pairs, length, generator=g).abs().neg()
+    ref = new + 0.5 * torch.randn(new.shape, generator=g)
+    lengths = torch.randint(1, length + 1, (2 * pairs, 1), generator=g)
+    mask = (torch.arange(length) < lengths).long()
+    theirs_in, ours_in = new.clone().requires_grad_(), new.clone().requires_grad_()
+
+    theirs, metrics = trl_pairwise_loss(theirs_in, ref, mask, beta)
+    in_pairs = [torch.stack(x.chunk(2), dim=1) for x in (ours_in, ref, mask)]
+    preference = in_pairs[2] * torch.tensor([1.0, -1.0])[:, None]
+    terms = pairwise(in_pairs[0], in_pairs[1], preference, beta)
+    ours = terms.loss.mean()
+
+    assert_close(ours, theirs)
+    theirs.backward()
+    ours.backward()
+    assert theirs_in.grad.abs().max() > 0
+    assert_close(ours_in.grad, theirs_in.grad)
+    assert_close(terms.margin.mean(), metrics["rewards/margins"][0])
+    assert float((terms.margin > 0).float().mean()) == pytest.approx(metrics["rewards/accuracies"][0])
