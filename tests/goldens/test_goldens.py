@@ -70,7 +70,10 @@ def test_only_what_is_listed_may_go_or_come(
     assert compared(tmp_path, other, values=values) == found
 
 
-def test_a_changed_value_is_on_no_list(tmp_path: Path) -> None:
+def test_a_changed_value_has_a_list_of_its_own(tmp_path: Path) -> None:
+    named = {"changed": [{"golden": "g1", "key": "lr"}]}
+    assert compared(tmp_path, named, values={**STORED, "lr": 0.2}) is None
+    assert compared(tmp_path, named, values={"lr": 0.2}).key.startswith("turns")
     listed = {"deleted": [{"row": "*", "key": "*"}], "added": [{"row": "*", "key": "*"}]}
     found = compared(tmp_path, listed, values={**STORED, "lr": 0.2})
     assert found.key == "lr" and (found.before, found.after) == ("0.1", "0.2")

@@ -82,6 +82,13 @@ class Names:
         back = {new: old for old, new in self.values.get(key, {}).items()}
         return back.get(value, value) if isinstance(value, str | int | bool) else value
 
+    def stored_value(self, key: str, value: Any) -> Any:
+        """Return the old name of a value that is stored under the last part of its key, or its key in full."""
+        for row in self.values:
+            if key == row or key == row.rpartition(".")[2]:
+                value = self.old_value(row, value)
+        return value
+
     def module(self, module: str) -> str:
         """Return where a module is now."""
         return _moved(module, self.modules, ".")
@@ -296,7 +303,8 @@ class Tree:
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
             return self._fields(value, value._asdict())
         if isinstance(value, Mapping):
-            return {str(self.plain(key)): self.plain(inner) for key, inner in value.items()}
+            named = {str(self.plain(key)): self.plain(inner) for key, inner in value.items()}
+            return {key: self.names.stored_value(key, inner) for key, inner in named.items()}
         if isinstance(value, set | frozenset):
             return sorted((self.plain(inner) for inner in value), key=str)
         if isinstance(value, Iterable):
@@ -305,7 +313,8 @@ class Tree:
 
     def _fields(self, owner: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         name = self.names.old_class(type(owner).__name__)
-        return {self.names.old_attribute(name, key): self.plain(value) for key, value in fields.items()}
+        named = {self.names.old_attribute(name, key): self.plain(value) for key, value in fields.items()}
+        return {key: self.names.stored_value(key, inner) for key, inner in named.items()}
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
