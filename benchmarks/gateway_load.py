@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
-import random
 import re
 import statistics
 import subprocess
@@ -49,14 +47,9 @@ KINDS: dict[str, dict[str, Any]] = {
 _CONTENT = re.compile(rb'"content": ?"([^"]*)"')
 
 
-def question(number: int, image: str, more: dict[str, Any]) -> bytes:
+def question(number: int, more: dict[str, Any]) -> bytes:
     """A request."""
-    content: list[dict[str, Any]] = [
-        {"type": "text", "text": "What do both numbers in this picture add up to?"}
-    ]
-    if image:
-        content.insert(0, {"type": "image_url", "image_url": {"url": image}})
-    messages = [{"role": "user", "content": content}]
+    messages = [{"role": "user", "content": "What do both numbers in this picture add up to?"}]
     return json.dumps({"model": "m", "seed": number * 100, "n": 1, "messages": messages, **more}).encode()
 
 
@@ -155,13 +148,8 @@ async def measure(
     options: argparse.Namespace, server: str, gateway: str, process: psutil.Process
 ) -> dict[str, Any]:
     """All figures."""
-    image = ""
-    if options.image_kb:
-        pixels = random.Random(0).randbytes(options.image_kb * 1024 // 3 * 3)
-        image = png_of(pixels)
     bodies = {
-        kind: [question(number, image, more) for number in range(options.requests)]
-        for kind, more in KINDS.items()
+        kind: [question(number, more) for number in range(options.requests)] for kind, more in KINDS.items()
     }
     chat = "/v1/chat/completions"
     before = process.memory_info().rss / 1e6
@@ -222,7 +210,6 @@ async def measure(
     return {
         "clients": options.clients,
         "n": options.n,
-        "image_kb": options.image_kb,
         "delay_s": options.delay,
         "asked": asked,
         "wrong": wrong,
@@ -241,17 +228,6 @@ async def measure(
     }
 
 
-def png_of(pixels: bytes) -> str:
-    """Noise as an image that does not compress, as a data URL."""
-    import io
-
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.frombytes("RGB", (len(pixels) // 3 // 16, 16), pixels[: len(pixels) // 48 * 48]).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,7 +238,6 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.6, help="seconds the server takes on average")
     parser.add_argument("--words", type=int, default=60, help="of each candidate's reasoning")
     parser.add_argument("-n", type=int, default=8, help="candidates")
-    parser.add_argument("--image-kb", type=int, default=0, help="an image of this size in each question")
     options = parser.parse_args()
     if options.requests < 3 * options.clients:
         parser.error("--requests: at least three times --clients, or they are never all busy")

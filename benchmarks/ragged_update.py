@@ -9,7 +9,7 @@ measured in a fresh process for each side, as in `policy_update.py`. The program
 differ. The last line is a JSON object: `ragged_speedup` (padded / sliced) and `ragged_memory` (sliced /
 padded) of the short prompt, and `ragged_speedup_long`, `ragged_memory_long` of the long one.
 
-    python benchmarks/ragged_update.py [--repeats 5] [--threads 1] [--budget 4096]
+    python benchmarks/ragged_update.py [--repeats 1] [--threads 1] [--budget 4096]
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", type=int, default=1, help="divides the lengths of the responses")
     parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
     parser.add_argument("--folder", help="the model, for --memory-of")
-    parser.set_defaults(repeats=5)
+    parser.set_defaults(repeats=1)
     options = parse(parser, argv)
     if options.memory_of:
         made = Ragged(options.folder, options.prompts[0], options.budget, options.scale)
