@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import DataError
 from selfverify.core.files import write_json
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe, recipe_task
-from selfverify.tasks.row_task import DataFile
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION
@@ -54,41 +56,52 @@ class BenchRow:
 BENCH = "bench.json"
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSettings:
-    """What is answered, by whom, and how.
+class BenchSettings(CommandConfig):
+    """By whom a benchmark is answered, and how."""
 
-    Args:
-        data: The benchmark's file or folder.
-        model: A model's folder or name.
-        look: How it looks.
-        problems: At most so many questions; None takes all.
-        max_new_tokens: The most tokens of a turn.
-        temperature: 0 is greedy.
-        samples: Answers to each question.
-        device: As of `PolicyConfig`.
-        dtype: As of `PolicyConfig`.
-        marks: Whether the questions are also answered with numbers on the parts of their images
-            (`visual.tools.crop`), without looking.
-        server: An OpenAI-compatible server behind which the model is; None loads it here.
-        timeout: Seconds that one answer of a server may take.
-    """
+    model: str = "builtin:digits"
+    """The model: a folder, `builtin:NAME` or a hub id; with --server its name there."""
 
-    data: DataFile
-    model: str
-    look: VisualConfig
-    problems: int | None = None
-    max_new_tokens: int = 512
-    temperature: float = 0.0
-    samples: int = 1
-    device: str = "auto"
-    dtype: str = "auto"
-    marks: bool = False
     server: str | None = None
-    timeout: float = 300.0
+    """An OpenAI-compatible server behind which the model is."""
+
+    timeout: float = Field(300.0, ge=0.1)
+    """With --server: seconds that one answer may take."""
+
+    output: Path = Path("runs/bench")
+    """The folder for samples and figures."""
+
+    format: str | None = None
+    """The file's format, if it is not recognised (`vstar`, ...)."""
+
+    split: str | None = None
+    """The split to read, where there are several (BLINK: val)."""
+
+    problems: int | None = Field(None, ge=1)
+    """The first questions only."""
+
+    samples: int = Field(1, ge=1)
+    """Answers to each question."""
+
+    temperature: float = Field(0.0, ge=0.0)
+    """The sampling temperature; 0 is greedy."""
+
+    max_tokens: int = Field(512, ge=1)
+    """The most tokens of a turn."""
+
+    device: str = "auto"
+    """Where the model runs."""
+
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """The precision of its weights."""
+
+    marks: bool = False
+    """Answer also with numbers on the parts of images (Set-of-Mark), without looking."""
+
+    look: VisualConfig
 
 
-def run_bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
+def run_bench(data: Path, settings: BenchSettings, output: Path) -> list[BenchRow]:
     """Answer a benchmark's questions without and with looking.
 
     Called again, it goes on where it was stopped. ``OUTPUT/without``, ``OUTPUT/marked`` and
@@ -98,7 +111,7 @@ def run_bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         ConfigError: The file or the model is not there, or the output holds something else.
         DataError: No question can be used, or one has no image.
     """
-    test = settings.data.model_dump(mode="json")
+    test = {"path": str(data), "format": settings.format, "split": settings.split}
     look = settings.look.model_dump(mode="json")
     asked: list[tuple[str, str, dict[str, Any]]] = [
         (WITHOUT, "without", {"name": "math", "test": test, "instruction": INSTRUCTION}),
@@ -106,18 +119,18 @@ def run_bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
     recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
-    _refuse_without_images(recipes[-1][2], settings)
+    _refuse_without_images(recipes[-1][2], data)
     rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
-    about = {"data": settings.data.path, "model": settings.model}
+    about = {"data": str(data), "model": settings.model}
     write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
 
 
-def _refuse_without_images(recipe: Recipe, settings: BenchSettings) -> None:
+def _refuse_without_images(recipe: Recipe, data: Path) -> None:
     """A question that has lost its image would be answered from its words, and count as looked at."""
     task = recipe_task(recipe)
     count = task.count("test")
-    known = [n for n in (settings.problems, count) if n is not None]
+    known = [n for n in (recipe.evaluation.problems, count) if n is not None]
     blind = []
     for index in range(min(known, default=0)):
         try:
@@ -127,7 +140,7 @@ def _refuse_without_images(recipe: Recipe, settings: BenchSettings) -> None:
         blind += [] if problem.images else [problem.id]
     if blind:
         raise DataError(
-            f"{settings.data.path}: {len(blind)} of its questions have no image, such as "
+            f"{data}: {len(blind)} of its questions have no image, such as "
             f"{', '.join(blind[:3])}; give them their images, or take them out of the file"
         )
 
@@ -145,7 +158,7 @@ def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
             },
             "task": task,
             "method": {"name": "grpo"},
-            "sampling": {"max_new_tokens": settings.max_new_tokens},
+            "sampling": {"max_new_tokens": settings.max_tokens},
             "learner": {"steps": 1},
             "evaluation": {
                 "problems": settings.problems,

@@ -1,4 +1,4 @@
-"""SmartSnap's Tables 1 to 3 (arXiv:2512.22322) of our runs and evaluations: tasks, figures, figures by app.
+"""SmartSnap's Tables 1 to 3 (arXiv:2512.22322) of our runs and evaluations, and what its training is worth.
 
 A row is a model in one stage: prompted (PT), fine-tuned with or without evidence (FT, FT vanilla), trained by
 reinforcement (RL). Figures are those of a single sample at the evaluation's temperature.
@@ -6,27 +6,23 @@ reinforcement (RL). Figures are those of a single sample at the evaluation's tem
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
-from pydantic import ValidationError
 
-from reproduce import published
-from reproduce.scripts import script
+from reproduce.published import published
+from reproduce.scripts import named_folders, script
 from reproduce.tables import grid, number, percent
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
 from selfverify.cli.options import Json, print_json
-from selfverify.core.errors import ConfigError, SelfVerifyError
-from selfverify.core.files import write_text
+from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_json, write_text
 from selfverify.evaluation.breakdown import ACCURACY
-from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import TASKS
-from selfverify.experiments.run import recipe_task
 from selfverify.reports.run_data import is_evaluation, read_metrics
 
 Stage = Literal["before", "after"]
@@ -34,10 +30,8 @@ FIGURES = ("SR", "Sub-SR", "RRR", "ROR")
 """The columns of Table 2, as AndroidLab computes them (`selfverify.agents.reward`)."""
 EVIDENCE = ("evidence", "completeness", "conciseness", "creativity", "judged-SR", "judge-false-positives")
 """What SmartSnap is about beside that, in a table of our own."""
-COUNTED = 1000
-"""Training problems of which Table 1 counts the apps, where a task makes them without end."""
 RULE = "pass@1"
-PAPER = published.smartsnap()
+PAPER = published("smartsnap")
 """What the authors report."""
 
 
@@ -73,19 +67,12 @@ class Tables:
     """The tables' content.
 
     Args:
-        rows: Tables 2 and 3.
-        training: Table 1: how many training problems each app has, by task; those that could not be read
-            are left out and noted.
+        rows: The rows of all tables.
         notes: What has to be said of single rows.
     """
 
     rows: list[Row]
-    training: dict[str, dict[str, int]]
     notes: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return asdict(self)
 
 
 def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
@@ -101,7 +88,6 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         DataError: A file in it is damaged.
     """
     rows: list[Row] = []
-    training: dict[str, dict[str, int]] = {}
     notes: list[str] = []
     for text in named:
         label, folder, stage = _parsed(text)
@@ -112,13 +98,10 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         if not stages or not measured.get(stages[0]):
             what = f"no figures {stage} training" if stage else "no figures"
             raise ConfigError(f"{folder}: metrics.json has {what}; `selfverify eval` measures a model")
-        settings = measured.get("settings") or {}
-        _check(settings, folder)
+        _check(measured.get("settings") or {}, folder)
         for found in stages:
             type, model = label or (found if trained else "", folder.resolve().name)
             rows.append(_row(type, model, f"{folder}, {found} training", measured[found], by))
-        if trained:
-            _note_training(folder, settings, training, notes)
     for row in rows:
         every = row.figures["SR-all"]
         if every is not None and every != row.figures["SR"]:
@@ -131,7 +114,7 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         notes.append(
             f"SR of {', '.join(unknown)} is what judges say: nobody else knows whether those tasks were done."
         )
-    return Tables(rows, training, notes)
+    return Tables(rows, notes)
 
 
 def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, Stage | None]:
@@ -195,27 +178,6 @@ def _value(metrics: Mapping[str, Any], name: str) -> float | None:
     return None if not curve else curve[-1]
 
 
-def _note_training(
-    folder: Path, settings: Mapping[str, Any], training: dict[str, dict[str, int]], notes: list[str]
-) -> None:
-    """Count the apps of a run's training problems, once for each task."""
-    try:
-        recipe = Recipe.model_validate(settings)
-        task = recipe_task(recipe)
-        label = f"{recipe.task.name}, {folder.resolve().name}"
-        drawn = recipe.learner.steps * recipe.learner.groups_per_step
-        count = task.count("train")
-        total = min(drawn, COUNTED) if count is None else count
-        apps: Counter[str] = Counter()
-        for index in range(total):
-            apps[str(task.problem("train", recipe.seed, index).meta.get("category") or "?")] += 1
-    except (ValidationError, SelfVerifyError) as error:
-        notes.append(f"{folder}: its training problems cannot be read: {str(error).splitlines()[0]}")
-        return
-    if dict(apps) not in training.values():
-        training[label] = dict(apps)
-
-
 def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: str = "app") -> str:
     """The tables as text.
 
@@ -229,8 +191,11 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
     head = ["type", "model", "problems", *FIGURES]
     parts += ["## Table 2: AndroidLab's figures (%)", grid(head, _table_2(tables.rows, intervals), 2)]
     if paper:
-        cited = [[r.type, r.model, "138", *map(number, r.figures)] for r in PAPER.rows]
-        parts += [f"Published ({PAPER.cited}, Table 2; AndroidLab, judged by GLM-4):", grid(head, cited, 2)]
+        cited = [[r["type"], r["model"], "138", *map(number, r["figures"])] for r in PAPER["rows"]]
+        parts += [
+            f"Published ({PAPER['cited']}, Table 2; AndroidLab, judged by GLM-4):",
+            grid(head, cited, 2),
+        ]
     apps = sorted({app for row in tables.rows for app in row.apps})
     if apps:
         parts += [
@@ -238,8 +203,11 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
             grid(["type", "model", *apps], _table_3(tables.rows, apps), 2),
         ]
     if paper:
-        cited = [[r.type, r.model, *map(number, r.apps)] for r in PAPER.rows if r.apps]
-        parts += [f"Published ({PAPER.cited}, Table 3):", grid(["type", "model", *PAPER.apps], cited, 2)]
+        cited = [[r["type"], r["model"], *map(number, r["apps"])] for r in PAPER["rows"] if r.get("apps")]
+        parts += [
+            f"Published ({PAPER['cited']}, Table 3):",
+            grid(["type", "model", *PAPER["apps"]], cited, 2),
+        ]
     if any(row.figures.get(name) is not None for row in tables.rows for name in EVIDENCE):
         parts += ["## Evidence and judges", grid(["type", "model", *EVIDENCE], _evidence(tables.rows), 2)]
     parts.append(
@@ -250,27 +218,25 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
 
 
 def _distribution(tables: Tables, paper: bool, by: str) -> str:
-    """Table 1: a line per split."""
-    lines = [(f"training ({label})", counts) for label, counts in tables.training.items()]
-    seen: list[dict[str, int]] = []
-    for row in tables.rows:
-        if row.counts and row.counts not in seen:
-            seen.append(row.counts)
-            lines.append((f"evaluation ({row.type} {row.model})".replace("( ", "("), row.counts))
-    apps = sorted({app for _, counts in lines for app in counts})
-    body = []
-    for name, counts in lines:
-        total = sum(counts.values()) or 1
-        shares = [f"{counts.get(app, 0)} ({counts.get(app, 0) / total:.1%})" for app in apps]
-        body.append([name, *shares, str(sum(counts.values()))])
-    found = [grid(["split", *apps, "total"], body)] if body else [f"No problem has a category {by!r}."]
-    if paper:
-        cited = [
-            [name, *(f"{n} ({n / sum(counts):.1%})" for n in counts), str(sum(counts))]
-            for name, counts in (("training", PAPER.training), ("validation", PAPER.validation))
-        ]
-        found += [f"Published ({PAPER.cited}, Table 1):", grid(["split", *PAPER.apps, "total"], cited)]
+    """Table 1: how many problems of each app there were."""
+    counted = {
+        tuple(row.counts.items()): f"{row.type} {row.model}".strip()
+        for row in reversed(tables.rows)
+        if row.counts
+    }
+    found = [_shares(dict(counts), name) for counts, name in counted.items()]
+    if not found:
+        found = [f"No problem has a category {by!r}."]
+    for name in ("training", "validation") if paper else ():
+        counts = dict(zip(PAPER["apps"], PAPER[name], strict=True))
+        found.append(_shares(counts, f"published ({PAPER['cited']}, Table 1), {name}"))
     return "\n\n".join(found)
+
+
+def _shares(counts: Mapping[str, int], name: str) -> str:
+    total = sum(counts.values())
+    cells = [f"{count} ({count / total:.1%})" for count in counts.values()]
+    return grid(["tasks", *counts, "total"], [[name, *cells, str(total)]])
 
 
 def _table_2(rows: Sequence[Row], intervals: bool) -> list[list[str]]:
@@ -304,10 +270,7 @@ def _evidence(rows: Sequence[Row]) -> list[list[str]]:
         [
             row.type,
             row.model,
-            *(
-                number(row.figures[name]) if name in plain else percent(row.figures[name])
-                for name in EVIDENCE
-            ),
+            *((number if name in plain else percent)(row.figures[name]) for name in EVIDENCE),
         ]
         for row in rows
     ]
@@ -336,9 +299,9 @@ def tables(
 
     Examples:
 
-    - `python -m reproduce.smartsnap runs/smartsnap-phone`
+    - `python -m reproduce.smartsnap tables runs/smartsnap-phone`
 
-    - `python -m reproduce.smartsnap PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
+    - `python -m reproduce.smartsnap tables PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
       FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
     """
     found = agent_tables(runs, by)
@@ -346,12 +309,23 @@ def tables(
     if output is not None:
         write_text(output, text)
     if as_json:
-        print_json(found.as_json())
+        print_json(asdict(found))
     else:
         typer.echo(text, nl=False)
 
 
-app = script(tables)
+def gains(
+    study: Annotated[Path, typer.Argument(help="The folder of the study `smartsnap-phone`.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    named: Annotated[list[str] | None, typer.Argument(metavar="[NAME=MODEL]...", help="More models.")] = None,
+) -> None:
+    """Measure every model of the study on new tasks; `reproduce/smartsnap_gains.py` has an example."""
+    from reproduce.smartsnap_gains import compared  # the phone is a distribution of its own
+
+    write_json(result, compared(study, dict(named_folders(named or []))))
+
+
+app = script(tables, gains, about="SmartSnap's tables of our own runs, and what its training is worth.")
 
 if __name__ == "__main__":
     app()

@@ -47,9 +47,9 @@ def run_sources(named: Sequence[str]) -> list[RunSource]:
     """Find the stores that are meant.
 
     Args:
-        named: ``METHOD:BENCHMARK=FOLDER`` or ``METHOD=FOLDER`` (the benchmark is then the task's name), each
-            with ``@before`` or ``@after`` where a run has both; or a study's folder, whose tasks are
-            benchmarks and whose variants are methods.
+        named: ``METHOD:BENCHMARK=FOLDER`` or ``METHOD=FOLDER`` (the benchmark is then the task's name), where
+            a file of samples may stand for the folder; or a study's folder, whose tasks are benchmarks and
+            whose variants are methods.
 
     Raises:
         ConfigError: A text has another form, or there are no samples.
@@ -67,22 +67,11 @@ def run_sources(named: Sequence[str]) -> list[RunSource]:
                 f"{text}: a row is METHOD:BENCHMARK=FOLDER, such as adpo:mathvista=runs/adpo/eval, or a "
                 f"study's folder with its {RESULTS}"
             )
-        store = _store(place)
+        store = find_store(Path(place).expanduser())
         found.append(RunSource(method, benchmark or str(read_samples(store)[0].get("task", "?")), store))
     if not found:
         raise ConfigError("name rows as METHOD:BENCHMARK=FOLDER, or a study's folder")
     return found
-
-
-def _store(text: str) -> Path:
-    """The store in a folder; ``@before`` and ``@after`` choose one of a run's two."""
-    plain, at, stage = text.rpartition("@")
-    if at and stage in ("before", "after"):
-        file = Path(plain).expanduser() / f"samples-{stage}.jsonl"
-        if not file.is_file():
-            raise ConfigError(f"{text}: there is no {file}")
-        return file
-    return find_store(Path(text).expanduser())
 
 
 def _of_study(folder: Path) -> list[RunSource]:

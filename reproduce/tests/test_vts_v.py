@@ -12,8 +12,8 @@ from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce import published
 from reproduce.bench import BenchRow, row_of
+from reproduce.published import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
 
@@ -74,12 +74,12 @@ def test_questions_without_images(tmp_path: Path) -> None:
 
 def test_the_papers_averages_are_those_of_its_cells() -> None:
     """So nothing was copied wrongly; GPT-4o with SoM has three empty cells, which are left out."""
-    paper = published.vts_v()
-    for row in paper.table_1:
-        values = [value for value in row.values if value is not None]
-        assert len(row.values) == len(paper.blink) == 13
-        assert sum(values) / len(values) == pytest.approx(row.mean, abs=0.0051), row.model
-    assert all(len(row.values) == len(paper.general) for row in paper.table_2)
+    paper = published("vts_v")
+    for row in paper["table_1"]:
+        values = [value for value in row["values"] if value is not None]
+        assert len(row["values"]) == len(paper["blink"]) == 13
+        assert sum(values) / len(values) == pytest.approx(row["mean"], abs=0.0051), row["model"]
+    assert all(len(row["values"]) == len(paper["general"]) for row in paper["table_2"])
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -101,13 +101,14 @@ def test_tables(tmp_path: Path) -> None:
     assert [cell.strip() for cell in head.split("|")][8] == "Count" and row.endswith("| 50.00 |")
     assert "| mine + VTS-V | – | 25.00 | – |" in lines
     assert (
-        text.count("[Bai et al. 2025]") == len(published.vts_v().table_1) + len(published.vts_v().table_2) + 2
+        text.count("[Bai et al. 2025]")
+        == sum(len(published("vts_v")[table]) for table in ("table_1", "table_2")) + 2
     )
     other = benched("c", "data/other.jsonl", {})
     with pytest.raises(ConfigError, match=r"other\.jsonl is none of the paper's benchmarks"):
         look_tables([("mine", other)])
     (other / "bench.json").write_text('{"data": 3}')
-    with pytest.raises(DataError, match=r"bench\.json: data: "):
+    with pytest.raises(DataError, match=r"bench\.json is not what"):
         look_tables([("mine", other)])
     with pytest.raises(ConfigError, match=r"has no bench\.json"):
         look_tables([("mine", tmp_path)])
