@@ -45,8 +45,6 @@ from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.rollouts.rollout import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8
-AIMS = {10: (3.0, 3.0), 30: (5.0, 3.0)}
-"""By turns: how many times faster than prefilling anew, and than TRL."""
 
 
 class Forgetful(Actor):
@@ -179,13 +177,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             setting = Setting(turns, problems)
             found = measure(folder, setting, options.repeats)
             seconds, anew, trl = compare(found, 0)
-            aims = AIMS.get(turns, (None, None))
             rates = setting.size / seconds[0], found["tokens"] / seconds[0]
-            rows.append([turns, setting.size, *seconds, *rates, anew, aims[0], trl, aims[1]])
+            rows.append([turns, setting.size, *seconds, *rates, anew, trl])
             results |= {f"faster_than_prefill_{turns}": anew, f"faster_than_trl_{turns}": trl}
             results[f"turns_{turns}"] = {"conversations": setting.size, **found}
         columns = ["turns", "conversations", "kept", "anew", "TRL", "episodes/s", "tokens/s"]
-        columns += ["anew / kept", "aim", "TRL / kept", "aim"]
+        columns += ["anew / kept", "TRL / kept"]
         title = f"Turns of {SAID} tokens, screens of {SCREEN}; CPU seconds; rates of `kept`"
         show(title, columns, rows)
         if options.slow_turns:

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,6 @@ def processes(words: int, serve: list[str]) -> Iterator[tuple[str, str, psutil.P
             os.sched_setaffinity(0, cores)
 
 
-async def watch(process: psutil.Process, sizes: list[float]) -> None:
-    """Note the process's memory, in MB, ten times a second."""
-    while True:
-        sizes.append(process.memory_info().rss / 1e6)
-        await asyncio.sleep(0.1)
-
-
 def percentile(values: list[float], share: float) -> float:
     """In milliseconds."""
     return round(sorted(values)[round(share * (len(values) - 1))] * 1e3, 2)
@@ -152,15 +145,13 @@ async def measure(
         kind: [question(number, more) for number in range(options.requests)] for kind, more in KINDS.items()
     }
     chat = "/v1/chat/completions"
-    before = process.memory_info().rss / 1e6
-    sizes, cpu, asked, wrong = [before], 0.0, 0, 0
+    cpu, asked, wrong = 0.0, 0, 0
     latencies: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
     rates: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
     most: dict[str, dict[str, Any]] = {}
     json_type = {"Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=json_type) as session:
-        watching = asyncio.ensure_future(watch(process, sizes))
 
         async def behave(mean: float, knows_n: bool = True) -> int:
             async with session.post(f"{server}/behave", json={"mean": mean, "knows_n": knows_n}) as response:
@@ -202,9 +193,6 @@ async def measure(
                 "cpu_ms_per_request": round(spent / options.requests * 1e3, 2),
                 "read_kb_per_request": round(sent / options.requests / 1e3, 1),
             }
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
     added = [b - a for a, b in zip(latencies["direct"], latencies["gateway"], strict=True)]
     noise = [b - a for a, b in zip(latencies["direct"], latencies["again"], strict=True)]
     return {
@@ -223,8 +211,6 @@ async def measure(
         "noise_ms_p99": percentile(noise, 0.99),
         "cpu_ms_per_request": round(cpu / options.repeats / options.requests * 1e3, 2),
         "at_most": most,
-        "memory_mb_before": round(before, 1),
-        "memory_mb_most": round(max(sizes), 1),
     }
 
 
@@ -241,13 +227,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.requests < 3 * options.clients:
         parser.error("--requests: at least three times --clients, or they are never all busy")
-    load, serve = os.getloadavg()[0], ["--upstream", "SERVER", "-n", str(options.n)]
+    serve = ["--upstream", "SERVER", "-n", str(options.n)]
     with (
         processes(options.words, serve) as (server, gateway, process),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
         figures = runner.run(measure(options, server, gateway, process))
-    figures |= {"load_average": [round(load, 2), round(os.getloadavg()[0], 2)], "cores": os.cpu_count()}
     for name, value in figures.items():
         print(f"{name:28} {value}")
     print(json.dumps(figures))

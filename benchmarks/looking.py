@@ -55,7 +55,6 @@ STEPS, GROUP, ALIKE = 6, 8, 2
 STEP = "<think>5</think>crop 1 3 3 6 6"
 IMAGES = {"": 256, "_crops": 64}
 """Sides of the images, pixels: 256 and 16 tokens."""
-AIMS = {"kept_faster": 3.0, "kept_faster_crops": 1.5, "verifier_faster": 3.0}
 CLOSE = 1e-3
 """Nats by which the two ways to find Δr may differ in float32."""
 
@@ -281,7 +280,7 @@ def measure_looks(folder: str, options: argparse.Namespace) -> tuple[dict[str, A
         ):
             ratio = results[what + name] = median_ratio(found, slow, fast)
             seconds = [statistics.median(row[one] for row in found) for one in (fast, slow)]
-            rows.append([f"{slow} / {fast}", (side // 16) ** 2, *seconds, ratio, AIMS.get(what + name, "")])
+            rows.append([f"{slow} / {fast}", (side // 16) ** 2, *seconds, ratio])
     shown = len(problems) * GROUP * (options.steps + 1)
     return results | {"images_encoded": distinct, "images_shown": shown}, rows
 
@@ -299,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = write_tiny(Path(made) / "policy", options.seed, options.hidden, options.layers)
         results, rows = measure_looks(str(folder), options)
     title = f"{options.problems * GROUP} conversations of {options.steps} steps; CPU seconds"
-    show(title, ["", "an image's tokens", "fast", "slow", "ratio", "aim"], rows)
+    show(title, ["", "an image's tokens", "fast", "slow", "ratio"], rows)
     finish(results, options)
 
 

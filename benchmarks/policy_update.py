@@ -22,7 +22,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,16 +145,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     return resident("VmHWM") - before
 
 
-def peak_in_fresh_process(options: Any, folder: str, prompt: int, group: int, side: str) -> int | None:
-    """`peak_bytes` of one side in a process of its own; None where /proc does not offer it."""
+def peak_in_fresh_process(command: Sequence[str]) -> int | None:
+    """The peak that a program measures of itself with ``--memory-of``; None where /proc does not offer it."""
     if not Path("/proc/self/clear_refs").exists():
         return None
-    command = [sys.executable, __file__, "--memory-of", side, "--folder", folder]
-    command += ["--prompts", str(prompt), "--groups", str(group), "--seed", str(options.seed)]
-    command += ["--threads", str(options.threads)]
     # Freed blocks go back to the system at once, so that the resident set follows what is in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    out = subprocess.run(command, env=environment, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
     if out.returncode:
         raise SystemExit(out.stderr)
     return int(json.loads(out.stdout.splitlines()[-1])["peak_bytes"])
@@ -177,7 +174,9 @@ def main() -> None:
                 made = Comparison(folder, prompt, group, options.seed)
                 made.check()
                 times = interleaved({s: partial(made.run, s) for s in SIDES}, options.repeats)
-                peaks = {s: peak_in_fresh_process(options, folder, prompt, group, s) for s in SIDES}
+                same = ["--folder", folder, "--prompts", str(prompt), "--groups", str(group)]
+                same += ["--seed", str(options.seed), "--threads", str(options.threads)]
+                peaks = {s: peak_in_fresh_process([__file__, "--memory-of", s, *same]) for s in SIDES}
                 name = f"P={made.prompt_tokens:.0f},R={RESPONSE_TOKENS},G={group}"
                 speedups[name] = {s: times[s] / times["shared"] for s in SIDES[1:]}
                 memory[name] = {s: peaks["shared"] / peaks[s] if peaks[s] else None for s in SIDES[1:]}

@@ -30,7 +30,6 @@ def tables(
         ),
     ],
     against: Annotated[str | None, typer.Option(help="The method that the others are compared with.")] = None,
-    intervals: Annotated[bool, typer.Option(help="Show 95 % intervals.")] = True,
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:
     """Print first and second answers of methods on benchmarks, in the layout of AdaPO's Table 1.
@@ -39,7 +38,7 @@ def tables(
     mean, too (AdaPO's Fig. 5). Nothing is sampled. A method that comes several times for one benchmark has
     several training seeds.
     """
-    show_tables(rows, Asked(against=against, intervals=intervals), output)
+    show_tables(rows, Asked(against=against), output)
 
 
 app = script(tables)

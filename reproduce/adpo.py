@@ -34,9 +34,6 @@ class TablesSettings(CommandConfig):
     """The row that the others are compared with, as METHOD or METHOD:STRATEGY: differences with intervals and
     p-values, paired over problems."""
 
-    intervals: bool = True
-    """Show 95 % intervals."""
-
     output: Path | None = None
     """A file for the tables, in Markdown."""
 
@@ -67,14 +64,8 @@ def tables(
     strategies = [name.strip() for name in settings.by.split(",") if name.strip()]
     if not strategies:
         raise ConfigError("--by names no strategy")
-    asked = Asked(
-        sizes_of(settings.sizes),
-        strategies,
-        settings.score,
-        settings.category,
-        settings.against,
-        settings.intervals,
-    )
+    sizes, against = sizes_of(settings.sizes), settings.against
+    asked = Asked(sizes, strategies, settings.score, settings.category, against)
     show_tables(rows, asked, settings.output)
 
 

@@ -73,9 +73,8 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
     Of agents those that are shares; `python -m reproduce.smartsnap` has all.
     """
-    found = tuple(metric for metric in task.metrics if metric.needs is None)
-    if isinstance(task, AgentTask):
-        found = tuple(metric for metric in found if metric.name in AGENTS)
+    shares = AGENTS if isinstance(task, AgentTask) else [metric.name for metric in task.metrics]
+    found = tuple(metric for metric in task.metrics if metric.needs is None and metric.name in shares)
     return found or (ACCURACY,)
 
 

@@ -129,7 +129,7 @@ def task_results(
         "kind": task.kind,
         "problems": len(order),
         "samples_per_problem": len(before) // len(order),
-        BEFORE: {"metrics": pooled({0: first}, seeded=False)},
+        BEFORE: {"metrics": pooled({0: first})},
         "variants": variants,
     }
 

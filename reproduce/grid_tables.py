@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from reproduce.grid_file import BEFORE
-from reproduce.tables import TESTED, Column, cell, difference_table, figure_table, grid
-from selfverify.evaluation.metrics import ERRORS
+from reproduce.tables import TESTED, Column, difference_table, figure_table
 
 _MAJORITY, _BEST = (Column(name, name) for name in ("majority@{n}", "best@{n}"))
 _WITHIN = Column("within_problem_auc", "within-problem AUC", percent=False)
@@ -57,7 +56,6 @@ TURNS_NOTE = (
     "ones, spoiled of right ones. ± is the standard deviation over seeds. *before* is the policy that all "
     "runs start from, prompted."
 )
-ERRORS_NOTE = "By class of error: right answers are compared with those of the class alone; 0.5 is chance."
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -71,8 +69,6 @@ def markdown(results: Mapping[str, Any]) -> str:
             *([TURNS_NOTE] if two_turns(task) else []),
             task_table(task),
         ]
-        if error_classes_of(task):
-            parts += [ERRORS_NOTE, error_table(task)]
         for key, other in (("difference", results["baseline"]), ("gain", BEFORE)):
             rows = {(name,): row[key] for name, row in task["variants"].items() if row.get(key)}
             table, count = difference_table(["variant"], rows, columns)
@@ -99,42 +95,6 @@ def columns_of(task: Mapping[str, Any]) -> list[Column]:
 
 def task_table(task: Mapping[str, Any]) -> str:
     """Return a table with a row for the policy before training and one per variant."""
-    rows = {BEFORE: task[BEFORE], **task["variants"]}
-    sweep = task["kind"] == "continuous" and not two_turns(task)
-    if sweep:  # by margin, whatever the variants are called; without one first
-        rows = dict(sorted(rows.items(), key=lambda item: _margin(item[1])))
-    found = {}
-    for label, row in rows.items():
-        margin = "–" if _margin(row) < 0 else f"{_margin(row):g}"
-        words = (label, "–" if label == BEFORE else str(len(row["seeds"])), *([margin] if sweep else []))
-        found[words] = row["metrics"]
-    return figure_table(["variant", "seeds", *(["γ"] if sweep else [])], found, columns_of(task))
-
-
-def _margin(row: Mapping[str, Any]) -> float:
-    return float(row.get("method", {}).get("gamma", -1.0))
-
-
-def error_classes_of(task: Mapping[str, Any]) -> list[str]:
-    """Return the classes of error that a task's figures know, in their order."""
-    rows = [task[BEFORE], *task["variants"].values()]
-    names = [name.split(".") for row in rows for name in row["metrics"] if name.startswith(f"{ERRORS}.")]
-    return list(dict.fromkeys(parts[1] for parts in names))
-
-
-def error_table(task: Mapping[str, Any]) -> str:
-    """Return a table with one row per class of error, for the policy before training and each variant."""
-    columns = [
-        Column("share", "share of all"),
-        _WITHIN,
-        _AUC,
-        Column("logprob_within_problem_auc", "the log-prob's within-problem AUC", percent=False),
-    ]
-    body = []
-    for error in error_classes_of(task):
-        for label, row in {BEFORE: task[BEFORE], **task["variants"]}.items():
-            found = [row["metrics"].get(f"{ERRORS}.{error}.{column.key}") for column in columns]
-            empty = {0: "no such answer", None: "not stored"}.get((found[0] or {}).get("mean"), "–")
-            cells = [cell(figure, "mean", column) for figure, column in zip(found, columns, strict=True)]
-            body.append([error, label, *(empty if text == "–" else text for text in cells)])
-    return grid(["class of error", "variant", *(column.heading for column in columns)], body, 2)
+    rows = {(BEFORE, "–"): task[BEFORE]["metrics"]}
+    rows |= {(label, str(len(row["seeds"]))): row["metrics"] for label, row in task["variants"].items()}
+    return figure_table(["variant", "seeds"], rows, columns_of(task))

@@ -76,39 +76,30 @@ def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
 
     Raises:
         ConfigError: Something is missing, comes more or less often than the verifier, or is calibrated for
-            another rule; the message has a line for each fault.
+            another rule.
+        DataError: A verifier has no calibration.
     """
     folders: dict[str, list[Path]] = {}
     for name, folder in named:
         folders.setdefault(name, []).append(Path(folder).expanduser())
-    count = len(folders.get(VERIFIER, ()))
-    faults = [
-        f"{name} comes {len(folders.get(name, ()))} times, and {VERIFIER} {count} times; each seed needs one"
-        for name in dict.fromkeys([VERIFIER, NO_TOOLS, *folders])
-        if not count or len(folders.get(name, ())) != count
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    counts = {name: len(folders.get(name, ())) for name in (VERIFIER, NO_TOOLS, *folders)}
+    if len({*counts.values()}) > 1 or 0 in counts.values():
+        given = ", ".join(f"{name} {count} times" for name, count in counts.items())
+        raise ConfigError(f"each name is needed once for each seed, not {given}")
     runs = folders.pop(VERIFIER)
     for name, arms in folders.items():
         for run in arms:
             if not (run / RECIPE_FILE).is_file() or not (run / MODEL_FOLDER).is_dir():
-                faults.append(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
+                raise ConfigError(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
     seeds = []
     for k, run in enumerate(runs):
+        if load_recipe(run).stopping is None:
+            raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
         model = run / VERIFIER_RUN / MODEL_FOLDER
-        try:
-            if load_recipe(run).stopping is None:
-                raise ConfigError("its recipe has no section `stopping`")
-            stored = StopCalibration.load(model)
-        except (ConfigError, DataError) as error:
-            faults.append(f"{VERIFIER}={run}: {error}")
-            continue
-        seeds.append(StudySeed(run, model, stored, {name: arms[k] for name, arms in folders.items()}))
+        arms_of_seed = {name: arms[k] for name, arms in folders.items()}
+        seeds.append(StudySeed(run, model, StopCalibration.load(model), arms_of_seed))
     if len(rules := {seed.stored.rule for seed in seeds}) > 1:
-        faults.append(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
-    if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
     return seeds
 
 
@@ -242,8 +233,8 @@ def compared(
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
-            recipe = load_recipe(run, [f"policy.path={run / MODEL_FOLDER}", *_settings(problems)])
-            found[name] = _answered(recipe, study / str(k) / f"{name}.jsonl")
+            model = [f"policy.path={run / MODEL_FOLDER}", f"evaluation.problems={problems}"]
+            found[name] = _answered(load_recipe(run, [*EVALUATION, *model]), study / str(k) / f"{name}.jsonl")
         for name, measured in found.items():
             rows.setdefault(name, []).append(measured)
     say(f"{UNTAUGHT}: {BEGINNING}")
@@ -256,13 +247,9 @@ def compared(
     return made | {"epsilons": epsilons}
 
 
-def _settings(problems: int, *more: str) -> list[str]:
-    return [*EVALUATION, f"evaluation.problems={problems}", *more]
-
-
 def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
     """The recipe of the model that looks, measured on so many test problems."""
-    recipe = load_recipe(seed.run, _settings(problems, *more))
+    recipe = load_recipe(seed.run, [*EVALUATION, f"evaluation.problems={problems}", *more])
     return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 

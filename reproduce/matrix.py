@@ -139,18 +139,12 @@ def run_matrix(
             scores = stored_scores(file, settings, make, task, problems, samples[name], batch)
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
-    every = [*models.judges]
+    every, by_id = list(models.judges), {problem.id: problem for problem in problems}
     kinds = columns_of([_groupings(problem) for problem in problems])
-    by_id = {problem.id: problem for problem in problems}
     cells = matrix(samples, every, task, by_id, sizes=sizes, strategy=strategy, categories=kinds)
-    if large := [n for n in sizes if n > config.samples]:
-        say(f"no rows for N = {', '.join(map(str, large))}: evaluation.samples={config.samples} are drawn")
     judged = judgings(samples, every)
-    for (generator, verifier), run in judged.items():
-        if run.values["scored"] == 0:
-            say(f"{verifier} gave no answer of {generator} a score: it has no rows there")
-    about = {"strategy": strategy, "form": form, "task": task.name}
-    write_json(output / "matrix.json", {**about, **as_json(cells, judged)})
+    about = {"strategy": strategy, "form": form, "task": task.name} | as_json(cells, judged)
+    write_json(output / "matrix.json", about)
     write_text(output / "matrix.md", as_markdown(cells, judged))
     return cells
 
@@ -280,9 +274,7 @@ def command(
     names = [name for pairs in given for name, _ in pairs]
     for name in names:
         if not name.replace("-", "").replace("_", "").isalnum() or name in ("majority", "none"):
-            raise ConfigError(
-                f"{name!r} cannot name a model: it names files, and rows beside majority and none"
-            )
+            raise ConfigError(f"{name!r} cannot name a model, whose files and rows are called so")
         if names.count(name) > 1:
             raise ConfigError(f"two models are called {name}")
     run_matrix(

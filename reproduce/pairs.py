@@ -127,19 +127,14 @@ def as_json(
     cells: Mapping[int, Mapping[Pair, MeasuredRun]], judged: Mapping[Pair, MeasuredRun]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the same as plain JSON: a line for each figure, and for each pair how well it judges."""
-    return {
-        "cells": [
-            {"n": n, "generator": pair[0], "verifier": pair[1], **place._asdict(), **figure}
-            | {"problems": run.problems[place]}
-            for n, rows in cells.items()
-            for pair, run in rows.items()
-            for place, figure in pooled({0: run}, seeded=False).items()
-        ],
-        "judging": [
-            {"generator": pair[0], "verifier": pair[1], **pooled({0: run}, seeded=False)}
-            for pair, run in judged.items()
-        ],
-    }
+    lines = [
+        {"n": n, "generator": pair[0], "verifier": pair[1], **place._asdict(), **figure}
+        for n, rows in cells.items()
+        for pair, run in rows.items()
+        for place, figure in pooled({0: run}).items()
+    ]
+    told = [{"generator": pair[0], "verifier": pair[1], **pooled({0: run})} for pair, run in judged.items()]
+    return {"cells": lines, "judging": told}
 
 
 FEW = 8
@@ -184,20 +179,15 @@ def stored_scores(
         file.unlink()
     journal, known = open_journal(file, JudgedProblem, settings)
     left = [index for index in range(len(problems)) if index not in known]
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
+    rows = _rows(problems, samples)
     judge = make() if left else None
     for first in range(0, len(left), batch):
         assert judge is not None
         part = left[first : first + batch]
-        own = {problems[index].id for index in part}
-        asked = [sample for sample in samples if sample.problem in own]
-        scores = iter(judge_samples(judge, task, [problems[index] for index in part], asked, batch))
-        found: dict[str, list[float | None]] = {}
-        for sample in asked:
-            found.setdefault(sample.problem, []).append(next(scores))
-        made = [JudgedProblem(index, found[problems[index].id]) for index in part]
+        asked = [place for index in part for place in rows[problems[index].id]]
+        own = [problems[index] for index in part]
+        scores = iter(judge_samples(judge, task, own, [samples[place] for place in asked], batch))
+        made = [JudgedProblem(index, [next(scores) for _ in rows[problems[index].id]]) for index in part]
         journal.append(*map(asdict, made))
         known |= {row.index: row for row in made}
     result: list[float | None] = [None] * len(samples)
@@ -207,13 +197,19 @@ def stored_scores(
     return result
 
 
+def _rows(problems: Sequence[Problem], samples: Sequence[StoredSample]) -> dict[str, list[int]]:
+    """Each problem's places among the samples."""
+    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
+    for place, sample in enumerate(samples):
+        rows[sample.problem].append(place)
+    return rows
+
+
 def judge_samples(
     judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
 ) -> list[float | None]:
     """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
+    rows = _rows(problems, samples)
     found: list[float | None] = [None] * len(samples)
     for first in range(0, len(problems), batch):
         part = problems[first : first + batch]

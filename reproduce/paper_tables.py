@@ -7,7 +7,7 @@ and `reproduce.grid` have stored. Several folders of one method on one benchmark
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_
 from reproduce.statistics import MeasuredRun, difference, pooled
 from reproduce.stored_runs import (
     MeasuredStore,
-    note_versions,
     problems_of,
     read_store,
     refuse_different,
@@ -28,7 +27,6 @@ from reproduce.stored_runs import (
 from reproduce.tables import TESTED, Labels, difference_table, figure_table
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import write_text
-from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import Columns, columns_of
 from selfverify.evaluation.metrics import HEADLINE
 from selfverify.selection.strategies import STRATEGIES, find_strategy
@@ -48,7 +46,6 @@ class Asked:
         score: The scores that strategies read.
         categories: Columns of problems' categories, which become columns of the tables.
         against: ``METHOD`` or ``METHOD:STRATEGY``, the row that the others are compared with.
-        intervals: Whether the text has intervals.
     """
 
     sizes: Sequence[int] = ()
@@ -56,7 +53,6 @@ class Asked:
     score: str = HEADLINE
     categories: Sequence[str] = ()
     against: str | None = None
-    intervals: bool = True
 
 
 @dataclass(slots=True)
@@ -98,12 +94,12 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
         measured = [read_store(source) for source in sources if source.benchmark == benchmark]
         refuse_different(benchmark, measured)
         _refuse_turns(measured, bool(asked.sizes))
-        note_versions(measured, found.notes)
         seed = zlib.crc32(benchmark.encode())
         order = list(dict.fromkeys(sample.problem for sample in measured[0].samples))
         seeds = dict.fromkeys((one.source.method for one in measured), 0)
         task, problems = problems_of(measured[0], found.notes) if asked.sizes else (None, {})
-        columns = columns_of([_categories(problems.get(name)) for name in order])
+        metas = [problems[name].meta if name in problems else {} for name in order]
+        columns = columns_of([meta.get("categories") or {} for meta in metas])
         known |= columns.keys()
         found.notes += [
             f"{benchmark}: its problems have no category {missing!r}."
@@ -129,8 +125,8 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
         have = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"no benchmark has a category {unknown[0]!r}; categories: {have}")
     if not found.measured:
-        text = ", ".join(map(str, asked.sizes))
-        raise ConfigError(f"no row has as many samples as a size asks for ({text}); say smaller ones")
+        sizes = ", ".join(map(str, asked.sizes))
+        raise ConfigError(f"no row has as many samples as a size asks for ({sizes}); say smaller ones")
     found.measured = {n: found.measured[n] for n in sorted(found.measured, key=lambda n: (len(n), n))}
     _add_means(found)
     return found
@@ -158,11 +154,6 @@ def _lacking(one: MeasuredStore, asked: Asked, problems: int) -> Iterator[str]:
 
 def _label(chooser: str) -> str:
     return "–" if chooser == "first" else STRATEGIES[chooser].label
-
-
-def _categories(problem: Problem | None) -> Mapping[str, Sequence[str]]:
-    found: Mapping[str, Sequence[str]] = (problem.meta.get("categories") or {}) if problem else {}
-    return found
 
 
 def _add_means(found: PaperTables) -> None:
@@ -204,10 +195,7 @@ def compared(found: PaperTables, asked: Asked) -> dict[str, dict[Labels, dict[Pl
             f"--against {asked.against}: no row is of method {method!r}; methods: {', '.join(methods)}"
         )
     if colon and strategy not in asked.strategies:
-        raise ConfigError(
-            f"--against {asked.against}: the tables do not show {strategy!r}; add it to --by "
-            f"{','.join(asked.strategies)}"
-        )
+        raise ConfigError(f"--against {asked.against}: no row is chosen by {strategy!r}; add it to --by")
     result: dict[str, dict[Labels, dict[Place, dict[str, Any]]]] = {}
     for title, rows in found.measured.items():
         for row, by_seed in rows.items():
@@ -224,20 +212,14 @@ def markdown(found: PaperTables, asked: Asked) -> str:
     """The tables as text, in percent; the best figure of a column is bold."""
     parts = []
     differences = compared(found, asked)
+    head = ["method", "chosen by"] if asked.sizes else ["method"]
     for title, rows in found.measured.items():
-        head = ["method", "chosen by"] if asked.sizes else ["method"]
         columns = columns_for(place for of in rows.values() for run in of.values() for place in run.values)
-        parts += [
-            f"## {title}",
-            figure_table(head, {row: pooled(of) for row, of in rows.items()}, columns, asked.intervals),
-        ]
+        parts += [f"## {title}", figure_table(head, {row: pooled(of) for row, of in rows.items()}, columns)]
         if title in differences:
-            text, count = difference_table(head, differences[title], columns, asked.intervals)
+            text, count = difference_table(head, differences[title], columns)
             parts += [f"Difference from **{asked.against}** {TESTED.format(count=count)}", text]
-    if asked.intervals:
-        parts.append(
-            "95 % intervals: bootstrap over problems, and over training seeds where there are several."
-        )
+    parts.append("95 % intervals: bootstrap over problems, and over training seeds where there are several.")
     return "\n\n".join([*parts, *(f"- {note}" for note in found.notes)]) + "\n"
 
 

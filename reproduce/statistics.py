@@ -148,7 +148,7 @@ BySeed = Mapping[int, MeasuredRun]
 """The runs of one method by training seed."""
 
 
-def pooled(by_seed: BySeed, seeded: bool = True) -> dict[Any, dict[str, Any]]:
+def pooled(by_seed: BySeed) -> dict[Any, dict[str, Any]]:
     """Return each figure's mean over seeds, its interval and the seeds' own values; None where undefined.
 
     ``seed_std`` is the standard deviation over seeds (dividing by n − 1).
@@ -161,10 +161,9 @@ def pooled(by_seed: BySeed, seeded: bool = True) -> dict[Any, dict[str, Any]]:
         result[name] = {
             "mean": float(np.mean([*known.values()])) if known else None,
             "interval": percentile_interval(pooled_draws(drawn)) if drawn else None,
+            "seed_std": float(np.std([*known.values()], ddof=1)) if len(known) > 1 else None,
+            "per_seed": {str(seed): known.get(seed) for seed in by_seed},
         }
-        if seeded:
-            result[name]["seed_std"] = float(np.std([*known.values()], ddof=1)) if len(known) > 1 else None
-            result[name]["per_seed"] = {str(seed): known.get(seed) for seed in by_seed}
     return result
 
 

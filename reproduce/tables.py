@@ -59,9 +59,7 @@ def figure_table(head: Sequence[str], rows: Rows, columns: Sequence[Column], int
     return grid([*head, *(column.heading for column in columns)], body, len(head))
 
 
-def difference_table(
-    head: Sequence[str], rows: Rows, columns: Sequence[Column], intervals: bool = True
-) -> tuple[str, int]:
+def difference_table(head: Sequence[str], rows: Rows, columns: Sequence[Column]) -> tuple[str, int]:
     """A table of differences, bold where they are sure, and how many of them were tested."""
     columns = [column for column in columns if column.better]
     found = [row.get(column.key) for row in rows.values() for column in columns]
@@ -70,7 +68,7 @@ def difference_table(
     for labels, row in rows.items():
         cells = []
         for column in columns:
-            text, p = cell(row.get(column.key), "difference", column, intervals), next(adjusted)
+            text, p = cell(row.get(column.key), "difference", column), next(adjusted)
             cells.append(text if p is None or p >= 0.05 else f"**{text}**")
         body.append([*labels, *cells])
     text = grid([*head, *(column.heading for column in columns)], body, len(head))

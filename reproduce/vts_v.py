@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from reproduce.bench import BENCH, MARKED, WITH, BenchRow, BenchSettings, run_bench
+from reproduce.bench import BENCH, MARKED, WITH, BenchSettings, run_bench
 from reproduce.looking_gains import compared
 from reproduce.published import published
 from reproduce.scripts import named_folders, script
-from reproduce.tables import grid, number
-from selfverify.cli.options import Json, figure, print_json, print_table, say, settings_as_options
+from reproduce.tables import grid, number, percent
+from selfverify.cli.options import say, settings_as_options
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json, write_text
 
@@ -48,12 +47,12 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
             known = ", ".join(["BLINK", *PAPER["general"].values()])
             raise ConfigError(f"{folder}: {benched['data']} is none of the paper's benchmarks: {known}")
         for row in benched["rows"]:
-            model = name + NAMED.get(row.name, "")
+            model = name + NAMED.get(row["name"], "")
             if benchmark == "blink":
-                tasks = [row.tasks.get(task) for task in PAPER["blink"]]
-                blink.append([model, *(number(v if v is None else 100 * v) for v in (*tasks, row.mean))])
+                tasks = [row["tasks"].get(task) for task in PAPER["blink"]]
+                blink.append([model, *(number(v if v is None else 100 * v) for v in (*tasks, row["mean"]))])
             else:
-                general.setdefault(model, {})[benchmark] = 100 * row.accuracy
+                general.setdefault(model, {})[benchmark] = 100 * row["accuracy"]
     rest = [
         [model, *(number(found.get(name)) for name in PAPER["general"])] for model, found in general.items()
     ]
@@ -61,9 +60,11 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
     if paper:
         blink += [[*_cited(row), number(row["mean"])] for row in PAPER["table_1"]]
         rest += [_cited(row) for row in PAPER["table_2"]]
-        kinds = {"full": 0, "w/o verifier": 1}
-        values = PAPER["table_3"].values()
-        third = [_cited({"model": kind, "values": [v[n] for v in values]}) for kind, n in kinds.items()]
+        full, without = zip(*PAPER["table_3"].values(), strict=True)
+        third = [
+            _cited({"model": "full", "values": full}),
+            _cited({"model": "w/o verifier", "values": without}),
+        ]
     title = "Table 3: the verifier's part (it seems to be BLINK's Visual Correspondence alone)"
     found = (
         ("Table 1: BLINK", ["model", *PAPER["blink"].values(), "Avg"], blink),
@@ -91,14 +92,15 @@ def read_bench(folder: Path) -> dict[str, Any]:
         )
     try:
         found: dict[str, Any] = json.loads(read_regular(path))
-        return found | {"rows": [BenchRow(**row) for row in found["rows"]]}
+        benchmark_of(found)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what `bench` writes: {error}") from None
+        raise DataError(f"{path} is not what `bench` writes: {error!r}") from None
+    return found
 
 
 def benchmark_of(benched: Mapping[str, Any]) -> str | None:
     """Which of the paper's benchmarks was answered, by its tasks or its path; None for another one."""
-    if any(task in PAPER["blink"] for row in benched["rows"] for task in row.tasks):
+    if any(task in PAPER["blink"] for row in benched["rows"] for task in row["tasks"]):
         return "blink"
     plain = "".join(letter for letter in Path(benched["data"]).name.lower() if letter.isalnum())
     return next((name for name in PAPER["general"] if name in plain), None)
@@ -108,7 +110,10 @@ def benchmark_of(benched: Mapping[str, Any]) -> str | None:
 def bench(
     data: Annotated[Path, typer.Argument(help="The benchmark's file or folder, as it was published.")],
     settings: BenchSettings,
-    as_json: Json = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the evaluations; repeatable."),
+    ] = None,
 ) -> None:
     """Answer a benchmark's questions without and with looking, and compare both task by task.
 
@@ -122,26 +127,23 @@ def bench(
     - `python -m reproduce.vts_v bench data/vstar_bench --format vstar --model FOLDER --max-steps 4 --marks`
 
     - `python -m reproduce.vts_v bench data/BLINK --split val --server http://127.0.0.1:8000
-      --model Qwen/Qwen2.5-VL-72B-Instruct`
+      --model Qwen/Qwen2.5-VL-72B-Instruct --set policy.server.timeout_s=600`
     """
-    rows = run_bench(data, settings, settings.output)
-    if lost := sum(row.lost for row in rows):
+    rows = run_bench(data, settings, override or [])
+    if lost := sum(row["lost"] for row in rows):
         say(f"{lost} conversations broke off, which count as wrong; the log says why", "yellow")
-    if as_json:
-        print_json([asdict(row) for row in rows], indent=None)
-        return
-    tasks = list(dict.fromkeys(task for row in rows for task in row.tasks))
-    columns = [*tasks, "mean of tasks", "all", "steps", "crop hit"]
-    cells = [
+    tasks = list(dict.fromkeys(task for row in rows for task in row["tasks"]))
+    body = [
         [
-            *(figure(row.tasks.get(task), ".4f") for task in tasks),
-            figure(row.mean, ".4f"), figure(row.accuracy, ".4f"),
-            figure(row.steps, ".2f"), figure(row.crop_hit, ".4f"),
+            row["name"],
+            *(percent(row["tasks"].get(task)) for task in tasks),
+            *(percent(row[name]) for name in ("mean", "accuracy", "crop_hit")),
+            number(row["steps"]),
         ]
         for row in rows
-    ]  # fmt: skip
-    table = [(column, *(row[place] for row in cells)) for place, column in enumerate(columns)]
-    print_table(("", *(row.name for row in rows)), table, f"{data.name}: {rows[0].problems} questions")
+    ]
+    typer.echo(f"{data.name}: {rows[0]['problems']} questions, in percent\n")
+    typer.echo(grid(["", *tasks, "mean of tasks", "all", "crop hit", "steps"], body))
 
 
 def tables(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from reproduce.grid_results import measure_samples, task_results
-from reproduce.grid_tables import ERRORS_NOTE, columns_of, error_classes_of, error_table, markdown, task_table
+from reproduce.grid_tables import columns_of, markdown, task_table
 from reproduce.statistics import difference, pooled
 from reproduce.tables import difference_table
 from samples import sample
 from selfverify.core.errors import DataError
-from selfverify.evaluation.metrics import MALFORMED, paired_difference
+from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
 
@@ -143,31 +143,21 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     ]
 
 
-def test_classes_of_error_have_a_table_of_their_own() -> None:
+def test_classes_of_error_are_measured() -> None:
     """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
     right one. Of the three right answers it is level with one, and above two."""
     recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
     erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
     after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
     found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
-    assert error_classes_of(found) == [
-        "wrong sum",
-        "digit not shown",
-        "wrong sum, digit not shown",
-        MALFORMED,
-    ]
-    head, _, *rows = (line.strip("| ").split(" | ") for line in error_table(found).splitlines())
-    assert head[:4] == ["class of error", "variant", "share of all (%)", "within-problem AUC"]
-    before, adpo, missed = rows[0], rows[1], rows[3]
-    assert adpo == [
-        "wrong sum", "adpo", "25.0 [0.0, 50.0]", "0.500 [0.500, 0.500]", "0.167 [0.167, 0.500]",
-        "1.000 [1.000, 1.000]",
-    ]  # fmt: skip
-    assert before[2:] == ["not stored"] * 4 and missed[3:] == ["no such answer"] * 3
-    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
-    assert ERRORS_NOTE in markdown(results)
-    plain = {"before": {"metrics": {}}, "variants": {}}
-    assert error_classes_of(plain) == []
+    metrics = {
+        name.removeprefix("errors."): of["mean"] for name, of in found["variants"]["adpo"]["metrics"].items()
+    }
+    assert metrics["wrong sum.share"] == 0.25 and metrics["wrong sum.within_problem_auc"] == 0.5
+    assert metrics["wrong sum.auc"] == pytest.approx(0.5 / 3)
+    assert "## pick: digits-pick" in markdown(
+        {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
+    )
 
 
 def test_two_turns_have_a_table_of_their_own() -> None:

@@ -201,16 +201,15 @@ def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> None:
-    """All faults are named at once, one a line."""
-    with pytest.raises(ConfigError, match="no-tools comes 0 times, and verifier 1 times"):
-        seeds_of(study.named[:1])
-    bad = [("verifier", str(study.folder / "blind")), ("no-tools", str(study.folder))]
-    with pytest.raises(ConfigError) as caught:
-        seeds_of(bad)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 2 and "no run with recipe.yaml" in lines[0] and "no section `stopping`" in lines[1]
+    verifier, blind = study.named
+    with pytest.raises(ConfigError, match="once for each seed, not verifier 1 times, no-tools 0 times"):
+        seeds_of([verifier])
+    with pytest.raises(ConfigError, match=r"no run with recipe\.yaml and a trained model"):
+        seeds_of([verifier, ("no-tools", str(study.folder))])
+    with pytest.raises(ConfigError, match="no section `stopping`"):
+        seeds_of([("verifier", str(study.folder / "blind")), blind])
     (study.verifier / "stopping.json").unlink()
-    with pytest.raises(ConfigError, match="no ε beside it"):
+    with pytest.raises(DataError, match="no ε beside it"):
         seeds_of(study.named)
     result = CliRunner().invoke(app, ["gains", str(study.folder), "out.json", "odd"])
     assert result.exit_code == 2 and "odd: say NAME=FOLDER" in result.output

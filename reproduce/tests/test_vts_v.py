@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce.bench import BenchRow, row_of
+from reproduce.bench import row_of
 from reproduce.published import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
@@ -25,27 +24,27 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
         write(tmp_path / "vstar" / "relative_position", f"sb_{number}")
     words = [
         "bench", str(tmp_path / "vstar"), "--model", str(tiny_folder), "--output",
-        str(tmp_path / "out"), "--max-tokens", "6", "--dtype", "float32", "--max-steps", "2",
-        "--tool", "crop",
+        str(tmp_path / "out"), "--set", "sampling.max_new_tokens=6", "--set", "policy.dtype=float32",
+        "--max-steps", "2", "--tool", "crop",
     ]  # fmt: skip
-    result = CliRunner().invoke(app, [*words, "--json"])
-    assert result.exit_code == 0, result.output
-    without, looking = json.loads(result.stdout)
+
+    def rows(*more: str) -> Any:
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code == 0 and "mean of tasks" in result.output, result.output
+        return json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
+
+    without, looking = rows()
     assert without["name"] == "without looking" and looking["name"] == "looking"
     for row in (without, looking):
         assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
     assert without["steps"] is None and without["crop_hit"] is None
     assert looking["steps"] is not None and looking["crop_hit"] == 0
-    assert json.loads((tmp_path / "out" / "bench.json").read_text())["rows"] == [without, looking]
-    result = CliRunner().invoke(app, [*words, "--marks", "--json"])
-    assert result.exit_code == 0, result.output
-    first, marked, last = json.loads(result.stdout)
+    first, marked, last = rows("--marks")
     assert (first, last) == (without, looking) and marked["name"] == "set of mark"
     assert marked["problems"] == 4 and marked["steps"] is None
     shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
-    again = CliRunner().invoke(app, words)
-    assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
+    rows()
     shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + VTS-V | 0.00 | – | – |" in shown.output, shown.output
 
@@ -86,7 +85,8 @@ def test_tables(tmp_path: Path) -> None:
     """Ours above the paper's; BLINK is known by its tasks, the others by their paths."""
 
     def benched(name: str, data: str, tasks: dict[str, float]) -> Path:
-        rows = [asdict(BenchRow(kind, 0.25, 0.5, tasks, 4)) for kind in ("without looking", "looking")]
+        kinds, figures = ("without looking", "looking"), {"accuracy": 0.25, "mean": 0.5, "tasks": tasks}
+        rows = [{"name": kind, **figures} for kind in kinds]
         (tmp_path / name).mkdir()
         (tmp_path / name / "bench.json").write_text(json.dumps({"data": data, "model": "m", "rows": rows}))
         return tmp_path / name
@@ -126,5 +126,5 @@ def test_blinks_mean_leaves_one_task_out() -> None:
         "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
     }  # fmt: skip
     row = row_of("looking", summary)
-    assert row.mean == pytest.approx(0.4) and row.accuracy == 0.5 and row.steps == 2.5
-    assert row.tasks == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row.crop_hit is None
+    assert row["mean"] == pytest.approx(0.4) and row["accuracy"] == 0.5 and row["steps"] == 2.5
+    assert row["tasks"] == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row["crop_hit"] is None
