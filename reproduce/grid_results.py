@@ -47,16 +47,15 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         ]
         if not own:
             continue
-        samples: dict[str, dict[int, list[StoredSample]]] = {}
-        for run in own:
-            samples.setdefault(run.variant, {})[run.seed] = _samples(
-                output / run.label / "samples-after.jsonl"
-            )
-        before = _samples(output / task / BEFORE / "samples.jsonl")
         for label in (*(run.label for run in own), f"{task}/{BEFORE}"):
             # One that notes no version is taken for this one's.
             version = read_metrics(output / label).get("version") or __version__
             versions.setdefault(version, []).append(label)
+        samples: dict[str, dict[int, list[StoredSample]]] = {}
+        for run in own:
+            file = output / run.label / "samples-after.jsonl"
+            samples.setdefault(run.variant, {})[run.seed] = _samples(file)
+        before = _samples(output / task / BEFORE / "samples.jsonl")
         tasks[task] = task_results(before, samples, {run.variant: run.recipe for run in own}, study.baseline)
     results = {
         "study": study.name,
