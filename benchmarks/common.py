@@ -29,8 +29,8 @@ from selfverify.policy.tiny_models import write_tiny
 from selfverify.tasks.base import Task
 
 RESPONSE_TOKENS = 24
-PROMPT_TOKENS = (110, 400)
-GROUP_SIZES = (4, 8, 16)
+PROMPT_TOKENS = 110
+GROUP_SIZE = 8
 PROBLEMS = 8
 FILLER = " Answer with care."
 IMAGE_SIDE = 512
@@ -43,12 +43,11 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each side, after one warm-up")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each side, after one warm-up")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--groups", type=int, nargs="+", default=list(GROUP_SIZES), help="values of G")
-    parser.add_argument("--prompts", type=int, nargs="+", default=list(PROMPT_TOKENS), help="prompt tokens")
-    parser.add_argument("--quick", action="store_true", help="G = 8 and the short prompt only")
+    parser.add_argument("--groups", type=int, nargs="+", default=[GROUP_SIZE], help="values of G")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[PROMPT_TOKENS], help="prompt tokens")
     parser.add_argument("--record", type=Path, help="a JSON file whose list gets the results, too")
     return parser
 
@@ -56,8 +55,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options and apply those that concern the whole process."""
     options = parser.parse_args(argv)
-    if options.quick:
-        options.groups, options.prompts = [8], [PROMPT_TOKENS[0]]
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     transformers.utils.logging.set_verbosity_error()

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
-import random
 import re
 import statistics
 import subprocess
@@ -30,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +47,9 @@ KINDS: dict[str, dict[str, Any]] = {
 _CONTENT = re.compile(rb'"content": ?"([^"]*)"')
 
 
-def question(number: int, image: str, more: dict[str, Any]) -> bytes:
+def question(number: int, more: dict[str, Any]) -> bytes:
     """A request."""
-    content: list[dict[str, Any]] = [
-        {"type": "text", "text": "What do both numbers in this picture add up to?"}
-    ]
-    if image:
-        content.insert(0, {"type": "image_url", "image_url": {"url": image}})
-    messages = [{"role": "user", "content": content}]
+    messages = [{"role": "user", "content": "What do both numbers in this picture add up to?"}]
     return json.dumps({"model": "m", "seed": number * 100, "n": 1, "messages": messages, **more}).encode()
 
 
@@ -139,13 +132,6 @@ def processes(words: int, serve: list[str]) -> Iterator[tuple[str, str, psutil.P
             os.sched_setaffinity(0, cores)
 
 
-async def watch(process: psutil.Process, sizes: list[float]) -> None:
-    """Note the process's memory, in MB, ten times a second."""
-    while True:
-        sizes.append(process.memory_info().rss / 1e6)
-        await asyncio.sleep(0.1)
-
-
 def percentile(values: list[float], share: float) -> float:
     """In milliseconds."""
     return round(sorted(values)[round(share * (len(values) - 1))] * 1e3, 2)
@@ -155,24 +141,17 @@ async def measure(
     options: argparse.Namespace, server: str, gateway: str, process: psutil.Process
 ) -> dict[str, Any]:
     """All figures."""
-    image = ""
-    if options.image_kb:
-        pixels = random.Random(0).randbytes(options.image_kb * 1024 // 3 * 3)
-        image = png_of(pixels)
     bodies = {
-        kind: [question(number, image, more) for number in range(options.requests)]
-        for kind, more in KINDS.items()
+        kind: [question(number, more) for number in range(options.requests)] for kind, more in KINDS.items()
     }
     chat = "/v1/chat/completions"
-    before = process.memory_info().rss / 1e6
-    sizes, cpu, asked, wrong = [before], 0.0, 0, 0
+    cpu, asked, wrong = 0.0, 0, 0
     latencies: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
     rates: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
     most: dict[str, dict[str, Any]] = {}
     json_type = {"Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=json_type) as session:
-        watching = asyncio.ensure_future(watch(process, sizes))
 
         async def behave(mean: float, knows_n: bool = True) -> int:
             async with session.post(f"{server}/behave", json={"mean": mean, "knows_n": knows_n}) as response:
@@ -214,15 +193,11 @@ async def measure(
                 "cpu_ms_per_request": round(spent / options.requests * 1e3, 2),
                 "read_kb_per_request": round(sent / options.requests / 1e3, 1),
             }
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
     added = [b - a for a, b in zip(latencies["direct"], latencies["gateway"], strict=True)]
     noise = [b - a for a, b in zip(latencies["direct"], latencies["again"], strict=True)]
     return {
         "clients": options.clients,
         "n": options.n,
-        "image_kb": options.image_kb,
         "delay_s": options.delay,
         "asked": asked,
         "wrong": wrong,
@@ -236,20 +211,7 @@ async def measure(
         "noise_ms_p99": percentile(noise, 0.99),
         "cpu_ms_per_request": round(cpu / options.repeats / options.requests * 1e3, 2),
         "at_most": most,
-        "memory_mb_before": round(before, 1),
-        "memory_mb_most": round(max(sizes), 1),
     }
-
-
-def png_of(pixels: bytes) -> str:
-    """Noise as an image that does not compress, as a data URL."""
-    import io
-
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.frombytes("RGB", (len(pixels) // 3 // 16, 16), pixels[: len(pixels) // 48 * 48]).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def main() -> None:
@@ -262,17 +224,15 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.6, help="seconds the server takes on average")
     parser.add_argument("--words", type=int, default=60, help="of each candidate's reasoning")
     parser.add_argument("-n", type=int, default=8, help="candidates")
-    parser.add_argument("--image-kb", type=int, default=0, help="an image of this size in each question")
     options = parser.parse_args()
     if options.requests < 3 * options.clients:
         parser.error("--requests: at least three times --clients, or they are never all busy")
-    load, serve = os.getloadavg()[0], ["--upstream", "SERVER", "-n", str(options.n)]
+    serve = ["--upstream", "SERVER", "-n", str(options.n)]
     with (
         processes(options.words, serve) as (server, gateway, process),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
         figures = runner.run(measure(options, server, gateway, process))
-    figures |= {"load_average": [round(load, 2), round(os.getloadavg()[0], 2)], "cores": os.cpu_count()}
     for name, value in figures.items():
         print(f"{name:28} {value}")
     print(json.dumps(figures))

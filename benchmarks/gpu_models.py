@@ -1,4 +1,4 @@
-"""What `gpu_update.py` measures: Qwen2.5-VL at its published sizes, random weights, and its arithmetic."""
+"""What `gpu_update.py` measures: Qwen2.5-VL at its published sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -133,39 +133,3 @@ def make_problem(policy: Policy, prompt_tokens: int) -> Problem:
     missing = prompt_tokens - len(policy.encoder.prompt(problem).ids)
     step = len(policy.tokenizer(FILLER, add_special_tokens=False)["input_ids"])
     return replace(problem, messages=user_turn("What is shown?" + FILLER * (missing // step)))
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Floating-point operations of one problem's update: multiplications and additions, backward twice the
-    forward. What a kernel recomputes, the frozen tower, norms and embeddings are not counted."""
-
-    matrices: float
-    attention: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.matrices + self.attention
-
-
-def work(shape: Shape, prompt: int, response: int, group: int, shared: bool, backward: bool) -> Work:
-    """With the prompt shared, or written out ``group`` times; the head sees the responses' places only."""
-    s = shape
-    wide = s.heads * s.head_width
-    attention = s.hidden * (wide + 2 * s.key_heads * s.head_width) + wide * s.hidden
-    block = 3 * s.hidden * s.inner
-    if shared:
-        # The last token predicts nothing; in the last layer's block only what predicts is computed.
-        own = group * (response - 1)
-        tokens, last = prompt + own, 1 + own
-        pairs = prompt * (prompt + 1) / 2 + own * prompt + group * (response - 1) * response / 2
-    else:
-        length = prompt + response
-        tokens = last = group * length
-        pairs = group * length * (length + 1) / 2
-    head = group * response * s.hidden * s.vocabulary
-    times = 2 * (3 if backward else 1)
-    layers = s.layers
-    matrices = tokens * layers * attention + (tokens * (layers - 1) + last) * block + head
-    return Work(times * matrices, times * 2 * layers * wide * pairs)

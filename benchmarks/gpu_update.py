@@ -8,9 +8,7 @@ did not fit is printed. The optimiser's step is not part of an update here.
 
 Before anything is timed, the sides' log-probs and gradients are compared on two prompts of different
 lengths in one pass and on one prompt alone, in bfloat16: log-probs may differ by 0.25 at most (what `Policy`
-allows before it stops sharing) and by 0.03 in the mean, gradients by 10 % of their norm. Utilisation is the
-arithmetic of the side's own tokens (`gpu_models.Work`) / seconds / what a large matrix product reaches on the
-same device just before; torch's FlopCounterMode counts the matrix products once more.
+allows before it stops sharing) and by 0.03 in the mean, gradients by 10 % of their norm.
 
     python benchmarks/gpu_update.py [--models 3b 7b] [--prompts 1300 4000]
     python benchmarks/gpu_update.py --tiny            # all but the kernels, on a CPU
@@ -28,9 +26,8 @@ from typing import Any, TypeVar
 
 import torch
 from common import finish, show
-from gpu_models import SHAPES, make_policy, make_problem, work
+from gpu_models import SHAPES, make_policy, make_problem
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
 from selfverify.core.config import SamplingConfig
@@ -200,18 +197,6 @@ class Bench:
         peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
         return {"seconds": statistics.median(times), "peak_gib": peak}
 
-    def matrix_peak(self, size: int) -> float:
-        """Operations per second of a ``size`` x ``size`` bfloat16 product."""
-        a, b = (torch.randn(size, size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        times = []
-        for _ in range(12):
-            self.synchronise()
-            start = time.perf_counter()
-            torch.mm(a, b)
-            self.synchronise()
-            times.append(time.perf_counter() - start)
-        return 2 * size**3 / statistics.median(times[2:])
-
     def compare(self, prompts: list[Prompt], tokens: Tensor, advantage: Tensor) -> dict[str, Any]:
         """Largest and mean difference of log-probs, and of gradients relative to their norm.
 
@@ -241,14 +226,6 @@ class Bench:
                 raise SystemExit(f"{side} and plain differ too much: {found[side]}")
         return found
 
-    def counted(self, prompt: Prompt, tokens: Tensor, advantage: Tensor) -> float:
-        """Operations in matrix products of one shared update, as torch counts them."""
-        with FlopCounterMode(display=False) as counter:
-            self.update("shared", [prompt], tokens, advantage, Attempt(tokens.shape[1]))
-        self.clean()
-        counts = counter.get_flop_counts()["Global"]
-        return float(sum(n for op, n in counts.items() if str(op) in ("aten.mm", "aten.addmm", "aten.bmm")))
-
 
 def norm(tensors: Any) -> float:
     """The length of all of them as one vector."""
@@ -264,21 +241,14 @@ def random_tokens(policy: Policy, shape: tuple[int, int, int], seed: int) -> tup
     return tokens.to(policy.device), torch.randn(*shape[:2], 1, generator=generator).to(policy.device)
 
 
-def run_setting(
-    bench: Bench, name: str, wanted: int, options: argparse.Namespace, peak: float
-) -> dict[str, Any]:
+def run_setting(bench: Bench, name: str, wanted: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure all phases and sides with one prompt length, and print the table."""
-    policy, shape = bench.policy, SHAPES[name]
+    policy = bench.policy
     group, length = options.group, options.response
     [prompt] = policy.encode([make_problem(policy, wanted)])
     size = len(prompt.ids)
     tokens, advantage = random_tokens(policy, (1, group, length), options.seed)
     figures: dict[str, Any] = {"prompt": size}
-    exact = work(shape, size, length, group, True, True)
-    _, counted, _ = first_that_fits(
-        iter([Attempt(group)]), lambda _: bench.counted(prompt, tokens, advantage), bench.clean
-    )
-    figures["counted_over_analytic"] = counted and counted / exact.matrices
 
     def go(phase: str, side: str, attempt: Attempt) -> None:
         if phase == "update":
@@ -299,27 +269,18 @@ def run_setting(
             )
             oom = f"; no memory for {'; '.join(failed)}" if failed else ""
             if attempt is None or found is None:
-                rows.append([phase, side, "-", "-", "-", "-", "-", oom.lstrip("; ")])
+                rows.append([phase, side, "-", "-", "-", "-", oom.lstrip("; ")])
                 figures[f"{phase}/{side}"] = {"oom": failed}
                 continue
             seconds, memory = found["seconds"], found["peak_gib"]
             shared = seconds if side == "shared" else shared
-            used: float | str = "-"
-            if phase != "sampling":
-                own = work(shape, size, length, group, side == "shared", phase == "update")
-                used = 100 * own.total / seconds / peak
             times = seconds / shared if shared else "-"
             speed, how = group * length / seconds, f"{attempt}{oom}"
-            rows.append([phase, side, seconds, times, speed, used, memory or "-", how])
-            figures[f"{phase}/{side}"] = {
-                **found,
-                "utilisation_percent": used,
-                "how": str(attempt),
-                "oom": failed,
-            }
+            rows.append([phase, side, seconds, times, speed, memory or "-", how])
+            figures[f"{phase}/{side}"] = {**found, "how": str(attempt), "oom": failed}
     show(
         f"{name}, P={size}, R={length}, G={group}, bfloat16",
-        ["phase", "side", "seconds", "x shared", "response tokens/s", "utilisation %", "peak GiB", "how"],
+        ["phase", "side", "seconds", "x shared", "response tokens/s", "peak GiB", "how"],
         rows,
     )
     return figures
@@ -349,7 +310,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in options.models:
         policy = make_policy(SHAPES[name], options.device, torch.bfloat16, options.seed)
         bench = Bench(policy, options.repeats)
-        peak = bench.matrix_peak(256 if options.tiny else 8192)
         width = SHAPES[name].head_width
         kernels = flash_for(torch.empty(0, width, device=options.device, dtype=torch.bfloat16))
         short = min(options.prompts)
@@ -357,14 +317,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         tokens, advantage = random_tokens(policy, (2, 2, min(32, options.response)), options.seed)
         results[name] = {
             "parameters": sum(p.numel() for p in policy.model.parameters()),
-            "matrix_peak_tflops": peak / 1e12,
             "attention": type(kernels).__name__ if kernels else "written out",
             "against_plain": {
                 f"B={b}": bench.compare(prompts[:b], tokens[:b], advantage[:b]) for b in (2, 1)
             },
         }
         for wanted in options.prompts:
-            figures = run_setting(bench, name, wanted, options, peak)
+            figures = run_setting(bench, name, wanted, options)
             results[name][f"P={figures['prompt']}"] = figures
         del bench, policy, kernels
         if options.device != "cpu":

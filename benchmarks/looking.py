@@ -1,26 +1,23 @@
-"""Looking again with tools: kept keys, the verifier that hears each step, calls that come together.
+"""Looking again with tools: kept keys, and the verifier that hears each step.
 
-16 conversations (2 prompts of about 110 tokens, 8 each) of 6 steps and the answer, with the tiny Qwen2.5-VL.
-A step has 18 tokens, as the teacher of `digits-far` writes them, and is shown words and an image; two
-neighbours of a group see the same one. Once with images of 256 tokens, and once with crops of 16. Three
-comparisons in one process:
+8 conversations about a prompt of about 110 tokens (`--problems 2`: 16) of 6 steps and the answer, with the
+tiny Qwen2.5-VL. A step has 18 tokens, as the teacher of `digits-far` writes them, and is shown words and an
+image; two neighbours of a group see the same one. Once with images of 256 tokens, and once with crops of 16.
+Two comparisons in one process:
 
 - the reasoner: `kept` (`SharedKVSession`, as rollouts use them) against two ways to prefill the whole
   conversation in every step: `afresh`, with all its images, and `anew`, where features of images are kept.
   All sample equally many tokens;
 - the verifier with an adapter, and its base: `incremental` (`StepVerifier`) against scoring the whole
   conversation with both models after each step, in one batch, prompts shared: `whole afresh`, with all its
-  images, and `whole`, where features are kept. The program fails if they do not find the same Δr;
-- a tool with a model (`similarity` with a fresh CLIP, 4 layers of width 256): 16 calls that come together
-  from 16 threads against the same calls one after another.
+  images, and `whole`, where features are kept. The program fails if they do not find the same Δr.
 
 It counts how many images pass through the vision tower, and fails if one does so twice. Time is the process's
 CPU time, in rounds of all sides, the order turning; ratios are medians over rounds. The last line is a JSON
 object with `kept_faster` (afresh / kept), `kept_faster_features` (anew / kept), `verifier_faster` (whole
-afresh / incremental), `verifier_faster_features` (whole / incremental), all four also with `_crops`, and
-`tools_faster`.
+afresh / incremental), `verifier_faster_features` (whole / incremental), all four also with `_crops`.
 
-    python benchmarks/looking.py [--quick] [--repeats 3] [--threads 1] [--hidden 160] [--layers 5]
+    python benchmarks/looking.py [--problems 2] [--repeats 3] [--threads 1] [--hidden 160] [--layers 5]
 """
 
 from __future__ import annotations
@@ -29,18 +26,14 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from common import arguments, finish, forget_images, make_problems, parse, show
 from many_turns import Endless, Script, measure
-from PIL import Image
 from torch import Tensor
-from transformers import CLIPConfig, CLIPModel
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
@@ -56,17 +49,12 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.policy.tiny_models import write_tiny
 from selfverify.visual.stopping import LOG_RATIO
-from selfverify.visual.tools.base import Batched, Toolbox, shared
-from selfverify.visual.tools.detect import Similarity
-from selfverify.visual.tools.gallery import Gallery
 from selfverify.visual.verifier import StepVerifier
 
 STEPS, GROUP, ALIKE = 6, 8, 2
 STEP = "<think>5</think>crop 1 3 3 6 6"
 IMAGES = {"": 256, "_crops": 64}
 """Sides of the images, pixels: 256 and 16 tokens."""
-AIMS = {"kept_faster": 3.0, "kept_faster_crops": 1.5, "verifier_faster": 3.0}
-TOGETHER, CLIP_SIDE = 16, 64
 CLOSE = 1e-3
 """Nats by which the two ways to find Δr may differ in float32."""
 
@@ -292,88 +280,26 @@ def measure_looks(folder: str, options: argparse.Namespace) -> tuple[dict[str, A
         ):
             ratio = results[what + name] = median_ratio(found, slow, fast)
             seconds = [statistics.median(row[one] for row in found) for one in (fast, slow)]
-            rows.append([f"{slow} / {fast}", (side // 16) ** 2, *seconds, ratio, AIMS.get(what + name, "")])
+            rows.append([f"{slow} / {fast}", (side // 16) ** 2, *seconds, ratio])
     shown = len(problems) * GROUP * (options.steps + 1)
     return results | {"images_encoded": distinct, "images_shown": shown}, rows
-
-
-def write_clip(folder: Path, seed: int, width: int, layers: int) -> Path:
-    """A fresh model that embeds images of 64 x 64 pixels in 64 patches."""
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    seen = {**sizes, "num_attention_heads": width // 32, "image_size": CLIP_SIDE, "patch_size": 8}
-    text = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = CLIPModel(CLIPConfig(text_config=text, vision_config=seen, projection_dim=32))
-    model.save_pretrained(folder)
-    size = {"height": CLIP_SIDE, "width": CLIP_SIDE}
-    CLIPImageProcessorPil(size=size, crop_size=size).save_pretrained(folder)
-    return folder
-
-
-def measure_tools(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Calls of a tool that come together against the same calls one after another."""
-    path = str(write_clip(folder, options.seed, options.clip_width, options.clip_layers))
-    toolbox = Toolbox([Similarity(path)])
-    call = toolbox.chosen("similarity", {"image_indices": [1], "other_image_indices": [2]})
-    galleries = [Gallery() for _ in range(TOGETHER)]
-    for number, gallery in enumerate(galleries):
-        gallery.begin(f"noise/{number}", [noise(2 * number), noise(2 * number + 1)])
-
-    def run(gallery: Gallery) -> str:
-        return toolbox.run(call, gallery).text
-
-    def alone() -> list[str]:
-        return [*map(run, galleries)]
-
-    def together() -> list[str]:
-        with ThreadPoolExecutor(TOGETHER) as pool:
-            return [*pool.map(run, galleries)]
-
-    if (one := together()) != (other := alone()):
-        raise SystemExit(f"calls that come together find {one}, and alone {other}")
-    rounds = measure({"together": together, "alone": alone}, options.repeats, lambda: None)
-    model: Batched[Any, Any] = shared(("similarity", path, "cpu"), missing_load)
-    before = len(model.asked)
-    together()
-    ratio = median_ratio(rounds, "alone", "together")
-    seconds = [statistics.median(row[name] for row in rounds) for name in ("together", "alone")]
-    row = ["alone / together", f"{TOGETHER} calls", *seconds, ratio, ""]
-    return {"tools_faster": ratio, "tools_asked": model.asked[before:]}, [row]
-
-
-def noise(seed: int) -> Image.Image:
-    """An image of random pixels."""
-    made = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(256, (CLIP_SIDE, CLIP_SIDE, 3), generator=made, dtype=torch.uint8)
-    return Image.fromarray(pixels.numpy())
-
-
-def missing_load() -> NoReturn:
-    """Stands for what loads the model, which is there already."""
-    raise SystemExit("the tool's model has not been loaded")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print one table."""
     parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each conversation")
-    parser.add_argument("--problems", type=int, default=2, help="prompts, each with 8 conversations")
+    parser.add_argument("--problems", type=int, default=1, help="prompts, each with 8 conversations")
     parser.add_argument("--hidden", type=int, default=160, help="width of the model")
     parser.add_argument("--layers", type=int, default=5, help="depth of the model")
-    parser.add_argument("--clip-width", type=int, default=256, help="width of the tool's model")
-    parser.add_argument("--clip-layers", type=int, default=4, help="depth of the tool's model")
-    parser.set_defaults(repeats=3)
+    parser.set_defaults(repeats=1)
     options = parse(parser, argv)
-    if options.quick:
-        options.steps, options.problems, options.repeats = 2, 1, 1
-        options.hidden, options.layers, options.clip_width, options.clip_layers = 32, 1, 32, 1
     with tempfile.TemporaryDirectory() as made:
         folder = write_tiny(Path(made) / "policy", options.seed, options.hidden, options.layers)
         results, rows = measure_looks(str(folder), options)
-        of_tools, more = measure_tools(Path(made) / "clip", options)
     title = f"{options.problems * GROUP} conversations of {options.steps} steps; CPU seconds"
-    show(title, ["", "an image's tokens", "fast", "slow", "ratio", "aim"], [*rows, *more])
-    finish(results | of_tools, options)
+    show(title, ["", "an image's tokens", "fast", "slow", "ratio"], rows)
+    finish(results, options)
 
 
 if __name__ == "__main__":

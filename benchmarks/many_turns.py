@@ -1,19 +1,18 @@
-"""Conversations of 30 turns with kept keys, against one long turn, and against prefilling every turn anew.
+"""Conversations of many turns with kept keys, against one long turn, and against prefilling each turn anew.
 
-64 conversations (8 prompts of about 110 tokens, 8 each) with the tiny Qwen2.5-VL. In every turn the policy
-says exactly 40 tokens (ends are suppressed), then each conversation hears 16 tokens; with images also one of
-256 tokens in every third turn. The three sides:
+8 conversations of 24 turns about a prompt of about 110 tokens, with the tiny Qwen2.5-VL. In every turn the
+policy says exactly 40 tokens (ends are suppressed), then each conversation hears 16 tokens; with images also
+one of 256 tokens in every third turn. The three sides:
 
 - `kept`: `SharedKVSession`, as rollouts use them;
-- `one go`: one turn of 1,200 tokens, then one pass over all that was heard in the 30 turns;
+- `one go`: one turn as long as all of them, then one pass over all that was heard;
 - `anew`: `RecomputingSession`, where every turn prefills the whole conversation, and each prompt 8 times.
 
 Time is the process's CPU time, in rounds of all three (`kept` first in every other one); ratios are medians
-over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go),
-`faster_than_prefill` and `faster_than_prefill_images` (anew / kept), and what `ragged_update.py` measures
-of learning from conversations of unlike lengths (`ragged_speedup`, `ragged_memory`, ...).
+over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go), and
+`faster_than_prefill` and `faster_than_prefill_images` (anew / kept).
 
-    python benchmarks/many_turns.py [--quick] [--repeats 5] [--threads 1] [--record FILE]
+    python benchmarks/many_turns.py [--turns 30] [--problems 8] [--repeats 1] [--threads 1] [--record FILE]
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from typing import Any
 import torch
 from common import arguments, finish, forget_images, make_problems, model_folder, parse, show
 from PIL import Image
-from ragged_update import measure as measure_ragged
-from ragged_update import table
 
 from selfverify.core.config import SamplingConfig
 from selfverify.policy.decoding import TokenSampler
@@ -38,7 +35,7 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
 
-TURNS, SAID, HEARD = 30, 40, 16
+TURNS, SAID, HEARD = 24, 40, 16
 IMAGE_EVERY, IMAGE_SIDE, PIXELS_PER_TOKEN = 3, 256, 16 * 16
 
 
@@ -154,20 +151,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print a row for text and one for images."""
     parser = arguments(__doc__)
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of each conversation")
-    parser.add_argument("--problems", type=int, default=8, help="prompts, each with 8 conversations")
-    parser.set_defaults(repeats=5)
+    parser.add_argument("--problems", type=int, default=1, help="prompts, each with 8 conversations")
+    parser.set_defaults(repeats=1)
     options = parse(parser, argv)
-    turns = min(options.turns, 6) if options.quick else options.turns
     rows: list[list[Any]] = []
     results: dict[str, float] = {}
-    # Conversations are up to 3,000 tokens long, or 300 in a quick run.
-    options.budget, options.scale = (1600, 10) if options.quick else (None, 1)
     with model_folder(options.seed) as folder:
         policy = Endless.load(folder, device="cpu")
         problems = make_problems(policy, options.problems, 110)
         prompts = policy.encode(problems)
         for images in (False, True):
-            runs = sides(policy, prompts, 8, Script(policy, images, turns))
+            runs = sides(policy, prompts, 8, Script(policy, images, options.turns))
             rounds = measure(runs, options.repeats, partial(forget_images, policy))
             name = "_images" if images else ""
             over = statistics.median(r["kept"] / r["one go"] for r in rounds)
@@ -175,11 +169,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             results |= {f"over_one_go{name}": over, f"faster_than_prefill{name}": faster}
             seconds = [statistics.median(r[side] for r in rounds) for side in runs]
             rows.append(["images" if images else "text", *seconds, over, faster])
-        ragged, ragged_rows = measure_ragged(folder, options)
-    title = f"{turns} turns of {SAID} tokens, {options.problems * 8} conversations; CPU seconds"
+    title = f"{options.turns} turns of {SAID} tokens, {options.problems * 8} conversations; CPU seconds"
     show(title, ["", "kept", "one go", "anew", "kept / one go", "anew / kept"], rows)
-    table(ragged_rows)
-    finish(results | ragged, options)
+    finish(results, options)
 
 
 if __name__ == "__main__":

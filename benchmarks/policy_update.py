@@ -5,15 +5,14 @@ Three ways to the same gradient, on the same 8 problems x G responses of 24 toke
 - shared: ours. Each prompt is forwarded once; the frozen vision tower's features come from the cache.
 - plain: transformers' model on prompt + response written out G times. The frozen vision tower runs
   on every copy of the image, as in a trainer that does not share; the head runs on the response only
-  (TRL's logits_to_keep; --full-logits runs it on everything).
+  (TRL's logits_to_keep).
 - plain, cached: the same without sharing, but with our feature cache.
 
 The program fails if their losses or gradients differ. Peak memory is measured in a fresh process for
 each way: the resident set's high-water mark during one forward and backward minus the resident set
-before it (Linux only: /proc/self/clear_refs resets the mark). The bytes that autograd saves for the
-backward pass are given as well: they don't depend on the allocator.
+before it (Linux only: /proc/self/clear_refs resets the mark).
 
-    python benchmarks/policy_update.py [--quick] [--repeats 7]
+    python benchmarks/policy_update.py [--groups 4 8 16] [--prompts 110 400]
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,10 @@ def loss_of(logprobs: torch.Tensor, advantage: torch.Tensor, reference: torch.Te
 class Comparison:
     """One model, one batch, three ways to its gradient."""
 
-    def __init__(
-        self, folder: str, prompt_tokens: int, group_size: int, seed: int, full_logits: bool
-    ) -> None:
+    def __init__(self, folder: str, prompt_tokens: int, group_size: int, seed: int) -> None:
         self.policy = Policy.load(folder, device="cpu")
         self.raw = TinyModel.from_pretrained(folder)
         self.raw.model.visual.requires_grad_(False)
-        self.full_logits = full_logits
         problems = make_problems(self.policy, PROBLEMS, prompt_tokens)
         self.prompts = self.policy.encode(problems)
         generator = torch.Generator().manual_seed(seed)
@@ -102,9 +98,8 @@ class Comparison:
         if side != "plain":
             self.policy.shares_prefix = side == "shared"
             return self.policy.logprobs(self.prompts, self.lists).flatten(0, 1)
-        keep = 0 if self.full_logits else RESPONSE_TOKENS + 1
-        logits = self.raw(**self.replicated, logits_to_keep=keep, use_cache=False).logits
-        logits = logits[:, -RESPONSE_TOKENS - 1 : -1]
+        out = self.raw(**self.replicated, logits_to_keep=RESPONSE_TOKENS + 1, use_cache=False)
+        logits = out.logits[:, :-1]
         targets = self.tokens.flatten(0, 1)
         return logits.gather(-1, targets[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
@@ -134,24 +129,6 @@ class Comparison:
             if abs(ours - loss) > 1e-5 or gap > 1e-4:
                 raise SystemExit(f"{side}: loss {ours}, plain {loss}; gradients differ by {float(gap):.2g}")
 
-    def saved_bytes(self, side: str) -> int:
-        """Bytes that autograd keeps for the backward pass, each storage once, weights not counted."""
-        own = {p.untyped_storage().data_ptr() for m in (self.policy.model, self.raw) for p in m.parameters()}
-        kept: dict[int, Any] = {}
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                # Held until the end, so that no address is used twice.
-                kept[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = loss_of(self.logprobs(side), self.advantage, self.reference)
-        total = sum(storage.nbytes() for storage in kept.values())
-        loss.backward()
-        return total
-
 
 def resident(field: str) -> int:
     """Bytes of one field of /proc/self/status."""
@@ -168,16 +145,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     return resident("VmHWM") - before
 
 
-def peak_in_fresh_process(options: Any, folder: str, prompt: int, group: int, side: str) -> int | None:
-    """`peak_bytes` of one side in a process of its own; None where /proc does not offer it."""
+def peak_in_fresh_process(command: Sequence[str]) -> int | None:
+    """The peak that a program measures of itself with ``--memory-of``; None where /proc does not offer it."""
     if not Path("/proc/self/clear_refs").exists():
         return None
-    command = [sys.executable, __file__, "--memory-of", side, "--folder", folder]
-    command += ["--prompts", str(prompt), "--groups", str(group), "--seed", str(options.seed)]
-    command += ["--threads", str(options.threads), *(["--full-logits"] if options.full_logits else [])]
     # Freed blocks go back to the system at once, so that the resident set follows what is in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    out = subprocess.run(command, env=environment, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
     if out.returncode:
         raise SystemExit(out.stderr)
     return int(json.loads(out.stdout.splitlines()[-1])["peak_bytes"])
@@ -186,49 +160,35 @@ def peak_in_fresh_process(options: Any, folder: str, prompt: int, group: int, si
 def main() -> None:
     """Measure every setting and print the results."""
     parser = arguments(__doc__)
-    parser.add_argument("--full-logits", action="store_true", help="plain computes logits of the prompt too")
     parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
     parser.add_argument("--folder", help="the model, for --memory-of")
     options = parse(parser)
     if options.memory_of:
-        made = Comparison(
-            options.folder, options.prompts[0], options.groups[0], options.seed, options.full_logits
-        )
+        made = Comparison(options.folder, options.prompts[0], options.groups[0], options.seed)
         print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
         return
-    rows, speedups, memory, saved = [], {}, {}, {}
+    rows, speedups, memory = [], {}, {}
     with model_folder(options.seed) as folder:
         for prompt in options.prompts:
             for group in options.groups:
-                made = Comparison(folder, prompt, group, options.seed, options.full_logits)
+                made = Comparison(folder, prompt, group, options.seed)
                 made.check()
                 times = interleaved({s: partial(made.run, s) for s in SIDES}, options.repeats)
-                peaks = {s: peak_in_fresh_process(options, folder, prompt, group, s) for s in SIDES}
-                kept = {s: made.saved_bytes(s) for s in SIDES}
+                same = ["--folder", folder, "--prompts", str(prompt), "--groups", str(group)]
+                same += ["--seed", str(options.seed), "--threads", str(options.threads)]
+                peaks = {s: peak_in_fresh_process([__file__, "--memory-of", s, *same]) for s in SIDES}
                 name = f"P={made.prompt_tokens:.0f},R={RESPONSE_TOKENS},G={group}"
                 speedups[name] = {s: times[s] / times["shared"] for s in SIDES[1:]}
-                saved[name] = {s: kept["shared"] / kept[s] for s in SIDES[1:]}
                 memory[name] = {s: peaks["shared"] / peaks[s] if peaks[s] else None for s in SIDES[1:]}
                 for s in SIDES:
                     peak = peaks[s] / 2**20 if peaks[s] else "-"
-                    rows.append([name, s, times[s], times[s] / times["shared"], peak, kept[s] / 2**20])
+                    rows.append([name, s, times[s], times[s] / times["shared"], peak])
     show(
         f"Forward and backward of {PROBLEMS} problems x G",
-        ["setting", "way", "seconds", "x shared", "peak MiB", "saved MiB"],
+        ["setting", "way", "seconds", "x shared", "peak MiB"],
         rows,
     )
-    names = [n for n in speedups if n.endswith("G=8") and int(n[2:].split(",")[0]) < 200]
-    headline = names[0] if names else next(iter(speedups))
-    results = {
-        "headline": headline,
-        "update_speedup": speedups[headline]["plain"],
-        "memory_ratio": memory[headline]["plain"],
-        "saved_ratio": saved[headline]["plain"],
-        "update_speedup_by_setting": speedups,
-        "memory_ratio_by_setting": memory,
-        "saved_ratio_by_setting": saved,
-    }
-    finish(results, options)
+    finish({"update_speedup": speedups, "memory_ratio": memory}, options)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ measured in a fresh process for each side, as in `policy_update.py`. The program
 differ. The last line is a JSON object: `ragged_speedup` (padded / sliced) and `ragged_memory` (sliced /
 padded) of the short prompt, and `ragged_speedup_long`, `ragged_memory_long` of the long one.
 
-    python benchmarks/ragged_update.py [--repeats 5] [--threads 1] [--budget 4096]
+    python benchmarks/ragged_update.py [--repeats 1] [--threads 1] [--budget 4096]
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -28,7 +25,7 @@ from typing import Any
 
 import torch
 from common import arguments, finish, make_problems, model_folder, parse, show
-from policy_update import peak_bytes
+from policy_update import peak_bytes, peak_in_fresh_process
 
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.policy.policy import Policy
@@ -48,15 +45,14 @@ class Ragged:
         folder: The model.
         prompt: Tokens of the prompt.
         budget: `learner.micro_batch_tokens` of the sliced side; None takes the default.
-        scale: Divides the lengths of the responses.
     """
 
-    def __init__(self, folder: str, prompt: int, budget: int | None, scale: int) -> None:
+    def __init__(self, folder: str, prompt: int, budget: int | None) -> None:
         self.policy = policy = Policy.load(folder, device="cpu")
         policy.model.train()
         [encoded] = policy.encode(make_problems(policy, 1, prompt))
         self.prompt_tokens = len(encoded.ids)
-        lengths = torch.linspace(SHORTEST, LONGEST, ROWS).div(scale).long()
+        lengths = torch.linspace(SHORTEST, LONGEST, ROWS).long()
         noise = torch.Generator().manual_seed(0)
         vocabulary = len(policy.tokenizer) - 6
         tokens = [torch.randint(6, vocabulary, (int(r),), generator=noise).tolist() for r in lengths]
@@ -108,17 +104,19 @@ class Ragged:
 def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[list[Any]]]:
     """Both prompts' results by name, and a row of a table for each side of them.
 
-    ``options`` are those of `main`: ``repeats``, ``threads``, ``budget`` and ``scale``.
+    ``options`` are those of `main`: ``repeats``, ``threads`` and ``budget``.
     """
     results: dict[str, float] = {}
     rows: list[list[Any]] = []
     for ending, prompt in PROMPTS.items():
-        made = Ragged(folder, prompt, options.budget, options.scale)
+        made = Ragged(folder, prompt, options.budget)
         made.check()
         pairs = made.seconds(options.repeats)
-        peaks = {side: _peak(folder, options, prompt, side) for side in SIDES}
+        same = ["--folder", folder, "--prompts", str(prompt), "--threads", str(options.threads)]
+        same += [] if options.budget is None else ["--budget", str(options.budget)]
+        peaks = {s: peak_in_fresh_process([__file__, "--memory-of", s, *same]) or 0 for s in SIDES}
         results[f"ragged_speedup{ending}"] = statistics.median(p["padded"] / p["sliced"] for p in pairs)
-        results[f"ragged_memory{ending}"] = peaks["sliced"] / peaks["padded"]
+        results[f"ragged_memory{ending}"] = peaks["sliced"] / (peaks["padded"] or 1)
         for side in SIDES:
             passes = len(made.updaters[side].passes([made.group]))
             seconds = statistics.median(pair[side] for pair in pairs)
@@ -126,41 +124,22 @@ def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[lis
     return results, rows
 
 
-def _peak(folder: str, options: Namespace, prompt: int, side: str) -> int:
-    """Peak memory of one side in a process of its own, in bytes."""
-    command = [sys.executable, __file__, "--memory-of", side, "--folder", folder, "--prompts", str(prompt)]
-    command += ["--threads", str(options.threads), "--scale", str(options.scale)]
-    command += [] if options.budget is None else ["--budget", str(options.budget)]
-    # Freed blocks go back to the system at once, so that the resident set follows what is in use.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    out = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if out.returncode:
-        raise SystemExit(out.stderr)
-    return int(json.loads(out.stdout.splitlines()[-1])["peak_bytes"])
-
-
-def table(rows: Sequence[Sequence[Any]]) -> None:
-    """Print the rows of `measure`."""
-    title = f"One update from {ROWS} responses of {SHORTEST} to {LONGEST} tokens; CPU seconds"
-    show(title, ["prompt", "", "passes", "seconds", "peak MiB"], rows)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure both prompts and print the results."""
     parser = arguments(__doc__)
     parser.add_argument("--budget", type=int, help="tokens of a pass; left out: the setting's default")
-    parser.add_argument("--scale", type=int, default=1, help="divides the lengths of the responses")
     parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
     parser.add_argument("--folder", help="the model, for --memory-of")
-    parser.set_defaults(repeats=5)
+    parser.set_defaults(repeats=1)
     options = parse(parser, argv)
     if options.memory_of:
-        made = Ragged(options.folder, options.prompts[0], options.budget, options.scale)
+        made = Ragged(options.folder, options.prompts[0], options.budget)
         print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
         return
     with model_folder(options.seed) as folder:
         results, rows = measure(folder, options)
-    table(rows)
+    title = f"One update from {ROWS} responses of {SHORTEST} to {LONGEST} tokens; CPU seconds"
+    show(title, ["prompt", "", "passes", "seconds", "peak MiB"], rows)
     finish(results, options)
 
 

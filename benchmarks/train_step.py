@@ -19,7 +19,7 @@ both sample the same tokens in every step, and the difference is what the method
 ``--cpu-time`` counts what the processes got instead of what the clock says: with one thread, and other work
 on the machine, that is the fairer figure.
 
-    python benchmarks/train_step.py [--quick] [--repeats 7] [--images] [--family qwen3_vl]
+    python benchmarks/train_step.py [--groups 4 8 16] [--prompts 110 400] [--images] [--family qwen3_vl]
 """
 
 from __future__ import annotations
@@ -46,9 +46,17 @@ from common import (
     show,
 )
 from families import KINDS, write_family
-from our_step import BETA, ChecksumADPO, ChecksumGRPO, Setting, make_learner, timed_step
 from processor import make_processor
-from trl_step import CHECKED_STEPS, against_trl
+from trl_step import (
+    BETA,
+    CHECKED_STEPS,
+    ChecksumADPO,
+    ChecksumGRPO,
+    Setting,
+    against_trl,
+    make_learner,
+    timed_step,
+)
 
 from selfverify.methods.adpo import ADPOConfig
 from selfverify.methods.grpo import GRPOConfig

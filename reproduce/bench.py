@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.config import CommandConfig
 from selfverify.core.errors import DataError
 from selfverify.core.files import write_json
-from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.recipe import Recipe, build_recipe
+from selfverify.experiments.recipe_yaml import Document, parse_override
 from selfverify.experiments.run import evaluate_recipe, recipe_task
-from selfverify.tasks.row_task import DataFile
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION
@@ -26,98 +26,80 @@ LEFT_OUT = ("IQ_Test", "IQ-Test")
 """BLINK's task that VTS-V leaves out of its 13 and of their mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchRow:
-    """How one way of answering has done.
+Row = dict[str, Any]
+"""How one way of answering has done.
 
-    Args:
-        name: `WITHOUT`, `MARKED` or `WITH`.
-        accuracy: Over all questions, with the tasks that are left out of the mean.
-        mean: Over the tasks (macro-average), without `LEFT_OUT`.
-        tasks: Accuracy by task.
-        problems: How many questions there were.
-        steps: Mean steps of a conversation; None where nobody looks.
-        crop_hit: See `crop_hit`; None where the file has no boxes.
-        lost: Conversations that broke off, which count as wrong.
-    """
-
-    name: str
-    accuracy: float
-    mean: float
-    tasks: dict[str, float] = field(default_factory=dict)
-    problems: int = 0
-    steps: float | None = None
-    crop_hit: float | None = None
-    lost: int = 0
-
-
+- ``name``: `WITHOUT`, `MARKED` or `WITH`;
+- ``accuracy``: over all questions, with the tasks that are left out of the mean;
+- ``mean``: over the tasks (macro-average), without `LEFT_OUT`;
+- ``tasks``: accuracy by task;
+- ``problems``: how many questions there were;
+- ``steps``: mean steps of a conversation; None where nobody looks;
+- ``crop_hit``: the share of the boxes that were shown whole; None where the file has no boxes;
+- ``lost``: conversations that broke off, which count as wrong.
+"""
 BENCH = "bench.json"
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSettings:
-    """What is answered, by whom, and how.
+class BenchSettings(CommandConfig):
+    """By whom a benchmark is answered, and how."""
 
-    Args:
-        data: The benchmark's file or folder.
-        model: A model's folder or name.
-        look: How it looks.
-        problems: At most so many questions; None takes all.
-        max_new_tokens: The most tokens of a turn.
-        temperature: 0 is greedy.
-        samples: Answers to each question.
-        device: As of `PolicyConfig`.
-        dtype: As of `PolicyConfig`.
-        marks: Whether the questions are also answered with numbers on the parts of their images
-            (`visual.tools.crop`), without looking.
-        server: An OpenAI-compatible server behind which the model is; None loads it here.
-        timeout: Seconds that one answer of a server may take.
-    """
+    model: str = "builtin:digits"
+    """The model: a folder, `builtin:NAME` or a hub id; with --server its name there."""
 
-    data: DataFile
-    model: str
-    look: VisualConfig
-    problems: int | None = None
-    max_new_tokens: int = 512
-    temperature: float = 0.0
-    samples: int = 1
-    device: str = "auto"
-    dtype: str = "auto"
-    marks: bool = False
     server: str | None = None
-    timeout: float = 300.0
+    """An OpenAI-compatible server behind which the model is."""
+
+    output: Path = Path("runs/bench")
+    """The folder for samples and figures."""
+
+    format: str | None = None
+    """The file's format, if it is not recognised (`vstar`, ...)."""
+
+    split: str | None = None
+    """The split to read, where there are several (BLINK: val)."""
+
+    marks: bool = False
+    """Answer also with numbers on the parts of images (Set-of-Mark), without looking."""
+
+    look: VisualConfig
 
 
-def run_bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
+def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str] = ()) -> list[Row]:
     """Answer a benchmark's questions without and with looking.
 
     Called again, it goes on where it was stopped. ``OUTPUT/without``, ``OUTPUT/marked`` and
     ``OUTPUT/looking`` are folders of evaluations, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
 
+    Args:
+        data: The benchmark's file or folder.
+        settings: By whom it is answered, and how.
+        overrides: Settings of the evaluations' recipe, as ``section.key=value``.
+
     Raises:
         ConfigError: The file or the model is not there, or the output holds something else.
         DataError: No question can be used, or one has no image.
     """
-    test = settings.data.model_dump(mode="json")
+    test = {"path": str(data), "format": settings.format, "split": settings.split}
     look = settings.look.model_dump(mode="json")
     asked: list[tuple[str, str, dict[str, Any]]] = [
         (WITHOUT, "without", {"name": "math", "test": test, "instruction": INSTRUCTION}),
         *([(MARKED, "marked", {"name": "marked", "test": test})] if settings.marks else []),
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
-    recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
-    _refuse_without_images(recipes[-1][2], settings)
+    recipes = [(name, folder, _recipe(settings, task, overrides)) for name, folder, task in asked]
+    _refuse_without_images(recipes[-1][2], data)
+    output = settings.output
     rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
-    about = {"data": settings.data.path, "model": settings.model}
-    write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
+    write_json(output / BENCH, {"data": str(data), "model": settings.model, "rows": rows})
     return rows
 
 
-def _refuse_without_images(recipe: Recipe, settings: BenchSettings) -> None:
+def _refuse_without_images(recipe: Recipe, data: Path) -> None:
     """A question that has lost its image would be answered from its words, and count as looked at."""
     task = recipe_task(recipe)
     count = task.count("test")
-    known = [n for n in (settings.problems, count) if n is not None]
+    known = [n for n in (recipe.evaluation.problems, count) if n is not None]
     blind = []
     for index in range(min(known, default=0)):
         try:
@@ -127,36 +109,29 @@ def _refuse_without_images(recipe: Recipe, settings: BenchSettings) -> None:
         blind += [] if problem.images else [problem.id]
     if blind:
         raise DataError(
-            f"{settings.data.path}: {len(blind)} of its questions have no image, such as "
+            f"{data}: {len(blind)} of its questions have no image, such as "
             f"{', '.join(blind[:3])}; give them their images, or take them out of the file"
         )
 
 
-def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
+def _recipe(settings: BenchSettings, task: dict[str, Any], overrides: Sequence[str]) -> Recipe:
     model = settings.model if settings.server is None else f"{settings.server}#{settings.model}"
-    return Recipe.model_validate(
-        {
-            "name": "bench",
-            "policy": {
-                "path": model,
-                "server": {"timeout_s": settings.timeout},
-                "device": settings.device,
-                "dtype": settings.dtype,
-            },
-            "task": task,
-            "method": {"name": "grpo"},
-            "sampling": {"max_new_tokens": settings.max_new_tokens},
-            "learner": {"steps": 1},
-            "evaluation": {
-                "problems": settings.problems,
-                "samples": settings.samples,
-                "temperature": settings.temperature,
-            },
-        }
-    )
+    plain = {
+        "name": "bench",
+        "policy": {"path": model},
+        "task": task,
+        "method": {"name": "grpo"},
+        "sampling": {"max_new_tokens": 512},
+        "learner": {"steps": 1},
+        "evaluation": {"samples": 1, "temperature": 0.0},
+    }
+    document = Document("bench", plain)
+    for override in overrides:
+        parse_override(override, document)
+    return build_recipe(document)
 
 
-def row_of(name: str, summary: Mapping[str, Any]) -> BenchRow:
+def row_of(name: str, summary: Mapping[str, Any]) -> Row:
     """A row of an evaluation's summary.
 
     Raises:
@@ -178,16 +153,16 @@ def row_of(name: str, summary: Mapping[str, Any]) -> BenchRow:
     counted = [accuracy for task, accuracy in tasks.items() if task not in LEFT_OUT and accuracy is not None]
     accuracy = float(summary["pass@1"])
     figures = summary.get("metrics") or {}
-    return BenchRow(
-        name,
-        accuracy,
-        math.fsum(counted) / len(counted) if counted else accuracy,
-        {task: value for task, value in tasks.items() if value is not None},
-        int(summary["problems"]),
-        _first(figures, STEPS),
-        _first(figures, CROP_HIT),
-        lost,
-    )
+    return {
+        "name": name,
+        "accuracy": accuracy,
+        "mean": math.fsum(counted) / len(counted) if counted else accuracy,
+        "tasks": {task: value for task, value in tasks.items() if value is not None},
+        "problems": int(summary["problems"]),
+        "steps": _first(figures, STEPS),
+        "crop_hit": _first(figures, CROP_HIT),
+        "lost": lost,
+    }
 
 
 def _first(figures: Mapping[str, Any], name: str) -> float | None:

@@ -1,17 +1,19 @@
-"""A sample set's figures for several numbers of samples: by strategy, N, category and figure, with intervals.
+"""What papers' tables measure of a sample set: choices among N, and two turns, by category.
 
 Every figure is a sum over problems divided by another one (`selfverify.tasks.base.Metric`), so that the draws
-of all figures are two matrix products. This is what ADPO's Tables 2 to 5 and 11 to 13 are made of.
+of all figures are two matrix products. This is what ADPO's Tables 2 to 5 and 11 to 13 and AdaPO's Table 1 are
+made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from reproduce.statistics import MeasuredRun
+from reproduce.tables import Column
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -19,7 +21,7 @@ from selfverify.evaluation.breakdown import ACCURACY, Columns, choices
 from selfverify.evaluation.evaluate import target_boxes
 from selfverify.evaluation.metrics import HEADLINE, SampleTable
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
-from selfverify.evaluation.statistics import ratio_draws, turn_shares
+from selfverify.evaluation.statistics import turn_shares
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.tasks.base import Metric, Task
@@ -38,53 +40,32 @@ LABELS = {
     "step_success": "SR", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀",
 }  # fmt: skip
 """The papers' names of figures."""
+TURN_FIGURES = ("acc@t1", "acc@t2", "delta", "0->1", "1->0")
+"""AdaPO's figures (its Table 1 and Fig. 4 and 5), by `selfverify.evaluation.statistics.transitions`."""
 
 
-class FigurePlace(NamedTuple):
-    """Where a figure stands.
+class Place(NamedTuple):
+    """The column of a figure.
 
     Args:
-        chooser: The strategy that chooses; ``first`` for a single sample.
-        n: The number of candidates per problem.
+        benchmark: What was measured; empty where there is one.
         category: ``COLUMN: VALUE``, or `ALL`.
         figure: The task's figure, or ``accuracy``.
     """
 
-    chooser: str
-    n: int
+    benchmark: str
     category: str
     figure: str
 
 
-@dataclass(slots=True)
-class SizedFigures:
-    """Figures as sums over problems.
-
-    Args:
-        problems: The P problem ids.
-        above: What is summed ``[P]``; the problems of other categories count 0.
-        below: What that sum is divided by ``[P]``.
-        counts: Problems by category.
-    """
-
-    problems: list[str]
-    above: dict[FigurePlace, Floats] = field(default_factory=dict)
-    below: dict[FigurePlace, Floats] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def drawn(self, seed: int = 0) -> dict[FigurePlace, tuple[float, Floats]]:
-        """Each figure's value, and its values on draws of the problems ``[draws]``.
-
-        Sets about the same problems have the same draws where the ``seed`` is the same.
-        """
-        if not self.above:
-            return {}
-        above, below = np.stack([*self.above.values()], -1), np.stack([*self.below.values()], -1)
-        values, drawn = ratio_draws(above, below, seed)
-        return {
-            place: (float(value), drawn[:, k])
-            for k, (place, value) in enumerate(zip(self.above, values, strict=True))
-        }
+def columns_for(places: Iterable[Place]) -> list[Column]:
+    """The columns of these figures, in order. No M is best when it is highest or lowest."""
+    found = []
+    for place in dict.fromkeys(places):
+        words = (place.benchmark, place.category.partition(": ")[2], LABELS.get(place.figure, place.figure))
+        bold, signed = place.figure not in ("0->1", "1->0"), place.figure == "delta"
+        found.append(Column(place, " ".join(filter(None, words)), bold=bold, signed=signed))
+    return found
 
 
 def metrics_of(task: Task) -> tuple[Metric, ...]:
@@ -92,9 +73,8 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
     Of agents those that are shares; `python -m reproduce.smartsnap` has all.
     """
-    found = tuple(metric for metric in task.metrics if metric.needs is None)
-    if isinstance(task, AgentTask):
-        found = tuple(metric for metric in found if metric.name in AGENTS)
+    shares = AGENTS if isinstance(task, AgentTask) else [metric.name for metric in task.metrics]
+    found = tuple(metric for metric in task.metrics if metric.needs is None and metric.name in shares)
     return found or (ACCURACY,)
 
 
@@ -108,8 +88,10 @@ def figures_by_size(
     headline: str = HEADLINE,
     columns: Columns | None = None,
     order: Sequence[str] | None = None,
-) -> SizedFigures:
-    """Return the figures of a sample set. Sizes beyond the number of samples are left out.
+    benchmark: str = "",
+    seed: int = 0,
+) -> dict[tuple[int, str], MeasuredRun]:
+    """Return the figures of a sample set by N and strategy. Sizes beyond the number of samples are left out.
 
     A single sample is the same for all strategies: for N = 1 there is ``first`` alone, and for larger N what
     ``strategies`` names. A strategy that needs scores is left out where there are none; a figure of which no
@@ -125,6 +107,8 @@ def figures_by_size(
         columns: Which problems, in the order of the rows, belong to which categories. One with a single value
             that all problems have is left out.
         order: The ids in the order of the rows; by default that of the samples.
+        benchmark: Of the figures' places.
+        seed: Decides the draws of problems; sets about the same problems have the same ones.
 
     Raises:
         DataError: Problems have different numbers of samples, or a box has no target.
@@ -134,44 +118,40 @@ def figures_by_size(
     count, total = table.correct.shape
     wanted = [n for n in dict.fromkeys(sizes) if n <= total]
     chosen = choices(table, task, problems, [STRATEGIES["first"], *map(find_strategy, strategies)], wanted)
-    parts = {ALL: np.ones(count, dtype=bool)}
+    masks = {ALL: np.ones(count, dtype=bool)}
     for column, values in (columns or {}).items():
         if len(values) > 1 or not all(mask.all() for mask in values.values()):
-            parts |= {f"{column}: {value}": mask for value, mask in values.items()}
-    found = SizedFigures(table.problems, counts={name: int(mask.sum()) for name, mask in parts.items()})
+            masks |= {f"{column}: {value}": mask for value, mask in values.items()}
+    found: dict[tuple[int, str], MeasuredRun] = {}
     for n in wanted:
         for name in ["first"] if n == 1 else strategies:
             components = chosen.found.get((find_strategy(name).figure, n), {})
+            parts: dict[Place, tuple[Floats, Floats]] = {}
             for metric in metrics_of(task):
                 part, over = components.get(metric.part), components.get(metric.over or metric.part)
                 if part is None or over is None:
                     continue
                 below = over.value if metric.over else over.present
-                if not below.any():
-                    continue
-                for category, mask in parts.items():
-                    place = FigurePlace(name, n, category, metric.name)
-                    found.above[place], found.below[place] = part.value * mask, below * mask
+                parts |= {
+                    Place(benchmark, category, metric.name): (part.value * mask, below * mask)
+                    for category, mask in masks.items()
+                    if below.any()
+                }
+            if parts:
+                counts = {place: int(masks[place.category].sum()) for place in parts}
+                found[n, name] = MeasuredRun.of_ratios(parts, counts, seed)
     return found
 
 
-TURNS = "turns"
-"""The chooser of figures about two answers each, which nobody chooses among."""
-TURN_FIGURES = ("acc@t1", "acc@t2", "delta", "0->1", "1->0")
-"""AdaPO's figures (its Table 1 and Fig. 4 and 5), by `selfverify.evaluation.statistics.transitions`."""
-
-
-def figures_of_turns(samples: Sequence[StoredSample], order: Sequence[str] | None = None) -> SizedFigures:
-    """Return `TURN_FIGURES` of samples of two turns each; nothing where they have one turn."""
+def figures_of_turns(
+    samples: Sequence[StoredSample], order: Sequence[str], benchmark: str = "", seed: int = 0
+) -> MeasuredRun:
+    """Return `TURN_FIGURES` of samples of two turns each."""
     table = SampleTable.from_samples(samples, order)
-    found = SizedFigures(table.problems, counts={ALL: len(table.problems)})
-    first = table.reward(CORRECT_1)
-    if not np.isnan(first).any():
-        shares = turn_shares(first > 0.5, table.correct > 0.5)
-        for name in TURN_FIGURES:
-            place = FigurePlace(TURNS, table.correct.shape[1], ALL, name)
-            found.above[place], found.below[place] = shares[name], np.ones(len(table.problems))
-    return found
+    shares = turn_shares(table.reward(CORRECT_1) > 0.5, table.correct > 0.5)
+    ones = np.ones(len(order))
+    parts = {Place(benchmark, ALL, name): (shares[name], ones) for name in TURN_FIGURES}
+    return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(order)), seed)
 
 
 def sizes_of(text: str) -> list[int]:

@@ -11,15 +11,14 @@
       pairs.parquet         ``prompt``, ``chosen``, ``rejected`` and ``images``
 
 A side of a pair is one message for LLaMA-Factory, and TRL's collator takes the images of the prompt only
-(1.16). So by default the sides end with their first turns; the prompt has all that was shown before. With
-whole sides TRL's file gets the columns ``chosen_images`` and ``rejected_images``, which our reader knows.
+(1.16). So the sides end with their first turns; the prompt has all that was shown before.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +26,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from reproduce.scripts import script
-from selfverify.cli.options import Json, print_json
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES
@@ -38,7 +36,6 @@ from selfverify.visual.traces import is_image, parts_of
 MARK = "<image>"
 """LLaMA-Factory's place for an image."""
 Target = Literal["llama-factory", "trl"]
-Tails = Literal["first", "whole"]
 _BATCH = 64
 
 
@@ -51,34 +48,24 @@ class ExportedLooks:
     images: int
 
 
-def export_looks(folder: Path, output: Path, target: Target, tails: Tails = "first") -> ExportedLooks:
+def export_looks(folder: Path, output: Path, target: Target) -> ExportedLooks:
     """Write a folder's ``sft.jsonl`` and ``pairs.jsonl`` for another trainer.
 
     Args:
         folder: See `looks_folder`.
         output: The folder that is written; files in it with the same names are replaced.
         target: Whose form.
-        tails: Whether the sides of a pair end with their first turns or are whole.
 
     Raises:
-        ConfigError: There are no such files, the sides cannot be whole, or pyarrow is not installed.
+        ConfigError: There are no such files, or pyarrow is not installed.
         DataError: A line is damaged, an image is gone, or a text has a place for an image of its own.
     """
-    if target == "llama-factory" and tails == "whole":
-        raise ConfigError("a side of a pair is one message in LLaMA-Factory's files; export first turns")
-    traces, sides = _traces(folder), list(_pairs(folder, tails))
+    traces, sides = _traces(folder), list(_pairs(folder))
     shown = _ExportedImages(folder)
     make_output_folder(output)
     if target == "trl":
-        _parquet(
-            output / "sft.parquet", (_trl_trace(line, shown) for line in traces), ("messages",), ("images",)
-        )
-        _parquet(
-            output / "pairs.parquet",
-            (_trl_pair(pair, shown, tails) for pair in sides),
-            _SIDES,
-            _columns(tails),
-        )
+        _parquet(output / "sft.parquet", (_trl_trace(line, shown) for line in traces), ("messages",))
+        _parquet(output / "pairs.parquet", (_trl_pair(pair, shown) for pair in sides), _SIDES)
     else:
         _write(output / "looks_sft.json", (_factory_trace(line, shown) for line in traces))
         _write(output / "looks_pairs.json", (_factory_pair(pair, shown) for pair in sides))
@@ -150,12 +137,10 @@ def _traces(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _pairs(folder: Path, tails: Tails) -> Iterator[dict[str, Any]]:
+def _pairs(folder: Path) -> Iterator[dict[str, Any]]:
     for pair in read_pairs(folder):
-        sides = {"chosen": pair.chosen, "rejected": pair.rejected}
-        if tails == "first":
-            sides = {name: messages[:1] for name, messages in sides.items()}
-        yield {"id": pair.id, "kind": pair.kind, "prompt": pair.prompt, **sides}
+        first = {"chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
+        yield {"id": pair.id, "kind": pair.kind, "prompt": pair.prompt, **first}
 
 
 def _images(messages: Iterable[Message]) -> list[str]:
@@ -176,25 +161,23 @@ def _marked(messages: Iterable[Message], name: str) -> list[Message]:
     return found
 
 
-def _factory_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    images = _images(line["messages"])
+def _noted(messages: Iterable[Message], shown: _ExportedImages) -> list[str]:
+    images = _images(messages)
     for name in images:
         shown.content(name)
+    return images
+
+
+def _factory_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    images = _noted(line["messages"], shown)
     return {"id": line["id"], "messages": _marked(line["messages"], line["id"]), "images": images}
 
 
 def _factory_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    images = _images(pair["prompt"])
-    for name in images:
-        shown.content(name)
-    [chosen], [rejected] = (_marked(pair[side], pair["id"]) for side in ("chosen", "rejected"))
-    return {
-        "id": pair["id"],
-        "messages": _marked(pair["prompt"], pair["id"]),
-        "chosen": chosen,
-        "rejected": rejected,
-        "images": images,
-    }
+    images, name = _noted(pair["prompt"], shown), pair["id"]
+    marked = {"messages": _marked(pair["prompt"], name)}
+    sides = {side: _marked(pair[side], name)[0] for side in ("chosen", "rejected")}
+    return {"id": name, **marked, **sides, "images": images}
 
 
 def _places(messages: Iterable[Message]) -> list[Message]:
@@ -223,17 +206,9 @@ def _trl_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any
     }
 
 
-def _trl_pair(pair: Mapping[str, Any], shown: _ExportedImages, tails: Tails) -> dict[str, Any]:
-    row = {"id": pair["id"], **{side: _places(pair[side]) for side in _SIDES}}
-    row["images"] = _struct(_images(pair["prompt"]), shown)
-    if tails == "whole":
-        for side in ("chosen", "rejected"):
-            row[f"{side}_images"] = _struct(_images(pair[side]), shown)
-    return row
-
-
-def _columns(tails: Tails) -> tuple[str, ...]:
-    return ("images", "chosen_images", "rejected_images") if tails == "whole" else ("images",)
+def _trl_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    sides = {side: _places(pair[side]) for side in _SIDES}
+    return {"id": pair["id"], **sides, "images": _struct(_images(pair["prompt"]), shown)}
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -243,9 +218,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def _parquet(
-    path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str], images: Sequence[str]
-) -> None:
+def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]) -> None:
     """Write Parquet whose columns of images `datasets` decodes."""
     try:
         import pyarrow as pa
@@ -257,9 +230,9 @@ def _parquet(
     content = pa.list_(pa.struct([("type", text), ("text", text)]))
     columns = [("id", text)]
     columns += [(name, pa.list_(pa.struct([("role", text), ("content", content)]))) for name in talks]
-    columns += [(name, pa.list_(pa.struct([("bytes", pa.binary()), ("path", text)]))) for name in images]
+    columns.append(("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", text)]))))
     features = {"id": value, **{name: [{**message, "content": [part]}] for name in talks}}
-    features |= {name: [{"_type": "Image"}] for name in images}
+    features["images"] = [{"_type": "Image"}]
     about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     schema = pa.schema(columns, metadata=about)
     left = iter(rows)
@@ -272,11 +245,6 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder in which the data are made.")],
     output: Annotated[Path, typer.Option(help="The folder that is written.")],
     to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
-    tails: Annotated[
-        Literal["first", "whole"],
-        typer.Option(help="Whether the sides of a pair end with their first turns, or are whole (trl)."),
-    ] = "first",
-    as_json: Json = False,
 ) -> None:
     """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
 
@@ -284,10 +252,7 @@ def export(
 
     - `python -m reproduce.export_llama_factory looks --to llama-factory --output data/looks`
     """
-    done = export_looks(folder, output, to, tails)
-    if as_json:
-        print_json(asdict(done), indent=None)
-        return
+    done = export_looks(folder, output, to)
     typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
 
 

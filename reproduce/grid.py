@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -74,12 +75,10 @@ class StudyOutcome:
     """What `run_study` returns.
 
     Args:
-        folder: The study's folder.
         results: The file ``results.json``; None while no run is finished.
         failures: The jobs that failed this time.
     """
 
-    folder: Path
     results: Path | None = None
     failures: list[Failure] = field(default_factory=list)
 
@@ -126,7 +125,7 @@ def run_study(
     ]
     for job in (*evaluations.values(), *work):
         _refuse_other_recipe(job)
-    outcome = StudyOutcome(output)
+    outcome = StudyOutcome()
     with ExitStack() as held:
         if not report_only:
             make_output_folder(output)
@@ -239,7 +238,9 @@ def _refuse_other_recipe(job: StudyJob) -> None:
     """Refuse a folder that holds a run of another recipe: the job can neither go on nor be skipped."""
     if not (job.folder / RECIPE_FILE).is_file():
         return
-    read = measured_settings if job.before is None else _settings
+    # A run's output folder does not tell it from others: a study may be moved.
+    settings = partial(Recipe.model_dump, mode="json", exclude={"output"})
+    read = measured_settings if job.before is None else settings
     try:
         held = load_recipe(job.folder)
     except ConfigError as error:
@@ -253,11 +254,6 @@ def _refuse_other_recipe(job: StudyJob) -> None:
             f"{job.folder} holds a run of another recipe: {'; '.join(changed[:3])}. Delete the folder to run "
             "it anew, or choose another --output"
         )
-
-
-def _settings(recipe: Recipe) -> dict[str, object]:
-    """Return the settings that tell runs apart. The output folder does not: a study may be moved."""
-    return recipe.model_dump(mode="json", exclude={"output"})
 
 
 class StudySettings(CommandConfig):
@@ -300,7 +296,7 @@ def study(
     for failure in done.failures:
         say(f"{failure.label}: {failure.reason}, see {failure.log}", "bold red", "failed: ")
     if done.results:
-        typer.echo(f"results: {done.results}, tables: {done.folder / 'table.md'}")
+        typer.echo(f"results: {done.results}, tables: {done.results.with_name('table.md')}")
     if done.failures or not done.results:
         raise typer.Exit(1)
 

@@ -1,51 +1,42 @@
 """What looking again is worth, and a verifier that ends it: several seeds on the same test problems.
 
-    python -m reproduce.looking_gains runs/looking-gains docs/results/looking.json \
+    python -m reproduce.vts_v gains runs/looking-gains looking.json \
         verifier=runs/stop-0 no-tools=runs/blind-0 larger=runs/larger-0 \
         verifier=runs/stop-1 no-tools=runs/blind-1 larger=runs/larger-1
 
 Every name comes once for each seed, in the seeds' order. ``verifier`` is the run of `looking-digits`, or of
-another recipe with a section `stopping`; the model that looks is the one from which it was trained.
-``looks`` may name the folder in which `selfverify visual compare` has kept that model's conversations about
-test problems. All other names are arms, runs of models that answer without tools. What is missing is
-measured: the reasoner held to the cap, with results shown, blanked and swapped; the arms; and the model from
-which all began, with tools. Samples stay in the first folder, so that a second call goes on where the first
-one stopped.
+another recipe with a section `stopping`; the model that looks is the one from which it was trained. All
+other names are arms, runs of models that answer without tools. What is missing is measured: the reasoner held
+to the cap, with results shown, blanked and swapped; the arms; and the model from which all began, with tools.
+Samples stay in the first folder, so that a second call goes on where the first one stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import typer
+import numpy as np
 
-from reproduce.looking_rows import (
-    NO_TOOLS,
-    RowOfSeed,
-    gains,
-    of_looks,
-    of_samples,
-    table_of,
-)
-from reproduce.scripts import named_folders, script
-from selfverify.core.config import EvaluationConfig
+from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import write_json
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.samples import StoredProblem, read_samples
-from selfverify.evaluation.visual_metrics import VERIFIER_WEIGHTS, CappedProblem, as_arrays
+from selfverify.evaluation.samples import StoredSample, read_samples
+from selfverify.evaluation.visual_metrics import WITHIN, CappedArrays, CappedProblem, as_arrays, outcomes
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.run import measure, recipe_task
-from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks, weights_digest
+from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks
 from selfverify.experiments.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.policy.policy import Policy
+from selfverify.selection.rules import Floats
 from selfverify.trainer.checkpoint import MODEL_FOLDER
+from selfverify.visual.episode import STEPS
 from selfverify.visual.stopping import Kind, StopCalibration, fit_epsilon
 
-VERIFIER, LOOKS = "verifier", "looks"
+VERIFIER, NO_TOOLS = "verifier", "no-tools"
 BEGINNING = "builtin:digits"
 """The model that all began from; with tools it is the row `UNTAUGHT`."""
 UNTAUGHT = "before fine-tuning"
@@ -54,6 +45,13 @@ PROBLEMS, FEWER = 2048, 512
 """Test problems of a row; and of those in which nothing is to be seen (`TAKEN`), and of `UNTAUGHT`."""
 TAKEN = ("blanked", "swapped")
 """What is shown in place of what tools make, to tell whether it is looked at (`VisualConfig.results`)."""
+RIGHT = Column("accuracy", "right")
+COLUMNS = (
+    RIGHT,
+    Column("steps", "steps", percent=False, better=False),
+    Column("visual_tokens", "visual tokens", percent=False, better=False),
+    *(Column(name, name.replace("_", " "), better=False) for name in ("crop_hit", "too_early", "too_late")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,82 +62,142 @@ class StudySeed:
         run: The folder of the run that has trained the verifier; its recipe names the reasoner.
         verifier: The model's folder.
         stored: Its calibration.
-        looks: The folder of the conversations held to the cap.
         arms: The runs of models without tools, by name.
     """
 
     run: Path
     verifier: Path
     stored: StopCalibration
-    looks: Path
     arms: dict[str, Path]
 
 
-def seeds_of(study: Path, named: Sequence[tuple[str, str]]) -> list[StudySeed]:
+def seeds_of(named: Sequence[tuple[str, str]]) -> list[StudySeed]:
     """Sort what was named into seeds, and look whether it is there.
 
-    Args:
-        study: Where conversations are kept for which no ``looks`` are named.
-        named: Names and folders, as on the command line.
-
     Raises:
-        ConfigError: Something is missing, comes more or less often than the verifier, is calibrated for
-            another rule, or holds other conversations; the message has a line for each fault.
+        ConfigError: Something is missing, comes more or less often than the verifier, or is calibrated for
+            another rule.
+        DataError: A verifier has no calibration.
     """
     folders: dict[str, list[Path]] = {}
     for name, folder in named:
         folders.setdefault(name, []).append(Path(folder).expanduser())
-    count = len(folders.get(VERIFIER, ()))
-    faults = [
-        f"{name} comes {len(folders.get(name, ()))} times, and {VERIFIER} {count} times; each seed needs one"
-        for name in dict.fromkeys([VERIFIER, NO_TOOLS, *folders])
-        if not count or len(folders.get(name, ())) != count
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
-    arms = [name for name in folders if name not in (VERIFIER, LOOKS)]
-    for name in arms:
-        for run in folders[name]:
+    counts = {name: len(folders.get(name, ())) for name in (VERIFIER, NO_TOOLS, *folders)}
+    if len({*counts.values()}) > 1 or 0 in counts.values():
+        given = ", ".join(f"{name} {count} times" for name, count in counts.items())
+        raise ConfigError(f"each name is needed once for each seed, not {given}")
+    runs = folders.pop(VERIFIER)
+    for name, arms in folders.items():
+        for run in arms:
             if not (run / RECIPE_FILE).is_file() or not (run / MODEL_FOLDER).is_dir():
-                faults.append(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
+                raise ConfigError(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
     seeds = []
-    for k, run in enumerate(folders[VERIFIER]):
+    for k, run in enumerate(runs):
+        if load_recipe(run).stopping is None:
+            raise ConfigError(f"{VERIFIER}={run}: its recipe has no section `stopping`")
         model = run / VERIFIER_RUN / MODEL_FOLDER
-        looks = folders[LOOKS][k] if LOOKS in folders else study / str(k) / "shown"
-        try:
-            if load_recipe(run).stopping is None:
-                raise ConfigError("its recipe has no section `stopping`")
-            stored = StopCalibration.load(model)
-        except (ConfigError, DataError) as error:
-            faults.append(f"{VERIFIER}={run}: {error}")
-            continue
-        if LOOKS in folders:
-            faults += _looks_faults(looks, model)
-        seeds.append(StudySeed(run, model, stored, looks, {name: folders[name][k] for name in arms}))
+        arms_of_seed = {name: arms[k] for name, arms in folders.items()}
+        seeds.append(StudySeed(run, model, StopCalibration.load(model), arms_of_seed))
     if len(rules := {seed.stored.rule for seed in seeds}) > 1:
-        faults.append(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
-    if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
     return seeds
 
 
-def _looks_faults(folder: Path, verifier: Path) -> list[str]:
-    """What is wrong with conversations that were held before."""
-    path = folder / CAP_FILE.format(split="test")
-    if not path.is_file():
-        return [f"{LOOKS}={folder}: no {path.name}; `selfverify visual compare --output` writes it"]
-    try:
-        settings, rows = read_journal(path, CappedProblem)
-    except DataError as error:
-        return [str(error)]
-    faults, looking = [], settings.get("looking", {})
-    if len(rows) != (wanted := settings.get("problems")):
-        faults.append(f"{path}: {len(rows)} of {wanted} problems; it was stopped: go on with it")
-    if (shown := looking.get("results", "shown")) != "shown":
-        faults.append(f"{path}: what tools make was {shown} there")
-    if (heard := Path(looking.get("verifier") or "none")).resolve() != verifier.resolve():
-        faults.append(f"{path}: the verifier there was {heard}, not {verifier}")
-    return faults
+@dataclass(frozen=True, slots=True)
+class RowOfSeed:
+    """One model in one row: by the keys of `COLUMNS`, as far as they are known, the mean of each problem."""
+
+    problems: list[str]
+    figures: dict[str, Floats]
+
+    def on(self, problems: Sequence[str]) -> MeasuredRun:
+        """The means over some of the problems."""
+        place = {problem: number for number, problem in enumerate(self.problems)}
+        chosen = [place[problem] for problem in problems]
+        ones = np.ones(len(chosen))
+        parts = {name: (values[chosen], ones) for name, values in self.figures.items()}
+        return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(chosen)), 0)
+
+
+def of_looks(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, RowOfSeed]:
+    """All rules on conversations that were held to the cap, by name (`visual_metrics.outcomes`)."""
+    made = {}
+    counts = np.bincount(looked.problem, minlength=looked.problems)
+    for name, outcome in outcomes(looked, epsilons).items():
+        values = (outcome.right, outcome.steps, outcome.visual, outcome.seen, outcome.early, outcome.late)
+        known = {
+            str(column.key): np.bincount(looked.problem, one, minlength=looked.problems) / counts
+            for column, one in zip(COLUMNS, values, strict=True)
+            if one is not None
+        }
+        made[name] = RowOfSeed([*looked.names], known)
+    return made
+
+
+def of_samples(samples: Sequence[StoredSample], visual: float) -> RowOfSeed:
+    """One model's answers; lost ones are left out. ``visual`` are the visual tokens of a question."""
+    found: dict[str, list[StoredSample]] = {}
+    for sample in samples:
+        if not sample.lost:
+            found.setdefault(sample.problem, []).append(sample)
+    right = np.array([np.mean([one.correct for one in few]) for few in found.values()])
+    steps = np.array([np.mean([one.rewards.get(STEPS, 0.0) for one in few]) for few in found.values()])
+    figures = {"accuracy": right, "steps": steps}
+    if not steps.any():
+        figures["visual_tokens"] = np.full(len(right), float(visual))
+    return RowOfSeed([*found], figures)
+
+
+def gains(rows: Mapping[str, Sequence[RowOfSeed]], rule: Kind) -> dict[str, Any]:
+    """All rows' figures, and how much more often the verifier is right than each.
+
+    Differences are of the same problems, with the models of the same seed.
+
+    Args:
+        rows: By name one model for each of K seeds, or one for all of them.
+        rule: The verifier's.
+
+    Returns:
+        ``rows``, and ``rule``, ``best_n`` (the number of steps that is right most often) and ``smallest_n``
+        (the smallest one that is nearly as good), with ``steps_share``, the verifier's steps over that many.
+
+    Raises:
+        DataError: A row has no problem in common with the verifier's.
+    """
+    table: dict[str, Any] = {}
+    for name, measured in rows.items():
+        if not _shared([*rows[rule], *measured]):
+            raise DataError(f"the row {name} has no problem in common with the verifier's")
+        shared = _shared([*rows[rule], *measured])
+        mine = {k: one.on(shared) for k, one in enumerate(rows[rule])}
+        theirs = {k: one.on(shared) for k, one in enumerate([*measured] * (len(mine) // len(measured)))}
+        own = _shared(measured)
+        table[name] = {
+            "problems": len(own),
+            "figures": pooled({k: one.on(own) for k, one in enumerate(measured)}),
+            "verifier_ahead": {} if name == rule else difference(mine, theirs),
+        }
+    right = {name: row["figures"]["accuracy"]["mean"] for name, row in table.items()}
+    fixed = [name for name in rows if name.startswith("always ") and name != "always 0"]
+    best = max(fixed, key=lambda name: (right[name], -fixed.index(name)))
+    smallest = next(name for name in fixed if right[name] >= right[best] - WITHIN)
+    steps = [table[name]["figures"]["steps"]["mean"] for name in (rule, smallest)]
+    about = {"rule": rule, "best_n": int(best.split()[1]), "smallest_n": int(smallest.split()[1])}
+    return {**about, "steps_share": steps[0] / steps[1] if steps[1] else None, "rows": table}
+
+
+def _shared(measured: Sequence[RowOfSeed]) -> list[str]:
+    """The problems that all have, in order."""
+    every = set.intersection(*(set(one.problems) for one in measured))
+    return [problem for problem in measured[0].problems if problem in every]
+
+
+def table_of(made: Mapping[str, Any]) -> str:
+    """The rows in Markdown, and how far the verifier is ahead of them."""
+    figures = {(name,): row["figures"] for name, row in made["rows"].items()}
+    ahead = {(name,): row["verifier_ahead"] for name, row in made["rows"].items() if row["verifier_ahead"]}
+    table, _ = difference_table([f"{made['rule']} is ahead of"], ahead, [RIGHT])
+    return f"{figure_table(['looking ends'], figures, COLUMNS)}\n\n{table}"
 
 
 def compared(
@@ -149,12 +207,12 @@ def compared(
     problems: int = PROBLEMS,
     fewer: int = FEWER,
 ) -> dict[str, Any]:
-    """Measure what is missing of all rows, and return what `main` writes.
+    """Measure what is missing of all rows, and return what is written.
 
     Args:
         study: The folder in which samples are kept.
         named: See `seeds_of`.
-        say: Gets the table, line by line, and what is being measured.
+        say: Gets the table, and what is being measured.
         problems: Test problems of most rows.
         fewer: Those of the rows in which little is to be learnt.
 
@@ -162,85 +220,42 @@ def compared(
         ConfigError: See `seeds_of`; or samples in the folder are of other models or settings.
         DataError: Nothing can be compared.
     """
-    seeds = seeds_of(study, named)
-    _check_samples(study, seeds)
+    seeds = seeds_of(named)
     rows: dict[str, list[RowOfSeed]] = {}
     epsilons: list[dict[Kind, float]] = []
     for k, seed in enumerate(seeds):
         say(f"seed {k}: {_reasoner(seed).policy.path}, held to the cap")
-        journal = seed.looks / CAP_FILE.format(split="test")
-        if seed.looks == study / str(k) / "shown":
-            _capped(seed, seed.looks, "shown", problems).hold("test")
         epsilons.append(_epsilons(seed))
-        found = of_looks(read_journal(journal, CappedProblem)[1], epsilons[-1])
+        found = of_looks(_capped(seed, study / str(k) / "shown", "shown", problems), epsilons[-1])
         for taken in TAKEN:
             say(f"seed {k}: what tools make {taken}")
-            folder = study / str(k) / taken
-            _capped(seed, folder, taken, fewer).hold("test")
-            others = of_looks(read_journal(folder / journal.name, CappedProblem)[1], epsilons[-1])
+            others = of_looks(_capped(seed, study / str(k) / taken, taken, fewer), epsilons[-1])
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
-            found[name] = _answered(_arm(run, problems), study / str(k) / f"{name}.jsonl")
+            model = [f"policy.path={run / MODEL_FOLDER}", f"evaluation.problems={problems}"]
+            found[name] = _answered(load_recipe(run, [*EVALUATION, *model]), study / str(k) / f"{name}.jsonl")
         for name, measured in found.items():
             rows.setdefault(name, []).append(measured)
     say(f"{UNTAUGHT}: {BEGINNING}")
-    untaught = _reasoner(seeds[0], fewer, f"policy.path={BEGINNING}")
     # A rule or a number of steps that some seed lacks is no row.
     rows = {name: few for name, few in rows.items() if len(few) == len(seeds)}
+    untaught = _reasoner(seeds[0], fewer, f"policy.path={BEGINNING}")
     rows[UNTAUGHT] = [_answered(untaught, study / "untaught.jsonl")]
     made = gains(rows, seeds[0].stored.rule)
-    for line in table_of(made).splitlines():
-        say(line)
+    say(table_of(made))
     return made | {"epsilons": epsilons}
-
-
-def _check_samples(study: Path, seeds: Sequence[StudySeed]) -> None:
-    """Look whether samples that are kept are those of the models as they are now, before any is drawn."""
-    faults = []
-    for k, seed in enumerate(seeds):
-        reasoner = _reasoner(seed).policy.path
-        kept: dict[Path, tuple[str, type[Any]]] = {
-            folder / CAP_FILE.format(split="test"): (reasoner, CappedProblem)
-            for folder in (seed.looks, *(study / str(k) / taken for taken in TAKEN))
-        }
-        kept |= {
-            study / str(k) / f"{name}.jsonl": (str(run / MODEL_FOLDER), StoredProblem)
-            for name, run in seed.arms.items()
-        }
-        weights: dict[str, str] = {}
-        for path, (model, row) in kept.items():
-            if not path.is_file():
-                continue
-            if model not in weights:
-                weights[model] = Policy.load(model).fingerprint()
-            header, heard = read_journal(path, row)[0], weights_digest(str(seed.verifier))
-            if header.get(VERIFIER_WEIGHTS) not in (None, heard):
-                faults.append(f"{path} was heard by another verifier than {seed.verifier}; move it away")
-            if header.get("weights") != weights[model]:
-                faults.append(f"{path} is of another model than {model}; name its run, or move it away")
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _settings(problems: int, *more: str) -> list[str]:
-    return [*EVALUATION, f"evaluation.problems={problems}", *more]
-
-
-def _arm(run: Path, problems: int) -> Recipe:
-    """An arm's recipe with its trained model, measured on so many test problems."""
-    return load_recipe(run, [f"policy.path={run / MODEL_FOLDER}", *_settings(problems)])
 
 
 def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
     """The recipe of the model that looks, measured on so many test problems."""
-    recipe = load_recipe(seed.run, _settings(problems, *more))
+    recipe = load_recipe(seed.run, [*EVALUATION, f"evaluation.problems={problems}", *more])
     return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 
-def _capped(seed: StudySeed, folder: Path, results: str, problems: int) -> CappedLooks:
+def _capped(seed: StudySeed, folder: Path, results: str, problems: int) -> CappedArrays:
     recipe = _reasoner(seed, problems, f"task.results={results}")
-    return CappedLooks(recipe, None, str(seed.verifier), output=folder)
+    return CappedLooks(recipe, None, str(seed.verifier), output=folder).hold("test")
 
 
 def _epsilons(seed: StudySeed) -> dict[Kind, float]:
@@ -248,25 +263,18 @@ def _epsilons(seed: StudySeed) -> dict[Kind, float]:
 
     Of the other rule nothing is said where these are gone, or where it does not reach the target.
     """
-    found: dict[Kind, float] = {seed.stored.rule: seed.stored.epsilon}
-    name = CAP_FILE.format(split="validation")
-    places = (seed.looks / name, seed.run / LOOKING / name)
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+    stored = seed.stored
+    found: dict[Kind, float] = {stored.rule: stored.epsilon}
+    path = seed.run / LOOKING / CAP_FILE.format(split="validation")
+    if not path.is_file():
         return found
     looked = as_arrays(read_journal(path, CappedProblem)[1])
-    stepped, stored = looked.lengths > 0, seed.stored
+    stepped = looked.lengths > 0
+    values, right, lengths = looked.delta_r[stepped], looked.correct[stepped, 1:], looked.lengths[stepped]
     for rule in get_args(Kind):
-        if rule not in found:
+        if rule != stored.rule:
             try:
-                fitted = fit_epsilon(
-                    looked.delta_r[stepped],
-                    looked.correct[stepped, 1:],
-                    rule,
-                    stored.target,
-                    stored.wanted,
-                    lengths=looked.lengths[stepped],
-                )
+                fitted = fit_epsilon(values, right, rule, stored.target, stored.wanted, lengths=lengths)
             except (ConfigError, DataError):
                 continue
             found[rule] = fitted.epsilon
@@ -278,22 +286,5 @@ def _answered(recipe: Recipe, store: Path) -> RowOfSeed:
     policy, task = Policy.load(recipe.policy), recipe_task(recipe, measured=True)
     measure(policy, task, recipe, store, recipe.policy.path)
     image = policy.loaded.family.placeholder(policy.model)
-    config: EvaluationConfig = recipe.evaluation
-    first = policy.encoder.prompt(task.problem(config.split, 0, 0))
+    first = policy.encoder.prompt(task.problem(recipe.evaluation.split, 0, 0))
     return of_samples(read_samples(store)[1], 0.0 if image is None else float((first.ids == image).sum()))
-
-
-def main(
-    study: Annotated[Path, typer.Argument(help="The folder for samples that are missing.")],
-    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
-    named: Annotated[list[str], typer.Argument(metavar="NAME=FOLDER...", help="Runs, by seed.")],
-) -> None:
-    """Measure what looking again is worth; the module's docstring has an example."""
-    write_json(result, compared(study, named_folders(named)))
-    print(result)
-
-
-app = script(main)
-
-if __name__ == "__main__":
-    app()

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from reproduce.by_size import LABELS, SIZES, figures_by_size
+from reproduce.by_size import SIZES, columns_for, figures_by_size
+from reproduce.statistics import MeasuredRun, pooled
+from reproduce.tables import Column, figure_table
 from selfverify.core.errors import DataError
 from selfverify.core.jsonl_store import STRICT, open_journal, read_journal
 from selfverify.core.problem import Problem
@@ -19,64 +21,18 @@ from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.breakdown import MOST_VALUES, Columns
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.samples import StoredSample
-from selfverify.evaluation.statistics import (
-    Statistic,
-    auc_statistic,
-    average_precision_statistic,
-    bootstrap_interval,
-    on_all,
-    percentile_interval,
-)
+from selfverify.evaluation.statistics import auc_statistic, average_precision_statistic, mean_statistic
 from selfverify.tasks.base import Task, Verdict
 from selfverify.verifiers.base import Verifier
 
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One figure of the matrix.
-
-    Args:
-        generator: The model that wrote the answers.
-        verifier: The scores that the choice is made by; ``majority``, or ``none`` for a single sample.
-        n: The number of candidates per problem.
-        category: The category of problems, ``COLUMN: VALUE``, or ``all``.
-        figure: ``accuracy``, or one of the task's own figures.
-        value: Over the category's problems, on average over the size-n subsets of the samples.
-        interval: A 95 % bootstrap interval over problems.
-        problems: The number of problems.
-    """
-
-    generator: str
-    verifier: str
-    n: int
-    category: str
-    figure: str
-    value: float
-    interval: list[float] | None
-    problems: int
-
-
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """How well a verifier tells a generator's right answers from its wrong ones.
-
-    Args:
-        generator: The model that wrote the answers.
-        verifier: The scores.
-        auc: The area under the ROC curve over all samples; None without both right and wrong ones.
-        auc_interval: 95 %, over problems.
-        ap: The average precision over all samples.
-        ap_interval: 95 %, over problems.
-        scored: The share of the samples that have a score.
-    """
-
-    generator: str
-    verifier: str
-    auc: float | None
-    auc_interval: list[float] | None
-    ap: float | None
-    ap_interval: list[float] | None
-    scored: float
+Pair = tuple[str, str]
+"""The model that wrote the answers, and the scores that the choice is made by: ``majority``, ``none`` for a
+single sample, or a verifier's."""
+JUDGING = (
+    Column("auc", "AUC"),
+    Column("ap", "AP"),
+    Column("scored", "answers with a score", better=False),
+)
 
 
 def matrix(
@@ -88,8 +44,8 @@ def matrix(
     sizes: Sequence[int] = SIZES,
     strategy: str = "best",
     categories: Columns | None = None,
-) -> list[Cell]:
-    """Return all cells of the table. Sizes beyond a generator's number of samples are left out.
+) -> dict[int, dict[Pair, MeasuredRun]]:
+    """Return all pairs' figures by N. Sizes beyond a generator's number of samples are left out.
 
     Args:
         samples: The samples by generator, all of the same problems, with a score from every verifier.
@@ -100,89 +56,85 @@ def matrix(
         sizes: Numbers of candidates per problem.
         strategy: The strategy that uses the scores; the paper takes the best.
         categories: Which problems, in the order of the first generator's samples, belong to each value of
-            each column; there are cells for each of them, ``COLUMN: VALUE``, and of all problems.
+            each column; there are figures of each of them, and of all problems.
 
     Raises:
         DataError: Generators answered different problems.
     """
     order: list[str] | None = None
-    cells: list[Cell] = []
+    found: dict[int, dict[Pair, MeasuredRun]] = {n: {} for n in sorted(sizes)}
     for generator, rows in samples.items():
         order = order or list(dict.fromkeys(sample.problem for sample in rows))
         if other := {sample.problem for sample in rows} ^ set(order):
             raise DataError(
                 f"generator {generator} answered other problems than the first: {sorted(other)[:3]}"
             )
-        own: dict[int, list[Cell]] = {}
         for verifier, chooser in [("majority", "majority"), *((name, strategy) for name in verifiers)]:
-            found = figures_by_size(
+            by_row = figures_by_size(
                 rows, task, problems or {}, [chooser],
                 sizes=sizes if verifier == "majority" else [n for n in sizes if n > 1],
                 headline=verifier, columns=categories, order=order,
             )  # fmt: skip
-            for place, (value, drawn) in found.drawn().items():
-                if not np.isnan(value):
-                    by = "none" if place.n == 1 else verifier
-                    interval, count = percentile_interval(drawn), found.counts[place.category]
-                    cell = Cell(generator, by, place.n, place.category, place.figure, value, interval, count)
-                    own.setdefault(place.n, []).append(cell)
-        cells += [cell for n in sorted(own) for cell in own[n]]
-    return cells
+            for (n, _), run in by_row.items():
+                found[n][generator, "none" if n == 1 else verifier] = run
+    return {n: rows for n, rows in found.items() if rows}
 
 
-def judgings(samples: Mapping[str, Sequence[StoredSample]], verifiers: Sequence[str]) -> list[Judging]:
-    """Return how well each verifier judges the answers of each generator, whatever is chosen by it."""
-    found = []
+def judgings(
+    samples: Mapping[str, Sequence[StoredSample]], verifiers: Sequence[str]
+) -> dict[Pair, MeasuredRun]:
+    """Return how well each verifier judges the answers of each generator, whatever is chosen by it.
+
+    ``auc`` and ``ap`` are over all samples; ``scored`` is the share of the samples that have a score.
+    """
+    found = {}
     for generator, rows in samples.items():
         table = SampleTable.from_samples(rows, target_boxes=None, headline="soft")
-        count = len(table.problems)
-
-        def measured(statistic: Statistic, count: int = count) -> tuple[float | None, list[float] | None]:
-            value = on_all(statistic, count)
-            return (None, None) if np.isnan(value) else (value, bootstrap_interval(statistic, count))
-
         for verifier in verifiers:
             score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
-            auc = measured(auc_statistic(score, table.correct))
-            ap = measured(average_precision_statistic(score, table.correct))
-            found.append(Judging(generator, verifier, *auc, *ap, float((~np.isnan(score)).mean())))
+            statistics = {
+                "auc": auc_statistic(score, table.correct),
+                "ap": average_precision_statistic(score, table.correct),
+                "scored": mean_statistic((~np.isnan(score)).mean(-1)),
+            }
+            found[generator, verifier] = MeasuredRun.of(statistics, len(table.problems))
     return found
 
 
-def as_markdown(cells: Sequence[Cell], judged: Sequence[Judging] = ()) -> str:
-    """Return the paper's layout: a block per number of samples, a row per pair, a column per figure.
+def as_markdown(
+    cells: Mapping[int, Mapping[Pair, MeasuredRun]], judged: Mapping[Pair, MeasuredRun] | None = None
+) -> str:
+    """Return the paper's layout: a table per number of samples, a row per pair, a column per figure.
 
-    Categories of more than `MOST_VALUES` values are left out. A table below says how well verifiers judge.
+    Categories of more than `MOST_VALUES` values are left out. The last table says how well verifiers judge.
     """
-    every = list(dict.fromkeys(cell.category for cell in cells))
-    values = Counter(name.partition(": ")[0] for name in every)
-    categories = [name for name in every if values[name.partition(": ")[0]] <= MOST_VALUES]
-    figures = list(dict.fromkeys(cell.figure for cell in cells))
-    columns = [(category, figure) for category in categories for figure in figures]
-    heads = [
-        category if len(figures) == 1 else f"{category} {LABELS.get(figure, figure)}"
-        for category, figure in columns
-    ]
-    lines = [f"| N | generator | verifier | {' | '.join(heads)} |", "|" + " --- |" * (3 + len(columns))]
-    by_row: dict[tuple[int, str, str], dict[tuple[str, str], str]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.n):
-        row = by_row.setdefault((cell.n, cell.generator, cell.verifier), {})
-        row[cell.category, cell.figure] = _percent(cell.value, cell.interval)
-    for (n, generator, verifier), row in by_row.items():
-        shown = " | ".join(row.get(column, "–") for column in columns)
-        lines.append(f"| {n} | {generator} | {verifier} | {shown} |")
+    places = dict.fromkeys(place for rows in cells.values() for run in rows.values() for place in run.values)
+    values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
+    columns = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
+    head, parts = ["generator", "verifier"], []
+    for n, rows in cells.items():
+        parts += [
+            f"## N = {n}",
+            figure_table(head, {pair: pooled({0: run}) for pair, run in rows.items()}, columns),
+        ]
     if judged:
-        lines += ["", "| generator | verifier | AUC | AP | answers with a score |", "|" + " --- |" * 5]
-        for one in judged:
-            figured = [(one.auc, one.auc_interval), (one.ap, one.ap_interval), (one.scored, None)]
-            shown = " | ".join("–" if value is None else _percent(value, i) for value, i in figured)
-            lines.append(f"| {one.generator} | {one.verifier} | {shown} |")
-    return "\n".join(lines) + "\n"
+        shown = {pair: pooled({0: run}) for pair, run in judged.items()}
+        parts += ["## Right and wrong answers told apart", figure_table(head, shown, JUDGING)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _percent(value: float, interval: Sequence[float] | None) -> str:
-    shown = f"{100 * value:.1f}"
-    return f"{shown} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else shown
+def as_json(
+    cells: Mapping[int, Mapping[Pair, MeasuredRun]], judged: Mapping[Pair, MeasuredRun]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the same as plain JSON: a line for each figure, and for each pair how well it judges."""
+    lines = [
+        {"n": n, "generator": pair[0], "verifier": pair[1], **place._asdict(), **figure}
+        for n, rows in cells.items()
+        for pair, run in rows.items()
+        for place, figure in pooled({0: run}).items()
+    ]
+    told = [{"generator": pair[0], "verifier": pair[1], **pooled({0: run})} for pair, run in judged.items()]
+    return {"cells": lines, "judging": told}
 
 
 FEW = 8
@@ -227,20 +179,15 @@ def stored_scores(
         file.unlink()
     journal, known = open_journal(file, JudgedProblem, settings)
     left = [index for index in range(len(problems)) if index not in known]
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
+    rows = _rows(problems, samples)
     judge = make() if left else None
     for first in range(0, len(left), batch):
         assert judge is not None
         part = left[first : first + batch]
-        own = {problems[index].id for index in part}
-        asked = [sample for sample in samples if sample.problem in own]
-        scores = iter(judge_samples(judge, task, [problems[index] for index in part], asked, batch))
-        found: dict[str, list[float | None]] = {}
-        for sample in asked:
-            found.setdefault(sample.problem, []).append(next(scores))
-        made = [JudgedProblem(index, found[problems[index].id]) for index in part]
+        asked = [place for index in part for place in rows[problems[index].id]]
+        own = [problems[index] for index in part]
+        scores = iter(judge_samples(judge, task, own, [samples[place] for place in asked], batch))
+        made = [JudgedProblem(index, [next(scores) for _ in rows[problems[index].id]]) for index in part]
         journal.append(*map(asdict, made))
         known |= {row.index: row for row in made}
     result: list[float | None] = [None] * len(samples)
@@ -250,13 +197,19 @@ def stored_scores(
     return result
 
 
+def _rows(problems: Sequence[Problem], samples: Sequence[StoredSample]) -> dict[str, list[int]]:
+    """Each problem's places among the samples."""
+    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
+    for place, sample in enumerate(samples):
+        rows[sample.problem].append(place)
+    return rows
+
+
 def judge_samples(
     judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
 ) -> list[float | None]:
     """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
+    rows = _rows(problems, samples)
     found: list[float | None] = [None] * len(samples)
     for first in range(0, len(problems), batch):
         part = problems[first : first + batch]

@@ -1,4 +1,4 @@
-"""SmartSnap's Tables 1 to 3 (arXiv:2512.22322) of our runs and evaluations: tasks, figures, figures by app.
+"""SmartSnap's Tables 1 to 3 (arXiv:2512.22322) of our runs and evaluations, and what its training is worth.
 
 A row is a model in one stage: prompted (PT), fine-tuned with or without evidence (FT, FT vanilla), trained by
 reinforcement (RL). Figures are those of a single sample at the evaluation's temperature.
@@ -6,86 +6,63 @@ reinforcement (RL). Figures are those of a single sample at the evaluation's tem
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from reproduce import published
-from reproduce.scripts import script
-from reproduce.tables import grid, number, percent
+from reproduce.published import published
+from reproduce.scripts import named_folders, script
+from reproduce.tables import Column, Labels, figure_table, grid, percent
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
-from selfverify.cli.options import Json, print_json
-from selfverify.core.errors import ConfigError, SelfVerifyError
-from selfverify.core.files import write_text
+from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_json, write_text
 from selfverify.evaluation.breakdown import ACCURACY
-from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import TASKS
-from selfverify.experiments.run import recipe_task
 from selfverify.reports.run_data import is_evaluation, read_metrics
 
-Stage = Literal["before", "after"]
+STAGES = ("before", "after")
 FIGURES = ("SR", "Sub-SR", "RRR", "ROR")
-"""The columns of Table 2, as AndroidLab computes them (`selfverify.agents.reward`)."""
-EVIDENCE = ("evidence", "completeness", "conciseness", "creativity", "judged-SR", "judge-false-positives")
+"""The paper's columns of Table 2, as AndroidLab computes them (`selfverify.agents.reward`)."""
+TABLE_2 = (
+    *(Column(name, name, bold=False) for name in FIGURES),
+    Column("ROR-xml", "ROR of texts", bold=False),
+    Column("above PT", "above PT", better=False, signed=True),
+)
+EVIDENCE = (
+    Column("evidence", "evidence", percent=False, better=False),
+    Column("completeness", "completeness", better=False),
+    Column("conciseness", "conciseness", percent=False, better=False),
+    Column("creativity", "creativity", percent=False, better=False),
+    Column("judged-SR", "judged SR", better=False),
+    Column("judge-false-positives", "judges' false positives", better=False),
+)
 """What SmartSnap is about beside that, in a table of our own."""
-COUNTED = 1000
-"""Training problems of which Table 1 counts the apps, where a task makes them without end."""
 RULE = "pass@1"
-PAPER = published.smartsnap()
+PAPER = published("smartsnap")
 """What the authors report."""
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A model in one stage.
-
-    Args:
-        type: PT, FT vanilla, FT, RL, or whatever it is called.
-        model: The model.
-        source: Where the figures come from.
-        problems: Problems that they are about.
-        figures: By name; None where nothing is known, or where a rule withholds it.
-        intervals: 95 % intervals of some of them.
-        success: What stands in ``SR``: the ground truth, or what judges say where nobody knows that.
-        apps: SR by app.
-        counts: Problems by app.
-    """
-
-    type: str
-    model: str
-    source: str
-    problems: int
-    figures: dict[str, float | None]
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    success: Literal["truth", "judges"] = "truth"
-    apps: dict[str, float | None] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+Figures = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tables:
-    """The tables' content.
+    """The tables' content, by the words of a row: type, model, and how many problems it is about.
 
     Args:
-        rows: Tables 2 and 3.
-        training: Table 1: how many training problems each app has, by task; those that could not be read
-            are left out and noted.
+        figures: Tables 2 and of evidence: ``mean`` and ``interval`` by a figure's name.
+        apps: Table 3: the same by app.
+        counts: Table 1: problems by app.
         notes: What has to be said of single rows.
     """
 
-    rows: list[Row]
-    training: dict[str, dict[str, int]]
-    notes: list[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return asdict(self)
+    figures: dict[Labels, Figures] = field(default_factory=dict)
+    apps: dict[Labels, Figures] = field(default_factory=dict)
+    counts: dict[Labels, dict[str, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
@@ -100,120 +77,73 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         ConfigError: A folder is not there, has no such stage, or was measured on a task without agents.
         DataError: A file in it is damaged.
     """
-    rows: list[Row] = []
-    training: dict[str, dict[str, int]] = {}
-    notes: list[str] = []
+    found = Tables()
     for text in named:
         label, folder, stage = _parsed(text)
         measured, trained = read_metrics(folder), not is_evaluation(folder)
-        stages = [stage] if stage else [s for s in get_args(Stage) if measured.get(s)]
+        stages = [stage] if stage else [s for s in STAGES if measured.get(s)]
         if label and not stage:
             stages = stages[-1:]
         if not stages or not measured.get(stages[0]):
             what = f"no figures {stage} training" if stage else "no figures"
             raise ConfigError(f"{folder}: metrics.json has {what}; `selfverify eval` measures a model")
-        settings = measured.get("settings") or {}
-        _check(settings, folder)
-        for found in stages:
-            type, model = label or (found if trained else "", folder.resolve().name)
-            rows.append(_row(type, model, f"{folder}, {found} training", measured[found], by))
-        if trained:
-            _note_training(folder, settings, training, notes)
-    for row in rows:
-        every = row.figures["SR-all"]
-        if every is not None and every != row.figures["SR"]:
-            notes.append(
-                f"{row.type} {row.model}: SR is over the tasks whose environment was not lost; over all of "
-                f"them, as AndroidLab counts, it is {percent(every)}."
-            )
-    unknown = [f"{row.type} {row.model}".strip() for row in rows if row.success == "judges"]
-    if unknown:
-        notes.append(
-            f"SR of {', '.join(unknown)} is what judges say: nobody else knows whether those tasks were done."
-        )
-    return Tables(rows, training, notes)
+        task = ((measured.get("settings") or {}).get("task") or {}).get("name")
+        if task not in TASKS or not issubclass(TASKS[task], AgentTask):
+            raise ConfigError(f"{folder}: it is about task {task!r}, which is none of agents")
+        for one in stages:
+            type, model = label or (one if trained else "", folder.resolve().name)
+            _add(found, (type, model, str(measured[one].get("problems") or 0)), measured[one], by)
+    prompted = {row[1]: of["SR"]["mean"] for row, of in found.figures.items() if row[0] == "PT"}
+    for (type, model, _), of in found.figures.items():
+        sr, base = of["SR"]["mean"], prompted.get(model)
+        if type != "PT" and None not in (sr, base):
+            of["above PT"] = {"mean": sr - base, "interval": None}
+    return found
 
 
-def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, Stage | None]:
+def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, str]:
     """Type and model, folder, and stage. A folder may have an equals sign in its name, as ``lr=1e-6``."""
-    stage: Stage | None = None
-    plain = text
-    for known in get_args(Stage):
-        if plain.endswith(f"@{known}"):
-            plain, stage = plain.removesuffix(f"@{known}"), known
+    plain, at, stage = text.rpartition("@")
+    if not at or stage not in STAGES:
+        plain, stage = text, ""
     name, equals, place = plain.partition("=")
-    type, colon, model = name.partition(":")
-    if equals and Path(plain).expanduser().is_dir():
-        equals, place = "", plain
-    if equals and not (type and colon and model):
+    if not equals or Path(plain).expanduser().is_dir():
+        name, place = "", plain
+    type, _, model = name.partition(":")
+    if (name or plain.startswith("=")) and not (type and model):
         raise ConfigError(f"{text}: a row is FOLDER or TYPE:MODEL=FOLDER, such as RL:Qwen3-8B=runs/rl")
-    if not equals:
-        place = plain
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{text}: there is no folder {folder}")
-    return ((type, model) if equals else None), folder, stage
+    return ((type, model) if name else None), folder, stage
 
 
-def _row(type: str, model: str, source: str, summary: Mapping[str, Any], by: str) -> Row:
-    metrics = summary.get("metrics") or {}
+def _add(found: Tables, row: Labels, summary: Mapping[str, Any], by: str) -> None:
+    """Add a row of an evaluation's summary."""
+    metrics, name = summary.get("metrics") or {}, " ".join(row[:2]).strip()
+    names = [*FIGURES, "SR-all", "ROR-xml", *(str(column.key) for column in EVIDENCE)]
+    figures = {figure: _figure(metrics, figure) for figure in names}
     known = "SR" in metrics
-    figures = {name: _value(metrics, name) for name in (*FIGURES, "SR-all", "ROR-xml", *EVIDENCE)}
-    intervals = {
-        name: tuple(found)
-        for name in figures
-        if (found := metrics.get(name, {}).get("intervals", {}).get(RULE))
-    }
     if not known:
         # Of a task whose goal nobody knows: whether the judges have found it done, of all problems.
-        figures["SR"] = summary.get(RULE)
-        if found := (summary.get("intervals") or {}).get(RULE):
-            intervals["SR"] = tuple(found)
+        figures["SR"] = {"mean": summary.get(RULE), "interval": (summary.get("intervals") or {}).get(RULE)}
+        found.notes.append(f"{name}: SR is what judges say: nobody else knows whether those tasks were done.")
+    every = figures["SR-all"]["mean"]
+    if every is not None and every != figures["SR"]["mean"]:
+        found.notes.append(
+            f"{name}: SR is over the tasks whose environment was not lost; over all of them, as AndroidLab "
+            f"counts, it is {percent(every)}."
+        )
     groups = (summary.get("categories") or {}).get(by, {})
-    return Row(
-        type,
-        model,
-        source,
-        int(summary.get("problems") or 0),
-        figures,
-        intervals,
-        "truth" if known else "judges",
-        {app: _value(found, "SR" if known else ACCURACY.name) for app, found in groups.items()},
-        {app: int(found["problems"]) for app, found in groups.items()},
-    )
+    found.figures[row] = figures
+    found.apps[row] = {a: _figure(of, "SR" if known else ACCURACY.name) for a, of in groups.items()}
+    found.counts[row] = {app: int(of["problems"]) for app, of in groups.items()}
 
 
-def _check(settings: Mapping[str, Any], folder: Path) -> None:
-    """See that a folder is about agents."""
-    task = settings.get("task", {}).get("name") if isinstance(settings.get("task"), dict) else None
-    if task not in TASKS or not issubclass(TASKS[task], AgentTask):
-        raise ConfigError(f"{folder}: it is about task {task!r}, which is none of agents")
-
-
-def _value(metrics: Mapping[str, Any], name: str) -> float | None:
-    curve = metrics.get(name, {}).get("curves", {}).get(RULE)
-    return None if not curve else curve[-1]
-
-
-def _note_training(
-    folder: Path, settings: Mapping[str, Any], training: dict[str, dict[str, int]], notes: list[str]
-) -> None:
-    """Count the apps of a run's training problems, once for each task."""
-    try:
-        recipe = Recipe.model_validate(settings)
-        task = recipe_task(recipe)
-        label = f"{recipe.task.name}, {folder.resolve().name}"
-        drawn = recipe.learner.steps * recipe.learner.groups_per_step
-        count = task.count("train")
-        total = min(drawn, COUNTED) if count is None else count
-        apps: Counter[str] = Counter()
-        for index in range(total):
-            apps[str(task.problem("train", recipe.seed, index).meta.get("category") or "?")] += 1
-    except (ValidationError, SelfVerifyError) as error:
-        notes.append(f"{folder}: its training problems cannot be read: {str(error).splitlines()[0]}")
-        return
-    if dict(apps) not in training.values():
-        training[label] = dict(apps)
+def _figure(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
+    of = metrics.get(name) or {}
+    curve = of.get("curves", {}).get(RULE) or [None]
+    return {"mean": curve[-1], "interval": of.get("intervals", {}).get(RULE)}
 
 
 def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: str = "app") -> str:
@@ -225,92 +155,45 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
         intervals: Add 95 % intervals (bootstrap over problems), where they are known.
         by: The heading of what Table 3 divides by.
     """
-    parts = ["## Table 1: tasks", _distribution(tables, paper, by)]
-    head = ["type", "model", "problems", *FIGURES]
-    parts += ["## Table 2: AndroidLab's figures (%)", grid(head, _table_2(tables.rows, intervals), 2)]
-    if paper:
-        cited = [[r.type, r.model, "138", *map(number, r.figures)] for r in PAPER.rows]
-        parts += [f"Published ({PAPER.cited}, Table 2; AndroidLab, judged by GLM-4):", grid(head, cited, 2)]
-    apps = sorted({app for row in tables.rows for app in row.apps})
-    if apps:
-        parts += [
-            f"## Table 3: SR by {by} (%)",
-            grid(["type", "model", *apps], _table_3(tables.rows, apps), 2),
-        ]
-    if paper:
-        cited = [[r.type, r.model, *map(number, r.apps)] for r in PAPER.rows if r.apps]
-        parts += [f"Published ({PAPER.cited}, Table 3):", grid(["type", "model", *PAPER.apps], cited, 2)]
-    if any(row.figures.get(name) is not None for row in tables.rows for name in EVIDENCE):
-        parts += ["## Evidence and judges", grid(["type", "model", *EVIDENCE], _evidence(tables.rows), 2)]
+    head, cited = ["type", "model", "problems"], f"[{PAPER['cited']}]"
+    figures: dict[Labels, Figures] = dict(tables.figures)
+    counted = {
+        tuple(of.items()): " ".join(row[:2]).strip() for row, of in reversed(tables.counts.items()) if of
+    }
+    shares = [_shares(dict(counts), name) for counts, name in counted.items()]
+    theirs: dict[Labels, Figures] = {}
+    for row in PAPER["rows"] if paper else ():
+        labels = (row["type"], f"{row['model']} {cited}", "138")
+        figures[labels] = _published(FIGURES, row["figures"])
+        if "apps" in row:
+            theirs[labels] = _published(PAPER["apps"], row["apps"])
+    for name in ("training", "validation") if paper else ():
+        shares.append(_shares(dict(zip(PAPER["apps"], PAPER[name], strict=True)), f"{name} {cited}"))
+    parts = ["## Table 1: tasks", *(shares or [f"No problem has a category {by!r}."])]
+    parts += ["## Table 2: AndroidLab's figures", figure_table(head, figures, TABLE_2, intervals)]
+    for of in (tables.apps, theirs):
+        apps = sorted({app for row in of.values() for app in row})
+        if apps:
+            columns = [Column(app, app, bold=False) for app in apps]
+            parts += [f"## Table 3: SR by {by}", figure_table(head, of, columns, intervals)]
+    if any(of[str(column.key)]["mean"] is not None for of in tables.figures.values() for column in EVIDENCE):
+        parts += ["## Evidence and judges", figure_table(head, tables.figures, EVIDENCE)]
     parts.append(
-        f"RRR is not given where SR is below {LEAST_SR:.0%}. ROR compares pixels, or texts (ᵗ) where screens "
-        "have no pictures. In brackets: points above PT of the same model."
+        f"RRR is not given where SR is below {LEAST_SR:.0%}. ROR compares pixels, or texts where screens "
+        "have no pictures."
     )
     return "\n\n".join([*parts, *tables.notes]) + "\n"
 
 
-def _distribution(tables: Tables, paper: bool, by: str) -> str:
-    """Table 1: a line per split."""
-    lines = [(f"training ({label})", counts) for label, counts in tables.training.items()]
-    seen: list[dict[str, int]] = []
-    for row in tables.rows:
-        if row.counts and row.counts not in seen:
-            seen.append(row.counts)
-            lines.append((f"evaluation ({row.type} {row.model})".replace("( ", "("), row.counts))
-    apps = sorted({app for _, counts in lines for app in counts})
-    body = []
-    for name, counts in lines:
-        total = sum(counts.values()) or 1
-        shares = [f"{counts.get(app, 0)} ({counts.get(app, 0) / total:.1%})" for app in apps]
-        body.append([name, *shares, str(sum(counts.values()))])
-    found = [grid(["split", *apps, "total"], body)] if body else [f"No problem has a category {by!r}."]
-    if paper:
-        cited = [
-            [name, *(f"{n} ({n / sum(counts):.1%})" for n in counts), str(sum(counts))]
-            for name, counts in (("training", PAPER.training), ("validation", PAPER.validation))
-        ]
-        found += [f"Published ({PAPER.cited}, Table 1):", grid(["split", *PAPER.apps, "total"], cited)]
-    return "\n\n".join(found)
+def _published(names: Sequence[str], values: Sequence[float | None]) -> Figures:
+    shares = [None if value is None else value / 100 for value in values]
+    return {name: {"mean": share, "interval": None} for name, share in zip(names, shares, strict=True)}
 
 
-def _table_2(rows: Sequence[Row], intervals: bool) -> list[list[str]]:
-    prompted = {row.model: row.figures["SR"] for row in rows if row.type == "PT"}
-    body = []
-    for row in rows:
-        cells = [row.type, row.model, str(row.problems)]
-        for name in FIGURES:
-            value, mark = row.figures[name], ""
-            if name == "ROR" and value is None and row.figures["ROR-xml"] is not None:
-                name, value, mark = "ROR-xml", row.figures["ROR-xml"], "ᵗ"
-            text = percent(value) + mark
-            base = prompted.get(row.model)
-            if name == "SR" and row.type != "PT" and value is not None and base is not None:
-                text += f" ({100 * (value - base):+.1f})".replace("-", "−")
-            if intervals and name in row.intervals:
-                low, high = row.intervals[name]
-                text += f" [{percent(low)}, {percent(high)}]"
-            cells.append(text)
-        body.append(cells)
-    return body
-
-
-def _table_3(rows: Sequence[Row], apps: Sequence[str]) -> list[list[str]]:
-    return [[row.type, row.model, *(percent(row.apps.get(app)) for app in apps)] for row in rows]
-
-
-def _evidence(rows: Sequence[Row]) -> list[list[str]]:
-    plain = ("evidence", "conciseness", "creativity")  # these are no shares
-    return [
-        [
-            row.type,
-            row.model,
-            *(
-                number(row.figures[name]) if name in plain else percent(row.figures[name])
-                for name in EVIDENCE
-            ),
-        ]
-        for row in rows
-    ]
+def _shares(counts: Mapping[str, int], name: str) -> str:
+    total = sum(counts.values())
+    cells = [f"{count} ({count / total:.1%})" for count in counts.values()]
+    return grid(["tasks", *counts, "total"], [[name, *cells, str(total)]])
 
 
 def tables(
@@ -327,7 +210,6 @@ def tables(
     ] = False,
     by: Annotated[str, typer.Option(help="The category by which the third table divides problems.")] = "app",
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Print SmartSnap's Tables 1 to 3 of runs and evaluations: tasks, AndroidLab's figures, success by app.
 
@@ -336,22 +218,29 @@ def tables(
 
     Examples:
 
-    - `python -m reproduce.smartsnap runs/smartsnap-phone`
+    - `python -m reproduce.smartsnap tables runs/smartsnap-phone`
 
-    - `python -m reproduce.smartsnap PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
+    - `python -m reproduce.smartsnap tables PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
       FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
     """
-    found = agent_tables(runs, by)
-    text = markdown(found, paper, intervals, by)
+    text = markdown(agent_tables(runs, by), paper, intervals, by)
     if output is not None:
         write_text(output, text)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        typer.echo(text, nl=False)
+    typer.echo(text, nl=False)
 
 
-app = script(tables)
+def gains(
+    study: Annotated[Path, typer.Argument(help="The folder of the study `smartsnap-phone`.")],
+    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
+    named: Annotated[list[str] | None, typer.Argument(metavar="[NAME=MODEL]...", help="More models.")] = None,
+) -> None:
+    """Measure every model of the study on new tasks; `reproduce/smartsnap_gains.py` has an example."""
+    from reproduce.smartsnap_gains import compared  # the phone is a distribution of its own
+
+    write_json(result, compared(study, dict(named_folders(named or []))))
+
+
+app = script(tables, gains, about="SmartSnap's tables of our own runs, and what its training is worth.")
 
 if __name__ == "__main__":
     app()

@@ -1,7 +1,7 @@
 """What SmartSnap's training on the phone is worth: every model of the study on the same new tasks.
 
     python -m reproduce.grid smartsnap-phone --jobs 2
-    python -m reproduce.smartsnap_gains runs/study-smartsnap-phone docs/results/smartsnap.json \
+    python -m reproduce.smartsnap gains runs/study-smartsnap-phone smartsnap.json \
         habitless=runs/cold-start-phone-2-work/model vanilla=runs/cold-start-phone-vanilla/model
 
 The study trains one model for each variant and seed. This measures them, and the model that all began from,
@@ -14,21 +14,20 @@ one stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
-from reproduce.scripts import named_folders, script
+from reproduce.statistics import MeasuredRun, difference, pooled
+from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import write_json
 from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.evaluation.statistics import seeds_interval
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import measure, recipe_task
 from selfverify.policy.policy import Policy
+from selfverify.selection.rules import Floats
 from selfverify_phone.demonstrations import can_be_forgotten
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import make_task
@@ -54,119 +53,89 @@ ARMS: Mapping[str, Sequence[str]] = {
 SPEAKING: Mapping[str, Sequence[str]] = {"vanilla": ["task.agent.evidence.source=last"]}
 """Options of models that were taught another way of handing in; ``vanilla`` gives a message alone."""
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One model on one set of tasks.
-
-    Args:
-        tasks: The ids of the P tasks.
-        sr: ``[P]`` share of a task's samples that are submitted with the task done, whatever a judge says.
-        best: ``[P]`` whether one of a task's samples does.
-        figures: Means over samples, by name.
-    """
-
-    tasks: list[str]
-    sr: np.ndarray
-    best: np.ndarray
-    figures: dict[str, float | None]
+Rewards = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """What the tasks of a set are.
-
-    Args:
-        templates: ``[P]`` the number of each task's template.
-        forgotten: ``[P]`` whether the cold start's teachers forget the last tap of such a task.
-    """
-
-    templates: np.ndarray
-    forgotten: np.ndarray
+def _submitted(of: Rewards) -> bool:
+    """Whether something proper was handed in; a conversation that was cut off has no reward for its form."""
+    return of.get("format_error", -1.0) >= 0
 
 
-def kinds_of(tasks: Sequence[str], overrides: Sequence[str]) -> Kinds:
-    """What tasks with these ids are, made again by the recipe with these overrides."""
+def _done(of: Rewards) -> float:
+    """Submitted with the task done, whatever a judge says."""
+    return float(of.get("truth", 0.0) > 0 and _submitted(of))
+
+
+FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
+    "sr": _done,
+    "submitted": lambda of: float(_submitted(of)),
+    "exhibits": lambda of: of.get("evidence"),
+    "completeness": lambda of: of.get("sufficient"),
+    "conciseness": lambda of: of.get("excess"),
+    "creativity": lambda of: of.get("evidence_turns"),
+    "judged_success": lambda of: of.get("judged_success"),
+    "false_positive": lambda of: of.get("judged_success") if of.get("truth") == 0.0 else None,
+    "calls": lambda of: of.get("tool_calls"),
+}
+"""Means over samples; None takes no part. ``false_positive`` is the share judged a success of the submissions
+whose task is not done; ``completeness`` of those that could have proven their task the share that do."""
+COLUMNS = [
+    Column("sr", "SR"), Column("sr, habit", "SR of forgotten ends"), Column("sr, other", "SR of others"),
+    *(Column(name, name.replace("_", " "), better=False) for name in ("submitted", "completeness")),
+    *(Column(name, name.replace("_", " "), better=False) for name in ("judged_success", "false_positive")),
+    *(Column(name, name, percent=False, better=False) for name in ("exhibits", "calls")),
+]  # fmt: skip
+
+
+@cache
+def forgotten(tasks: tuple[str, ...], overrides: tuple[str, ...]) -> Floats:
+    """For tasks with these ids, made again with these overrides, whether teachers forget their last tap."""
     recipe = load_recipe(RECIPE, overrides)
     task = recipe_task(recipe, measured=True)
-    names, forgotten = [], []
+    found = []
     for name in tasks:
         target = task.problem(recipe.evaluation.split, 0, int(name.rsplit("/", 1)[1])).target
         made = make_task(target["reset"]["template"], target["seed"], target["reset"]["start"])
-        names.append(made.template)
-        forgotten.append(can_be_forgotten(made, carry_out(made.phone(), made.solve, "ids")))
-    return Kinds(np.unique(names, return_inverse=True)[1], np.array(forgotten))
+        found.append(can_be_forgotten(made, carry_out(made.phone(), made.solve, "ids")))
+    return np.array(found, dtype=np.float64)
 
 
-def measured(model: str, store: Path, overrides: Sequence[str]) -> Measured:
+def figures_of(samples: Sequence[StoredSample], overrides: Sequence[str]) -> MeasuredRun:
+    """The figures of one model's samples, of tasks that were made with these overrides."""
+    tasks = tuple(dict.fromkeys(sample.problem for sample in samples))
+    place = np.array([tasks.index(sample.problem) for sample in samples])
+    parts: dict[str, tuple[Floats, Floats]] = {}
+    for name, read in FIGURES.items():
+        values = np.array([read(sample.rewards) for sample in samples], dtype=np.float64)
+        known = ~np.isnan(values)
+        sums = (np.where(known, values, 0.0), known.astype(np.float64))
+        above, below = (np.bincount(place, part, minlength=len(tasks)) for part in sums)
+        parts[name] = above, below
+    (done, tried), habit = parts["sr"], forgotten(tasks, tuple(overrides))
+    parts |= {"sr, habit": (done * habit, tried * habit)}
+    parts |= {"sr, other": (done * (1.0 - habit), tried * (1.0 - habit))}
+    return MeasuredRun.of_ratios(parts, dict.fromkeys(parts, len(tasks)), 0)
+
+
+def measured(model: str, store: Path, overrides: Sequence[str], kinds: Sequence[str]) -> MeasuredRun:
     """Sample what is missing of a store, and read it."""
     recipe = load_recipe(RECIPE, [f"policy.path={model}", *overrides])
     policy, task = Policy.load(recipe.policy), recipe_task(recipe, measured=True)
     make = task.problem
     vars(task)["problem"] = lambda split, seed, index: make(split, seed, index + FIRST)
     measure(policy, task, recipe, store, model)
-    return figures_of(read_samples(store)[1])
+    return figures_of(read_samples(store)[1], kinds)
 
 
-def figures_of(samples: Sequence[StoredSample]) -> Measured:
-    """The figures of one model's samples.
-
-    ``false_positive`` is the share judged a success of the submissions whose task is not done;
-    ``completeness`` of the submissions that could have proven their task the share that do.
-    """
-    tasks: dict[str, list[float]] = {}
-    for sample in samples:
-        done = sample.rewards.get("truth", 0.0) > 0 and _submitted(sample.rewards)
-        tasks.setdefault(sample.problem, []).append(float(done))
-    found = [sample.rewards for sample in samples]
-
-    def mean(name: str, counts: Callable[[Mapping[str, float]], bool] = lambda of: True) -> float | None:
-        values = [of[name] for of in found if name in of and counts(of)]
-        return float(np.mean(values)) if values else None
-
-    figures = {
-        "submitted": float(np.mean([_submitted(of) for of in found])),
-        "reward": mean("answer"),
-        "exhibits": mean("evidence"),
-        "completeness": mean("sufficient"),
-        "conciseness": mean("excess"),
-        "creativity": mean("evidence_turns"),
-        "judged_success": mean("judged_success"),
-        "false_positive": mean("judged_success", lambda of: of.get("truth") == 0.0),
-        "calls": mean("tool_calls"),
-    }
-    sr = np.array([np.mean(values) for values in tasks.values()])
-    return Measured(list(tasks), sr, np.array([max(values) for values in tasks.values()]), figures)
-
-
-def _submitted(rewards: Mapping[str, float]) -> bool:
-    """Whether something proper was handed in; a conversation that was cut off has no reward for its form."""
-    return rewards.get("format_error", -1.0) >= 0
-
-
-def gain(
-    before: np.ndarray, after: Sequence[np.ndarray], clusters: np.ndarray | None = None
-) -> tuple[float, list[float]]:
-    """The mean gain, and its 95 % bootstrap interval over seeds and tasks.
-
-    Args:
-        before: ``[P]`` of the model that all began from.
-        after: ``[P]`` of each seed's model, of the same tasks in the same order.
-        clusters: ``[P]`` numbers of what is drawn as a whole, such as templates; None draws single tasks.
-    """
-    differences = np.stack(after) - before
-    return float(differences.mean()), seeds_interval(differences, clusters)
-
-
-def models_of(study: Path) -> dict[str, list[Path]]:
-    """The study's trained models by variant, in the order of their seeds.
+def models_of(study: Path) -> dict[str, list[str]]:
+    """The study's trained models by variant, in the order of their seeds, behind what they began from.
 
     Raises:
         ConfigError: There are none of `VARIANT`.
     """
-    found: dict[str, list[Path]] = {}
+    found = {BEFORE: [load_recipe(RECIPE).policy.path]}
     for folder in sorted(study.glob("phone/*/seed-*/model")):
-        found.setdefault(folder.parents[1].name, []).append(folder)
+        found.setdefault(folder.parents[1].name, []).append(str(folder))
     if VARIANT not in found:
         raise ConfigError(
             f"{study}: no trained model of {VARIANT} is in it; `python -m reproduce.grid {RECIPE}` makes them"
@@ -174,79 +143,25 @@ def models_of(study: Path) -> dict[str, list[Path]]:
     return found
 
 
-def compared(
-    study: Path, others: Mapping[str, str] | None = None, say: Callable[[str], None] = print
-) -> dict[str, Any]:
-    """Measure all models of a study, and others by their names; return what this module writes."""
-    models: dict[str, list[str]] = {BEFORE: [load_recipe(RECIPE).policy.path]}
-    models |= {name: [str(path) for path in paths] for name, paths in models_of(study).items()}
-    models |= {name: [folder] for name, folder in (others or {}).items()}
-    rows: dict[str, dict[str, Any]] = {}
-    kept: dict[tuple[str, str], list[Measured]] = {}
-    kinds: dict[str, Kinds] = {}
-    for variant, paths in models.items():
-        for name, overrides in (SETS if variant in (BEFORE, VARIANT) else ARMS).items():
-            stores = [study / "measured" / name / f"{variant}-{number}.jsonl" for number in range(len(paths))]
-            kept[variant, name] = [
-                measured(path, store, [*overrides, *SPEAKING.get(variant, ())])
-                for path, store in zip(paths, stores, strict=True)
-            ]
-            first = kept[BEFORE, name][0]
-            if name not in kinds:
-                kinds[name] = kinds_of(first.tasks, overrides)
-            row = _row(kept[variant, name], first, kinds[name])
-            rows.setdefault(name, {})[variant] = row
-            say(f"{name} {variant}: SR {100 * row['sr']:.1f}, exhibits {row['exhibits'] or 0:.2f}")
-    first, last = rows["tasks"][BEFORE], rows["tasks"][VARIANT]
-    return {
-        "sr_before": first["sr"],
-        "sr_after": last["sr"],
-        "sr_gain": last["gain"],
-        "sr_gain_low": last["interval"][0],
-        "sr_gain_greedy": rows["greedy"][VARIANT]["gain"],
-        "exhibits": last["exhibits"],
-        "completeness_change": last["completeness"] - first["completeness"],
-        "judge_false_positive": last["false_positive"],
-        "seeds": len(models[VARIANT]),
-        "sets": rows,
-    }
-
-
-def _row(found: Sequence[Measured], before: Measured, kinds: Kinds) -> dict[str, Any]:
-    """Means over a variant's models, and what they gain over the first model on the same tasks."""
-    after = [of.sr for of in found]
-    difference, interval = gain(before.sr, after)
-    row: dict[str, Any] = {
-        "sr": float(np.mean([of.sr.mean() for of in found])),
-        "sr_by_seed": [float(of.sr.mean()) for of in found],
-        "pass_at_k": float(np.mean([of.best.mean() for of in found])),
-        "gain": difference,
-        "interval": interval,
-        "interval_over_templates": gain(before.sr, after, kinds.templates)[1],
-        "tasks": len(before.sr),
-    }
-    for name, part in (("forgotten", kinds.forgotten), ("other", ~kinds.forgotten)):
-        if part.any():
-            one, its = gain(before.sr[part], [sr[part] for sr in after])
-            shown = float(np.mean([sr[part].mean() for sr in after]))
-            row[name] = {"tasks": int(part.sum()), "sr": shown, "gain": one, "interval": its}
-    for name in found[0].figures:
-        values = [value for of in found if (value := of.figures[name]) is not None]
-        row[name] = float(np.mean(values)) if values else None
-    return row
-
-
-def main(
-    study: Annotated[Path, typer.Argument(help="The study's folder.")],
-    result: Annotated[Path, typer.Argument(help="The JSON file for the figures.")],
-    named: Annotated[list[str] | None, typer.Argument(metavar="[NAME=MODEL]...", help="More models.")] = None,
-) -> None:
-    """Measure every model of the study on the same new tasks; the module's docstring has an example."""
-    write_json(result, compared(study, dict(named_folders(named or []))))
-    print(result)
-
-
-app = script(main)
-
-if __name__ == "__main__":
-    app()
+def compared(study: Path, others: Mapping[str, str], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure all models of a study, and others by their names; return the figures by set and variant."""
+    models = models_of(study) | {name: [folder] for name, folder in others.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, overrides in SETS.items():
+        runs: dict[str, dict[int, MeasuredRun]] = {}
+        for variant, paths in models.items():
+            own = overrides if variant in (BEFORE, VARIANT) else ARMS.get(name)
+            for number, path in enumerate(paths if own is not None else ()):
+                store = study / "measured" / name / f"{variant}-{number}.jsonl"
+                settings = [*(own or ()), *SPEAKING.get(variant, ())]
+                runs.setdefault(variant, {})[number] = measured(path, store, settings, overrides)
+        start = runs[BEFORE][0]
+        found[name] = {
+            variant: {"metrics": pooled(of), "gain": difference(of, dict.fromkeys(of, start))}
+            for variant, of in runs.items()
+        }
+        figures = {(variant,): row["metrics"] for variant, row in found[name].items()}
+        changes = {(variant,): row["gain"] for variant, row in found[name].items() if variant != BEFORE}
+        say(f"## {name}\n\n{figure_table(['variant'], figures, COLUMNS)}\n")
+        say(f"Gain over {BEFORE}:\n\n{difference_table(['variant'], changes, COLUMNS)[0]}\n")
+    return found

@@ -1,7 +1,11 @@
-"""Tests of whether one method is better than another, paired over problems and aware of training seeds.
+"""Figures of stored runs, pooled over training seeds, and tests of whether one method is better than another.
 
-A figure of a method is the mean over its K training seeds, all measured on the same P problems. The
-difference of two methods has three sources of error, which are independent:
+**Pooling.** A figure of a method is the mean over its training seeds k of S_k, and its interval that of the
+mean of S_k(w) over k, where w draws problems with their samples and seeds are drawn again, too. With one seed
+an interval says how sure the figure is for *that trained model*.
+
+**Tests** are paired over problems and aware of training seeds. The difference of two methods that were
+measured on the same P problems has three sources of error, which are independent:
 
 - **problems**: the variance of the difference over bootstrap draws of the problems. Both methods see the same
   draws, so that problems which are hard for both do not count;
@@ -17,12 +21,21 @@ too narrow. One seed tells nothing of how training varies: the test is then abou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from selfverify.evaluation.statistics import (
+    Statistic,
+    draws,
+    on_all,
+    percentile_interval,
+    pooled_draws,
+    ratio_draws,
+)
 from selfverify.selection.rules import Floats
 
 LEVEL = 0.95
@@ -32,31 +45,19 @@ _NOTHING = 1e-18
 """A variance of shares that is rounding alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """How much higher one figure is than another.
-
-    Args:
-        difference: The first minus the second.
-        interval: 95 %; None where nothing varies by which it could be judged.
-        p: Of no difference, two-sided, for this comparison alone; None as for the interval.
-        degrees: Degrees of freedom of the t distribution.
-    """
-
-    difference: float
-    interval: list[float] | None
-    p: float | None
-    degrees: float | None
-
-
 def compare(
     own: Sequence[float],
     own_draws: Sequence[Floats],
     other: Sequence[float],
     other_draws: Sequence[Floats],
     problems: int,
-) -> Compared:
+) -> dict[str, Any]:
     """Compare two methods' figures on the same problems.
+
+    Returns:
+        ``difference``, the first minus the second; its 95 % ``interval``; and ``p`` of no difference,
+        two-sided, for this comparison alone. The last two are None where nothing varies by which it could
+        be judged.
 
     Args:
         own: The figure of each of K seeds.
@@ -72,12 +73,12 @@ def compare(
     parts += [(float(np.var(v, ddof=1)) / len(v), len(v) - 1) for v in (own, other) if len(v) > 1]
     total = sum(variance for variance, _ in parts)
     if problems < 2 or total < _NOTHING:
-        return Compared(found, None, None, None)
+        return {"difference": found, "interval": None, "p": None}
     degrees = total**2 / sum(variance**2 / d for variance, d in parts)
     error = math.sqrt(total)
     reach = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
     p = min(1.0, 2 * float(stdtr(degrees, -abs(found) / error)))
-    return Compared(found, [found - reach, found + reach], p, degrees)
+    return {"difference": found, "interval": [found - reach, found + reach], "p": p}
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -96,3 +97,110 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
         least = max(least, min(1.0, (len(order) - rank) * p))
         found[place] = least
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The figures of one trained model, by name or by whatever else tells them apart.
+
+    Args:
+        values: The figures; NaN where one cannot be measured.
+        draws: The figures on every draw of the problems ``[n]``; all runs have the same draws.
+        problems: P of each figure.
+    """
+
+    values: dict[Any, float]
+    draws: dict[Any, Floats]
+    problems: dict[Any, int]
+
+    @classmethod
+    def of(cls, found: Mapping[Any, Statistic], problems: int) -> MeasuredRun:
+        """Measure statistics by name on all ``problems``, and on every draw of them."""
+        return cls(
+            {name: on_all(statistic, problems) for name, statistic in found.items()},
+            {name: draws(statistic, problems) for name, statistic in found.items()},
+            dict.fromkeys(found, problems),
+        )
+
+    @classmethod
+    def of_ratios(
+        cls, parts: Mapping[Any, tuple[Floats, Floats]], problems: Mapping[Any, int], seed: int
+    ) -> MeasuredRun:
+        """Measure ratios of two sums over problems ``[P]``; the ``seed`` decides the draws."""
+        above, below = (np.stack([part[side] for part in parts.values()], -1) for side in (0, 1))
+        values, drawn = ratio_draws(above, below, seed)
+        known = [k for k in range(len(parts)) if not np.isnan(values[k])]
+        names = [*parts]
+        return cls(
+            {names[k]: float(values[k]) for k in known},
+            {names[k]: drawn[:, k] for k in known},
+            {names[k]: problems[names[k]] for k in known},
+        )
+
+    def __or__(self, other: MeasuredRun) -> MeasuredRun:
+        """The figures of both."""
+        return MeasuredRun(
+            self.values | other.values, self.draws | other.draws, self.problems | other.problems
+        )
+
+
+BySeed = Mapping[int, MeasuredRun]
+"""The runs of one method by training seed."""
+
+
+def pooled(by_seed: BySeed) -> dict[Any, dict[str, Any]]:
+    """Return each figure's mean over seeds, its interval and the seeds' own values; None where undefined.
+
+    ``seed_std`` is the standard deviation over seeds (dividing by n − 1).
+    """
+    result: dict[Any, dict[str, Any]] = {}
+    for name in _names(by_seed):
+        values = {seed: run.values.get(name, math.nan) for seed, run in by_seed.items()}
+        known = {seed: value for seed, value in values.items() if not math.isnan(value)}
+        drawn = [by_seed[seed].draws[name] for seed in known]
+        result[name] = {
+            "mean": float(np.mean([*known.values()])) if known else None,
+            "interval": percentile_interval(pooled_draws(drawn)) if drawn else None,
+            "seed_std": float(np.std([*known.values()], ddof=1)) if len(known) > 1 else None,
+            "per_seed": {str(seed): known.get(seed) for seed in by_seed},
+        }
+    return result
+
+
+def difference(
+    by_seed: BySeed, baseline: BySeed, seeds: Literal["shared", "apart", "paired"] = "shared"
+) -> dict[Any, dict[str, Any]]:
+    """Return how much higher each figure is than the baseline's, on the same problems.
+
+    ``p`` is that of no difference, without correction for other comparisons; it and the interval are None
+    where nothing varies.
+
+    Args:
+        by_seed: The runs.
+        baseline: Those that they are compared with.
+        seeds: ``shared`` takes the seeds that both have, ``apart`` all of both, ``paired`` says that the same
+            trained models are on both sides.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for name in _names(by_seed):
+        sides = [
+            {seed: run for seed, run in of.items() if not math.isnan(run.values.get(name, math.nan))}
+            for of in (by_seed, baseline)
+        ]
+        if seeds != "apart":
+            sides = [{seed: of[seed] for seed in sides[0] if seed in sides[1]} for of in sides]
+        if not all(sides):
+            continue
+        own, other = ([run.values[name] for run in of.values()] for of in sides)
+        drawn, others = ([run.draws[name] for run in of.values()] for of in sides)
+        gaps = {} if seeds == "apart" else dict(zip(sides[0], np.subtract(own, other).tolist(), strict=True))
+        if seeds == "paired":
+            drawn = [a - b for a, b in zip(drawn, others, strict=True)]
+            own, other, others = [*gaps.values()], [0.0], [np.zeros_like(drawn[0])]
+        compared = compare(own, drawn, other, others, next(iter(sides[0].values())).problems[name])
+        found[name] = compared | {"per_seed": {str(seed): gap for seed, gap in gaps.items()}}
+    return found
+
+
+def _names(by_seed: BySeed) -> list[Hashable]:
+    return list(dict.fromkeys(name for run in by_seed.values() for name in run.values))

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from reproduce.grid_file import BEFORE
 from selfverify.core.config import EvaluationConfig
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.samples import CORRECT_1, STORES, StoredSample, find_store, read_samples
 from selfverify.experiments.registry import make_task
-from selfverify.reports.run_data import read_json, read_metrics
+from selfverify.reports.run_data import read_json
 from selfverify.tasks.base import Task
 
 RESULTS = "results.json"
@@ -37,19 +37,14 @@ class RunSource:
     benchmark: str
     store: Path
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the run or evaluation."""
-        return self.store.parent
-
 
 def run_sources(named: Sequence[str]) -> list[RunSource]:
     """Find the stores that are meant.
 
     Args:
-        named: ``METHOD:BENCHMARK=FOLDER`` or ``METHOD=FOLDER`` (the benchmark is then the task's name), each
-            with ``@before`` or ``@after`` where a run has both; or a study's folder, whose tasks are
-            benchmarks and whose variants are methods.
+        named: ``METHOD:BENCHMARK=FOLDER`` or ``METHOD=FOLDER`` (the benchmark is then the task's name), where
+            a file of samples may stand for the folder; or a study's folder, whose tasks are benchmarks and
+            whose variants are methods.
 
     Raises:
         ConfigError: A text has another form, or there are no samples.
@@ -67,22 +62,11 @@ def run_sources(named: Sequence[str]) -> list[RunSource]:
                 f"{text}: a row is METHOD:BENCHMARK=FOLDER, such as adpo:mathvista=runs/adpo/eval, or a "
                 f"study's folder with its {RESULTS}"
             )
-        store = _store(place)
+        store = find_store(Path(place).expanduser())
         found.append(RunSource(method, benchmark or str(read_samples(store)[0].get("task", "?")), store))
     if not found:
         raise ConfigError("name rows as METHOD:BENCHMARK=FOLDER, or a study's folder")
     return found
-
-
-def _store(text: str) -> Path:
-    """The store in a folder; ``@before`` and ``@after`` choose one of a run's two."""
-    plain, at, stage = text.rpartition("@")
-    if at and stage in ("before", "after"):
-        file = Path(plain).expanduser() / f"samples-{stage}.jsonl"
-        if not file.is_file():
-            raise ConfigError(f"{text}: there is no {file}")
-        return file
-    return find_store(Path(text).expanduser())
 
 
 def _of_study(folder: Path) -> list[RunSource]:
@@ -100,11 +84,11 @@ def _of_study(folder: Path) -> list[RunSource]:
     return found
 
 
-_SAME = ("temperature", "top_p", "max_new_tokens", "split")
+_SAME = ("task", "temperature", "top_p", "max_new_tokens", "split")
 """Settings of an evaluation that rows of one benchmark share."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredStore:
     """One store.
 
@@ -120,6 +104,7 @@ class MeasuredStore:
 
     @property
     def two_turns(self) -> bool:
+        """Whether its samples have two turns."""
         return all(CORRECT_1 in sample.rewards for sample in self.samples)
 
 
@@ -129,11 +114,10 @@ def read_store(source: RunSource) -> MeasuredStore:
     Raises:
         DataError: It holds no samples, or its header lacks settings.
     """
-    header, samples = read_samples(find_store(source.store))
+    header, samples = read_samples(source.store)
     if not samples:
         raise DataError(f"{source.store} holds no samples yet: run its evaluation again, which goes on")
-    missing = [name for name in ("task", "task_options", *_SAME) if name not in header]
-    if missing:
+    if missing := [name for name in ("task_options", *_SAME) if name not in header]:
         raise DataError(
             f"{source.store}: its header has no {missing[0]!r}; it was made with another version, or is no "
             "evaluation's: run it again"
@@ -151,23 +135,15 @@ def refuse_different(benchmark: str, measured: Sequence[MeasuredStore]) -> None:
     first = measured[0]
     names = {sample.problem for sample in first.samples}
     for one in measured[1:]:
-        if one.header["task"] != first.header["task"]:
-            raise ConfigError(
-                f"{benchmark}: {one.source.store} is about task {one.header['task']}, and "
-                f"{first.source.store} about {first.header['task']}"
-            )
+        both = f"{benchmark}: {one.source.store} and {first.source.store}"
         for name in _SAME:
             if one.header[name] != first.header[name]:
                 raise ConfigError(
-                    f"{benchmark}: {one.source.store} was measured with {name}={one.header[name]}, and "
-                    f"{first.source.store} with {first.header[name]}; measure both alike"
+                    f"{both} were measured with {name}={one.header[name]} and {name}={first.header[name]}; "
+                    "measure both alike"
                 )
-        others = names ^ {sample.problem for sample in one.samples}
-        if others:
-            raise DataError(
-                f"{benchmark}: {one.source.store} and {first.source.store} need the same problems; "
-                f"{len(others)} differ, such as {min(others)}"
-            )
+        if others := names ^ {sample.problem for sample in one.samples}:
+            raise DataError(f"{both} need the same problems; {len(others)} differ, such as {min(others)}")
 
 
 def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[str, Problem]]:
@@ -188,10 +164,8 @@ def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[s
     if task.writes_places:
         task.set_coordinate_space(lambda size: size)  # targets are in pixels, whoever answers
     try:
-        held_out = HeldOut(
-            task,
-            EvaluationConfig(split=header["split"], problems=header.get("problems"), on_bad="skip"),
-        )
+        config = EvaluationConfig(split=header["split"], problems=header.get("problems"), on_bad="skip")
+        held_out = HeldOut(task, config)
         for index in range(held_out.total):  # one at a time: all images may not fit into memory
             held_out.make([index])
         return task, {problem.id: problem for problem in held_out.known(range(held_out.total)).values()}
@@ -200,11 +174,3 @@ def problems_of(measured: MeasuredStore, notes: list[str]) -> tuple[Task, dict[s
             raise
         notes.append(f"{measured.source.benchmark}: no categories, as its problems cannot be read: {error}")
         return task, {}
-
-
-def note_versions(measured: Sequence[MeasuredStore], notes: list[str]) -> None:
-    """Say where another version has sampled; the figures are counted by this one."""
-    for one in measured:
-        version = read_metrics(one.source.folder).get("version")
-        if version not in (None, __version__):
-            notes.append(f"{one.source.store} was sampled with version {version}; this is {__version__}.")

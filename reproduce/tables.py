@@ -1,9 +1,105 @@
-"""Tables in Markdown: for terminals, and for documents."""
+"""Tables in Markdown: rows of figures with their intervals, and of differences that were tested."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reproduce.statistics import holm
+
+Labels = tuple[str, ...]
+"""The words that a row begins with."""
+Rows = Mapping[Labels, Mapping[Any, Mapping[str, Any]]]
+"""Figures as `reproduce.statistics` returns them, by a row's words and a column's key."""
+
+TESTED = (
+    "on the same problems and seeds [95 % interval], by Student's t (Welch): the variance over draws of the "
+    "problems, which are paired, and over each side's seeds. Bold where p < .05 after Holm's correction for "
+    "the {count} comparisons of the table; with one seed a test is about that trained model."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        key: The figure.
+        title: The column's heading.
+        percent: Whether it is shown as a percentage.
+        better: Whether more is better or worse. If neither, intervals and differences are not shown.
+        bold: Whether the highest value is printed bold.
+        signed: Whether the value is a difference and shown with its sign.
+        seeds: Whether the standard deviation over seeds is shown.
+    """
+
+    key: Hashable
+    title: str
+    percent: bool = True
+    better: bool = True
+    bold: bool = True
+    signed: bool = False
+    seeds: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} (%)" if self.percent else self.title
+
+
+def figure_table(head: Sequence[str], rows: Rows, columns: Sequence[Column], intervals: bool = True) -> str:
+    """A table of figures; those that look highest are bold, and what is not known is a dash."""
+    body = []
+    for labels, row in rows.items():
+        cells = [cell(row.get(column.key), "mean", column, intervals) for column in columns]
+        best = [labels in _best(rows, column) for column in columns]
+        body.append([*labels, *(f"**{c}**" if bold else c for c, bold in zip(cells, best, strict=True))])
+    return grid([*head, *(column.heading for column in columns)], body, len(head))
+
+
+def difference_table(head: Sequence[str], rows: Rows, columns: Sequence[Column]) -> tuple[str, int]:
+    """A table of differences, bold where they are sure, and how many of them were tested."""
+    columns = [column for column in columns if column.better]
+    found = [row.get(column.key) for row in rows.values() for column in columns]
+    adjusted = iter(tested := holm([None if figure is None else figure["p"] for figure in found]))
+    body = []
+    for labels, row in rows.items():
+        cells = []
+        for column in columns:
+            text, p = cell(row.get(column.key), "difference", column), next(adjusted)
+            cells.append(text if p is None or p >= 0.05 else f"**{text}**")
+        body.append([*labels, *cells])
+    text = grid([*head, *(column.heading for column in columns)], body, len(head))
+    return text, sum(p is not None for p in tested)
+
+
+def _best(rows: Rows, column: Column) -> list[Labels]:
+    """Return the rows with the highest figure as it is printed; figures that look equal are bold together."""
+    if not column.better or not column.bold:
+        return []
+    known = {labels: (row.get(column.key) or {}).get("mean") for labels, row in rows.items()}
+    shown = {labels: round(value, 3) for labels, value in known.items() if value is not None}
+    best = max(shown.values(), default=None)
+    return [labels for labels, value in shown.items() if value == best and len(shown) > 1]
+
+
+def cell(figure: Mapping[str, Any] | None, name: str, column: Column, intervals: bool = True) -> str:
+    """A figure, or with ``name`` its ``difference``, with its interval and its spread over seeds."""
+    if figure is None or figure[name] is None:
+        return "–"
+    sign = "+" if column.signed or name == "difference" else ""
+
+    def write(value: float) -> str:
+        text = f"{value * 100:{sign}.1f}" if column.percent else f"{value:{sign}.3f}"
+        return text.replace("-", "−")
+
+    interval = figure["interval"] if column.better and intervals else None
+    spread = f" [{write(interval[0])}, {write(interval[1])}]" if interval else ""
+    if column.seeds and figure.get("seed_std") is not None:
+        spread += f" ± {figure['seed_std'] * 100:.1f}"
+    return write(figure[name]) + spread
 
 
 def percent(value: float | None) -> str:

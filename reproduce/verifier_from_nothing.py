@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reproduce.grid_results import MeasuredRun, pooled
 from reproduce.pairs import judge_samples
+from reproduce.statistics import MeasuredRun, pooled
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.evaluate import HeldOut

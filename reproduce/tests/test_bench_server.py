@@ -52,11 +52,11 @@ class Bench:
     def run(self, address: str, *words: str) -> tuple[list[dict[str, Any]], Any]:
         told = [
             "bench", str(self.data), "--server", address, "--model", "m", "--output",
-            str(self.output), "--max-steps", "2", "--tool", "crop", *words, "--json",
+            str(self.output), "--max-steps", "2", "--tool", "crop", *words,
         ]  # fmt: skip
         shown = CliRunner().invoke(app, told)
         assert shown.exit_code == 0, shown.output
-        return json.loads(shown.stdout), shown
+        return json.loads((self.output / "bench.json").read_text())["rows"], shown
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ def test_rows_by_hand() -> None:
         "categories": {"sub_task": {name: {"accuracy": figure(value)} for name, value in tasks.items()}},
     }  # fmt: skip
     found = row_of("looking", summary)
-    assert found.tasks == tasks and found.lost == 2 and found.mean == 0.5 and found.accuracy == 0.375
-    assert found.steps == 2.5 and found.crop_hit is None
+    assert found["tasks"] == tasks and found["lost"] == 2 and found["mean"] == 0.5
+    assert found["accuracy"] == 0.375 and found["steps"] == 2.5 and found["crop_hit"] is None
     with pytest.raises(DataError, match="all conversations broke off"):
         row_of("looking", summary | {"conversations": {"lost": 1.0}})
     with pytest.raises(DataError, match="could be used"):
@@ -145,8 +145,8 @@ def test_a_verifier_listens(
         str(verifier),
         "--epsilon",
         "0.5",
-        "--problems",
-        "2",
+        "--set",
+        "evaluation.problems=2",
     ]
     (_, looking), _ = bench.run(servers.upstream(fake), *words)
     assert looking["steps"] == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reproduce.by_size import ALL, FigurePlace, figures_by_size
+from reproduce.by_size import ALL, Place, figures_by_size
 from samples import sample
 from selfverify.evaluation.metrics import SampleTable, accuracy
 from selfverify.experiments.registry import make_task
@@ -22,17 +22,16 @@ def test_boxes_of_votes() -> None:
             box = [float(v) for v in np.asarray(problem.target) + rng.normal(0, 3, 4)]
             rows.append(sample(name, k, bool(rng.random() < 0.5), float(rng.random()), answer=box, key=None))
     found = figures_by_size(rows, task, problems, ["majority", "best"], sizes=(1, 3, 5, 9))
-    drawn = found.drawn()
-    assert {place.n for place in drawn} == {1, 3, 5}
+    assert {n for n, _ in found} == {1, 3, 5}
     targets = {name: problem.target for name, problem in problems.items()}
     table = SampleTable.from_samples(rows, target_boxes=targets)
     for chooser in ("majority", "best"):
         for n in (3, 5):
             expected = accuracy(table, chooser, n)
             assert expected is not None
-            value, draws = drawn[FigurePlace(chooser, n, ALL, "accuracy")]
-            assert value == pytest.approx(expected.mean())
-            assert draws.mean() == pytest.approx(value, abs=0.05)
+            run, place = found[n, chooser], Place("", ALL, "accuracy")
+            assert run.values[place] == pytest.approx(expected.mean())
+            assert run.draws[place].mean() == pytest.approx(run.values[place], abs=0.05)
 
 
 def test_what_cannot_be_chosen_is_left_out() -> None:
@@ -40,8 +39,8 @@ def test_what_cannot_be_chosen_is_left_out() -> None:
     task = make_task("digits-pick")
     rows = [sample(f"p{p}", k, (p + k) % 3 == 0, None) for p in range(9) for k in range(4)]
     found = figures_by_size(rows, task, {}, ["majority", "best"], sizes=(1, 4))
-    assert {place.chooser for place in found.above} == {"first", "majority"}
-    again = figures_by_size(rows, task, {}, ["majority"], sizes=(1,))
-    place = FigurePlace("first", 1, ALL, "accuracy")
-    assert (found.drawn(7)[place][1] == again.drawn(7)[place][1]).all()
-    assert (found.drawn(7)[place][1] != again.drawn(8)[place][1]).any()
+    assert [*found] == [(1, "first"), (4, "majority")]
+    place = Place("", ALL, "accuracy")
+    drawn = [figures_by_size(rows, task, {}, ["majority"], sizes=(1,), seed=seed) for seed in (0, 8)]
+    assert (found[1, "first"].draws[place] == drawn[0][1, "first"].draws[place]).all()
+    assert (found[1, "first"].draws[place] != drawn[1][1, "first"].draws[place]).any()

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from reproduce.grid_figures import TURN_CURVES, draw_figures
-from reproduce.grid_results import (
-    difference,
-    measure_samples,
-    pooled,
-    task_results,
-)
-from reproduce.grid_tables import (
-    ERRORS_NOTE,
-    difference_table,
-    error_classes_of,
-    error_table,
-    markdown,
-    task_table,
-)
+from reproduce.grid_results import measure_samples, task_results
+from reproduce.grid_tables import columns_of, markdown, task_table
+from reproduce.statistics import difference, pooled
+from reproduce.tables import difference_table
 from samples import sample
 from selfverify.core.errors import DataError
-from selfverify.evaluation.metrics import MALFORMED, paired_difference
+from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
-from selfverify.reports.run_data import RunData
 
 
 def answers(*rows: tuple[list[int], list[float]]) -> list[StoredSample]:
@@ -36,6 +24,11 @@ def answers(*rows: tuple[list[int], list[float]]) -> list[StoredSample]:
         for row, (correct, scores) in enumerate(rows)
         for number, (right, score) in enumerate(zip(correct, scores, strict=True))
     ]
+
+
+def differences(task: dict[str, Any], key: str = "difference") -> tuple[str, int]:
+    rows = {(name,): row[key] for name, row in task["variants"].items() if row.get(key)}
+    return difference_table(["variant"], rows, columns_of(task))
 
 
 ORDER = ["p0", "p1"]
@@ -133,7 +126,7 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     assert [row[0] for row in (before, adpo, other)] == ["| before", "| adpo", "| other"]
     best = head.index("oracle@2 (%)")
     assert all(row[best].startswith("**100.0") for row in (before, adpo, other)), "equal ones share the bold"
-    table, tested = difference_table(found)
+    table, tested = differences(found)
     head, _, other = (line.split(" | ") for line in table.splitlines())
     assert other[head.index("pass@1 (%)")].startswith("+25.0 [−")
     assert tested == sum(" [" in cell for cell in other)
@@ -141,40 +134,30 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     own = found["variants"]["other"]["difference"]
     own["auc"] |= {"interval": [0.1, 0.4], "p": 0.04 / tested}
     own["pass@1"] |= {"p": 0.04}
-    other = difference_table(found)[0].splitlines()[2].split(" | ")
+    other = differences(found)[0].splitlines()[2].split(" | ")
     assert other[head.index("AUC")] == "**+0.250 [+0.100, +0.400]**"
     assert not other[head.index("pass@1 (%)")].startswith("**")
-    assert [line[:8] for line in difference_table(found, "gain")[0].splitlines()[2:]] == [
+    assert [line[:8] for line in differences(found, "gain")[0].splitlines()[2:]] == [
         "| adpo |",
         "| other ",
     ]
 
 
-def test_classes_of_error_have_a_table_of_their_own() -> None:
+def test_classes_of_error_are_measured() -> None:
     """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
     right one. Of the three right answers it is level with one, and above two."""
     recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
     erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
     after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
     found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
-    assert error_classes_of(found) == [
-        "wrong sum",
-        "digit not shown",
-        "wrong sum, digit not shown",
-        MALFORMED,
-    ]
-    head, _, *rows = (line.strip("| ").split(" | ") for line in error_table(found).splitlines())
-    assert head[:4] == ["class of error", "variant", "share of all (%)", "within-problem AUC"]
-    before, adpo, missed = rows[0], rows[1], rows[3]
-    assert adpo == [
-        "wrong sum", "adpo", "25.0 [0.0, 50.0]", "0.500 [0.500, 0.500]", "0.167 [0.167, 0.500]",
-        "1.000 [1.000, 1.000]",
-    ]  # fmt: skip
-    assert before[2:] == ["not stored"] * 4 and missed[3:] == ["no such answer"] * 3
-    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
-    assert ERRORS_NOTE in markdown(results)
-    plain = {"before": {"metrics": {}}, "variants": {}}
-    assert error_classes_of(plain) == []
+    metrics = {
+        name.removeprefix("errors."): of["mean"] for name, of in found["variants"]["adpo"]["metrics"].items()
+    }
+    assert metrics["wrong sum.share"] == 0.25 and metrics["wrong sum.within_problem_auc"] == 0.5
+    assert metrics["wrong sum.auc"] == pytest.approx(0.5 / 3)
+    assert "## pick: digits-pick" in markdown(
+        {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
+    )
 
 
 def test_two_turns_have_a_table_of_their_own() -> None:
@@ -203,13 +186,3 @@ def test_two_turns_have_a_table_of_their_own() -> None:
     # p0 lost a right answer with one seed of two; p1 changed nothing.
     assert row[4] == "−12.5 [−50.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
     assert before[4] == "**+0.0 [+0.0, +0.0]**"
-
-
-def test_two_turn_figures_are_drawn(tmp_path: Path) -> None:
-    steps = [{"step": k, **dict.fromkeys(TURN_CURVES, 0.1 * k)} for k in (1, 2)]
-    runs = {name: {0: RunData(name, tmp_path, tmp_path, steps=steps)} for name in ("ours", "other")}
-    metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("acc@t1", "0->1", "1->0")}
-    results = {"before": {"metrics": metrics}, "variants": {name: {"metrics": metrics} for name in runs}}
-    drawn = draw_figures(tmp_path, "pick", results, runs)
-    assert [path.name for path in drawn] == ["pick-training.png", "pick-turns.png", "pick-bubbles.png"]
-    assert all(path.stat().st_size > 5000 for path in drawn)

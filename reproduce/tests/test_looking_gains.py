@@ -13,14 +13,25 @@ import pytest
 from tests.evaluation.test_looked import far, teach
 from tests.experiments.looks.looks_recipe import far_recipe
 from tests.visual.test_step_verifier import adapted
+from typer.testing import CliRunner
 
 from reproduce import looking_gains
-from reproduce.looking_gains import BEGINNING, UNTAUGHT, compared, main, seeds_of
-from reproduce.looking_rows import RowOfSeed, gains, of_looks, of_samples, table_of
+from reproduce.looking_gains import (
+    BEGINNING,
+    UNTAUGHT,
+    RowOfSeed,
+    compared,
+    gains,
+    of_looks,
+    of_samples,
+    seeds_of,
+    table_of,
+)
+from reproduce.vts_v import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import write_journal
 from selfverify.evaluation.samples import StoredSample
-from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep
+from selfverify.evaluation.visual_metrics import CappedConversation, CappedProblem, CappedStep, as_arrays
 from selfverify.experiments import train_stopping
 from selfverify.experiments.recipe import to_yaml
 from selfverify.policy.policy import Policy
@@ -61,34 +72,32 @@ def answers(*right: bool) -> RowOfSeed:
 
 def test_rows_worked_by_hand() -> None:
     """Two seeds of two problems: accuracies are means, differences are paired by seed and problem."""
-    measured = [of_looks(rows, {"signed": 0.5}) for rows in (FIRST, SECOND)]
+    measured = [of_looks(as_arrays(rows), {"signed": 0.5}) for rows in (FIRST, SECOND)]
     rows: dict[str, Any] = {name: [one[name] for one in measured] for name in measured[0]}
     # The second seed's model without tools was asked one problem more, which counts for nothing.
     rows["no-tools"] = [answers(False, True), answers(False, False, True)]
     made = gains(rows, "signed")
     # The verifier stops after 2 and 1 steps, and after 1 and 3: right, right, wrong, right.
-    own = made["rows"]["signed"]
-    assert own["accuracy"] == 0.75 and own["accuracy_by_seed"] == [1.0, 0.5] and own["problems"] == 2
-    assert own["steps"] == 7 / 4 and own["visual_tokens"] == 4 + 4 * 7 / 4
-    assert own["crop_hit"] == made["crop_hit"] == pytest.approx((1 + 1 + 0.5 + 1) / 4)
-    assert own["too_early"] == 0.25 and own["too_late"] == 0.0
-    assert made["over_no_tools"] == pytest.approx(np.mean([1, 0, 0, 1]))
-    assert made["over_no_tools_low"] == 0.0
+    row, figures = made["rows"]["signed"], made["rows"]["signed"]["figures"]
+    assert figures["accuracy"]["mean"] == 0.75 and row["problems"] == 2
+    assert figures["accuracy"]["per_seed"] == {"0": 1.0, "1": 0.5}
+    assert figures["steps"]["mean"] == 7 / 4 and figures["visual_tokens"]["mean"] == 4 + 4 * 7 / 4
+    assert figures["crop_hit"]["mean"] == pytest.approx((1 + 1 + 0.5 + 1) / 4)
+    assert figures["too_early"]["mean"] == 0.25 and figures["too_late"]["mean"] == 0.0
+    ahead = {name: of["verifier_ahead"].get("accuracy") for name, of in made["rows"].items()}
+    assert ahead["signed"] is None and ahead["no-tools"]["difference"] == np.mean([1, 0, 0, 1])
     # Always 3 is right everywhere, and no smaller number of steps is within a point of it.
-    assert (made["best_n"], made["smallest_n"], made["seeds"]) == (3, 3, 2)
-    assert made["gap_to_best_n"] == -0.25 and made["steps_share"] == pytest.approx(7 / 12)
-    assert made["gap_low"] == -1.0
+    assert (made["best_n"], made["smallest_n"]) == (3, 3)
+    assert ahead["always 3"]["difference"] == -0.25 and made["steps_share"] == pytest.approx(7 / 12)
     # With 2 and 1 steps, or 1 and 3, each conversation is right in one of two orders.
-    assert made["rows"]["signed, random"]["accuracy"] == 0.5 and made["over_random"] == 0.25
-    assert made["rows"]["no-tools"]["visual_tokens"] == 16 and made["rows"]["no-tools"]["steps"] == 0
-    assert "crop_hit" not in made["rows"]["no-tools"]
-    assert made["rows"]["no-tools"]["behind_verifier"]["mean"] == made["over_no_tools"]
-    intervals = made["rows"]["signed"]["intervals"]
-    assert intervals["accuracy"][0] < 0.75 < intervals["accuracy"][1]
-    assert intervals["steps"][0] < 7 / 4 < intervals["steps"][1] and set(intervals) <= set(own)
-    assert set(made["rows"]["no-tools"]["intervals"]) == {"accuracy", "steps", "visual_tokens"}
+    assert made["rows"]["signed, random"]["figures"]["accuracy"]["mean"] == 0.5
+    assert ahead["signed, random"]["difference"] == 0.25
+    blind = made["rows"]["no-tools"]["figures"]
+    assert blind["visual_tokens"]["mean"] == 16 and blind["steps"]["mean"] == 0 and "crop_hit" not in blind
+    low, high = figures["accuracy"]["interval"]
+    assert low < 0.75 < high
     shown = table_of(made)
-    assert shown.count("\n") == len(made["rows"]) + 1 and "| signed | 75.0 |" in shown
+    assert "| signed | 75.0 [" in shown and "| signed is ahead of | right (%) |" in shown
 
 
 def test_lost_answers_are_left_out() -> None:
@@ -98,7 +107,7 @@ def test_lost_answers_are_left_out() -> None:
     found = of_samples([lost, kept], 4)
     assert found.problems == ["p/1"] and found.figures["accuracy"].tolist() == [1.0]
     assert found.figures["steps"].tolist() == [2.0] and "visual_tokens" not in found.figures
-    rows = {name: [one] for name, one in of_looks(FIRST, {"signed": 0.5}).items()}
+    rows = {name: [one] for name, one in of_looks(as_arrays(FIRST), {"signed": 0.5}).items()}
     with pytest.raises(DataError, match="no-tools has no problem in common"):
         gains({**rows, "no-tools": [of_samples([], 4)]}, "signed")
 
@@ -169,53 +178,38 @@ def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected <= set(made["rows"]) and made["rule"] == "absolute"
     # Of the other rule the ε with at most as many steps on the conversations of the calibration.
     [epsilons] = made["epsilons"]
-    assert epsilons["absolute"] == 0.5 and set(epsilons) == set(made["verifier"]) == {"absolute", "signed"}
-    assert made["steps_share"] > 0
-    assert made["rows"]["oracle"]["accuracy"] > made["rows"]["no-tools"]["accuracy"]
-    assert made["rows"]["blanked"]["crop_hit"] == 0 < made["rows"]["always 3"]["crop_hit"]
-    assert any("| no-tools |" in line for line in said)
+    assert epsilons["absolute"] == 0.5 and set(epsilons) == {"absolute", "signed"}
+    mean = {
+        name: {key: of["mean"] for key, of in row["figures"].items()} for name, row in made["rows"].items()
+    }
+    assert made["steps_share"] > 0 and mean["oracle"]["accuracy"] > mean["no-tools"]["accuracy"]
+    assert mean["blanked"]["crop_hit"] == 0 < mean["always 3"]["crop_hit"]
+    assert any("| no-tools |" in text for text in said)
     json.dumps(made, allow_nan=False)
     files = stored(kept)
     assert {path.relative_to(kept).as_posix() for path in files} == {
         "0/shown/looked-test.jsonl", "0/blanked/looked-test.jsonl", "0/swapped/looked-test.jsonl",
         "0/no-tools.jsonl", "untaught.jsonl",
     }  # fmt: skip
-    # Conversations that were held before may be named; the rest is read.
-    shutil.move(kept / "0" / "shown", study.folder / "before")
-    named = [*study.named, ("looks", str(study.folder / "before"))]
-    assert compared(kept, named, said.append, problems=3, fewer=2) == made
-    assert {path: line for path, line in files.items() if "shown" not in path.parts} == stored(kept)
+    assert compared(kept, study.named, said.append, problems=3, fewer=2) == made and stored(kept) == files
     header, *lines = (kept / "0" / "no-tools.jsonl").read_text().splitlines()
     settings = json.loads(header)
-    settings["settings"] |= {"weights": "0" * 16, "verifier_weights": "0" * 16}
+    settings["settings"] |= {"weights": "0" * 16}
     (kept / "0" / "no-tools.jsonl").write_text("\n".join([json.dumps(settings), *lines, ""]))
-    with pytest.raises(ConfigError, match=r"no-tools\.jsonl was heard by another verifier") as caught:
+    with pytest.raises(ConfigError, match="weights"):
         compared(kept, study.named, said.append, problems=3, fewer=2)
-    assert "no-tools.jsonl is of another model" in str(caught.value)
 
 
 def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> None:
-    """All faults are named at once, one a line."""
-    with pytest.raises(ConfigError, match="no-tools comes 0 times, and verifier 1 times"):
-        seeds_of(study.folder, study.named[:1])
-    bad = [*study.named[:1], ("no-tools", str(study.folder)), ("looks", str(study.folder / "none"))]
-    with pytest.raises(ConfigError) as caught:
-        seeds_of(study.folder, bad)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 2 and "no run with recipe.yaml" in lines[0] + lines[1]
-    assert "visual compare" in lines[0] + lines[1]
-    held = study.folder / "held"
-    looking = {"results": "blanked", "verifier": "/elsewhere"}
-    settings = {"problems": 5, "looking": looking}
-    write_journal(held / "looked-test.jsonl", CappedProblem, settings, FIRST.values())
-    with pytest.raises(ConfigError) as caught:
-        seeds_of(study.folder, [*study.named, ("looks", str(held))])
-    for said in ("2 of 5", "blanked there", "/elsewhere"):
-        assert said in str(caught.value)
+    verifier, blind = study.named
+    with pytest.raises(ConfigError, match="once for each seed, not verifier 1 times, no-tools 0 times"):
+        seeds_of([verifier])
+    with pytest.raises(ConfigError, match=r"no run with recipe\.yaml and a trained model"):
+        seeds_of([verifier, ("no-tools", str(study.folder))])
     with pytest.raises(ConfigError, match="no section `stopping`"):
-        seeds_of(study.folder, [("verifier", str(study.folder / "blind")), study.named[1]])
+        seeds_of([("verifier", str(study.folder / "blind")), blind])
     (study.verifier / "stopping.json").unlink()
-    with pytest.raises(ConfigError, match="no ε beside it"):
-        seeds_of(study.folder, study.named)
-    with pytest.raises(ConfigError, match="odd: say NAME=FOLDER"):
-        main(study.folder, Path("out.json"), ["odd"])
+    with pytest.raises(DataError, match="no ε beside it"):
+        seeds_of(study.named)
+    result = CliRunner().invoke(app, ["gains", str(study.folder), "out.json", "odd"])
+    assert result.exit_code == 2 and "odd: say NAME=FOLDER" in result.output

@@ -14,8 +14,7 @@ from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
 import vllm_standin
-from reproduce.matrix import app
-from reproduce.matrix_runs import run_matrix
+from reproduce.matrix import Models, app, run_matrix
 from reproduce.pairs import JudgedProblem, judge_samples, matrix
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
@@ -23,7 +22,6 @@ from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.selection.calibration import Fusion
 from selfverify.verifiers.policy_verifiers import PolicyJudge
 
 
@@ -32,20 +30,14 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
     small = ["evaluation.problems=4", "evaluation.samples=2", "sampling.max_new_tokens=8"]
     recipe = load_recipe("adpo-digits", [*small, "policy.device=cpu"])
     said: list[str] = []
-    cells = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert said == [
-        "a answers", "a judges the answers of a", "a gave no answer of a a score: it has no rows there"
-    ]  # fmt: skip
-    assert [(c.n, c.verifier) for c in cells] == [(1, "none"), (2, "majority")]
+    cells = run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert said == ["a answers", "a judges the answers of a"]
+    assert {n: [*rows] for n, rows in cells.items()} == {1: [("a", "none")], 2: [("a", "majority")]}
     scores = tmp_path / "a-by-a.jsonl"
     written = scores.read_bytes()
-    again = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert again == cells and scores.read_bytes() == written
-    fused = run_matrix(
-        {"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), fusion=Fusion(2.0), say=said.append
-    )
-    assert fused == cells and json.loads((tmp_path / "matrix.json").read_text())["fusion"]["weight"] == 2.0
-    assert "| 1 | a | none | 0.0" in (tmp_path / "matrix.md").read_text()
+    again = run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert [*again] == [*cells] and scores.read_bytes() == written
+    assert "| a | none | 0.0 [0.0, 0.0] |" in (tmp_path / "matrix.md").read_text()
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 
@@ -63,7 +55,7 @@ def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: 
         return policy
 
     monkeypatch.setattr(Policy, "load", counted)
-    models = {"a": str(tiny_folder), "b": str(tiny_folder)}
+    models = Models({"a": str(tiny_folder), "b": str(tiny_folder)})
     run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
     assert most == [4, 1]
     run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
@@ -75,13 +67,11 @@ def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
     folder, loop = saved(tmp_path / "rm"), Loop()
     try:
         fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
-        models = {"far": f"{loop.upstream(fake)}#m"}
+        models = Models({"far": f"{loop.upstream(fake)}#m"}, rewarding={"rm": str(folder)})
         small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
         recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
-        rewarding = {"rm": str(folder)}
-        run = {"sizes": (1, 4), "reward_models": rewarding, "say": lambda _: None}
-        cells = run_matrix(models, recipe, output, **run)  # type: ignore[arg-type]
-        assert {(c.verifier, c.n) for c in cells} >= {("none", 1), ("majority", 4)}
+        cells = run_matrix(models, recipe, output, sizes=(1, 4), say=lambda _: None)
+        assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
         record = json.loads((output / "matrix.json").read_text())
         assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
         assert "| far | rm |" in (output / "matrix.md").read_text()
@@ -89,7 +79,8 @@ def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
         assert header["judge"].startswith("reward model ")
         assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
         asked = len(fake.seen)
-        assert run_matrix(models, recipe, output, **run) == cells and len(fake.seen) == asked  # type: ignore[arg-type]
+        run_matrix(models, recipe, output, sizes=(1, 4), say=lambda _: None)
+        assert len(fake.seen) == asked
     finally:
         loop.close()
 
@@ -109,7 +100,7 @@ def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
 
     try:
         fake = FakeUpstream(write=write, fault=fault)
-        models = {"far": f"{loop.upstream(fake)}#m"}
+        models = Models({"far": f"{loop.upstream(fake)}#m"})
         more = [
             "task.name=digits-sum",
             "evaluation.problems=12",
@@ -150,8 +141,9 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
-    assert {c.verifier for c in matrix({"g": rows}, ["judge"], task, sizes=(1, 2))} == {
-        "none", "majority", "judge"
+    cells = matrix({"g": rows}, ["judge"], task, sizes=(1, 2))
+    assert {pair for of in cells.values() for pair in of} == {
+        ("g", "none"), ("g", "majority"), ("g", "judge")
     }  # fmt: skip
 
 
@@ -163,21 +155,17 @@ def run(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["builtin:digits"], "NAME=MODEL"),
-        (["a=x", "a=y"], "each name once"),
-        (["../a=x"], "NAME=MODEL"),
-        (["majority=x"], "rows of the table"),
+        (["builtin:digits"], "say NAME=FOLDER"),
+        (["a=x", "a=y"], "two models are called a"),
+        (["../a=x"], "cannot name a model"),
+        (["majority=x"], "cannot name a model"),
         (["a=x", "--sizes", "1,b"], "--sizes"),
-        (["a=x", "--server", "http://h#m"], "--server is NAME=URL#MODEL"),
-        (["a=x", "--server", "a=http://h#m"], "a model has this name"),
+        (["a=x", "--server", "http://h#m"], "say NAME=FOLDER"),
+        (["a=x", "--server", "a=http://h#m"], "two models are called a"),
         (["a=x", "--strategy", "bst"], "no strategy"),
         (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
         (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
-        (["a=x", "--reward-model", "r"], "--reward-model is NAME=FOLDER"),
-        (
-            ["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"],
-            "--reward-model r: a model has this name",
-        ),
+        (["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"], "two models are called r"),
         (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
     ],
 )
@@ -193,13 +181,11 @@ def test_matrix_with_a_server_as_generator_and_verifier(tmp_path: Path) -> None:
     recipe = load_recipe("adpo-digits", small)
     try:
         cells = run_matrix(
-            {"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None
+            Models({"a": f"{loop.upstream(fake)}#m"}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None
         )
     finally:
         loop.close()
-    assert [(c.n, c.generator, c.verifier) for c in cells] == [
-        (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
-    ]  # fmt: skip
+    assert {n: [*of] for n, of in cells.items()} == {1: [("a", "none")], 2: [("a", "majority"), ("a", "a")]}
 
 
 def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,5 +193,5 @@ def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.M
     small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
     words = [f"policy.path={tiny_folder}", "policy.device=cpu", "sampling.engine=vllm"]
     recipe = load_recipe("adpo-digits", [*small, *words])
-    run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
     assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"

@@ -5,7 +5,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from reproduce.pairs import as_markdown, judgings, matrix
+from reproduce.by_size import Place
+from reproduce.pairs import as_json, as_markdown, judgings, matrix
 from samples import sample
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.breakdown import columns_of
@@ -33,38 +34,45 @@ def generator(seed, problems=30, total=4, judge=0.3):
     return rows
 
 
+def value(run, category="all", figure="accuracy"):
+    return run.values.get(Place("", category, figure))
+
+
 def test_cells_are_the_metrics():
     first, second = generator(0), generator(1)
     kinds = columns_of([{"kind": [["hard", "easy"][p % 2]], "always": ["same"]} for p in range(30)])
     cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], TASK, categories=kinds)
-    rows = {(c.generator, c.verifier, c.n, c.category): c for c in cells}
     # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
-    assert len(cells) == 2 * (1 + 3) * 3
+    assert [*cells] == [1, 4] and [*cells[1]] == [("a", "none"), ("b", "none")] and len(cells[4]) == 6
+    assert all(len(run.values) == 3 for rows in cells.values() for run in rows.values())
     correct = np.array([s.correct for s in first], dtype=float).reshape(-1, 4)
     judged = np.array([s.scores["judge"] for s in first]).reshape(-1, 4)
-    whole = rows["a", "judge", 4, "all"]
-    assert whole.value == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
-    assert whole.interval[0] <= whole.value <= whole.interval[1]
-    assert rows["a", "none", 1, "kind: hard"].value == pytest.approx(correct[::2].mean())
-    assert rows["a", "judge", 4, "kind: hard"].problems == 15
-    assert rows["b", "none", 1, "all"].value == pytest.approx(np.mean([s.correct for s in second]))
+    whole = cells[4]["a", "judge"]
+    assert value(whole) == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
+    assert value(cells[1]["a", "none"], "kind: hard") == pytest.approx(correct[::2].mean())
+    assert whole.problems[Place("", "kind: hard", "accuracy")] == 15
+    assert value(cells[1]["b", "none"]) == pytest.approx(np.mean([s.correct for s in second]))
     page = as_markdown(cells)
-    assert "| N | generator | verifier | all | kind: easy | kind: hard |" in page
-    assert page.count("\n") == 2 + 8
-    assert f"| 4 | a | judge | {100 * whole.value:.1f} (" in page
+    assert page.count("| generator | verifier | acc (%) | easy acc (%) | hard acc (%) |") == 2
+    [row] = [line for line in page.splitlines() if line.startswith("| a | judge |")]
+    assert f"{100 * value(whole):.1f} [" in row
+    told = as_json(cells, {})["cells"]
+    assert len(told) == 2 * (1 + 3) * 3 and {cell["n"] for cell in told} == {1, 4}
+    low, high = next(cell["interval"] for cell in told if cell["verifier"] == "judge")
+    assert low <= value(whole) <= high
 
 
 def test_judgings_are_pooled_figures():
     """AUC and AP of every pair over all samples; a verifier without scores has none."""
     rows = generator(0)
-    known, unknown = judgings({"a": rows}, ["judge", "nobody"])
-    judged = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
+    judged = judgings({"a": rows}, ["judge", "nobody"])
+    known, unknown = judged["a", "judge"].values, judged["a", "nobody"].values
+    scores = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
     correct = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
-    assert known.auc == pytest.approx(on_all(auc_statistic(judged, correct), 30))
-    assert known.auc_interval[0] < known.auc < known.auc_interval[1] and known.scored == 1.0
-    assert known.ap > correct.mean() and (unknown.auc, unknown.ap, unknown.scored) == (None, None, 0.0)
-    page = as_markdown(matrix({"a": rows}, ["judge"], TASK), [known, unknown])
-    assert "| generator | verifier | AUC | AP |" in page and "| a | nobody | – | – | 0.0 |" in page
+    assert known["auc"] == pytest.approx(on_all(auc_statistic(scores, correct), 30))
+    assert known["ap"] > correct.mean() and known["scored"] == 1.0 and unknown["scored"] == 0.0
+    page = as_markdown(matrix({"a": rows}, ["judge"], TASK), judged)
+    assert "| generator | verifier | AUC (%) | AP (%) |" in page and "| a | nobody | – | – | 0.0 |" in page
 
 
 def test_a_tasks_own_figures_take_the_place_of_accuracy():
@@ -77,23 +85,23 @@ def test_a_tasks_own_figures_take_the_place_of_accuracy():
     ]
     for row in rows[:4]:
         row.rewards["grounding"] = float(row.sample == 3)
-    cells = {(c.verifier, c.figure): c for c in matrix({"a": rows}, ["soft"], mobile, sizes=(1, 4))}
-    assert cells["none", "type_accuracy"].value == 1.0
-    assert cells["none", "step_success"].value == 0.25 and cells["soft", "step_success"].value == 0.0
+    cells = matrix({"a": rows}, ["soft"], mobile, sizes=(1, 4))
+    none, soft = cells[1]["a", "none"], cells[4]["a", "soft"]
+    assert value(none, figure="type_accuracy") == 1.0
+    assert value(none, figure="step_success") == 0.25 and value(soft, figure="step_success") == 0.0
     # Only the first problem's samples have it, and the one with the highest score is the one that hits.
-    assert cells["none", "grounding_accuracy"].value == 0.25
-    assert cells["soft", "grounding_accuracy"].value == 1.0
-    assert ("soft", "accuracy") not in cells
-    page = as_markdown([*cells.values()])
-    assert "all Type | all Grounding | all SR |" in page
+    assert value(none, figure="grounding_accuracy") == 0.25
+    assert value(soft, figure="grounding_accuracy") == 1.0
+    assert value(soft) is None
+    assert "Type (%) | Grounding (%) | SR (%) |" in as_markdown(cells)
 
 
 def test_a_crowded_column_is_not_printed() -> None:
-    """Its cells are there."""
+    """Its figures are there."""
     crowded = columns_of([{"pair": [str(p // 2)], "kind": [str(p % 2)]} for p in range(60)])
     cells = matrix({"a": generator(0, problems=60)}, [], TASK, sizes=(1,), categories=crowded)
-    assert len(cells) == 1 + 30 + 2
-    assert "| all | kind: 0 | kind: 1 |" in as_markdown(cells)
+    assert len(cells[1]["a", "none"].values) == 1 + 30 + 2
+    assert "| acc (%) | 0 acc (%) | 1 acc (%) |" in as_markdown(cells)
 
 
 def test_generators_must_share_their_problems():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from reproduce import published
+from reproduce.published import published
 from reproduce.smartsnap import agent_tables, app, markdown
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
@@ -66,10 +66,10 @@ def cells(text: str, *first: str) -> list[str]:
 def test_a_run_has_a_row_for_each_stage(run: Path) -> None:
     text = markdown(agent_tables([str(run)]))
     table_2, rest = text.split("## Table 2")[1].split("## Table 3")
-    assert cells(table_2, "before", "rl") == ["10", "4.0", "10.0", "–", "50.0ᵗ"]
-    assert cells(table_2, "after", "rl") == ["10", "30.0", "40.0", "120.0", "90.0"]
-    assert cells(rest.split("## Evidence")[0], "after", "rl") == ["30.0", "15.0"]
-    assert cells(rest.split("## Evidence")[1], "after", "rl") == ["1.50", "80.0", "–", "–", "–", "–"]
+    assert cells(table_2, "before", "rl", "10") == ["4.0", "10.0", "–", "–", "50.0", "–"]
+    assert cells(table_2, "after", "rl", "10") == ["30.0", "40.0", "120.0", "90.0", "–", "–"]
+    assert cells(rest.split("## Evidence")[0], "after", "rl", "10") == ["30.0", "15.0"]
+    assert cells(rest.split("## Evidence")[1], "after", "rl", "10") == ["1.500", "80.0", "–", "–", "–", "–"]
     assert "arXiv" not in text
 
 
@@ -77,25 +77,17 @@ def test_rows_have_names_and_gains(run: Path, tmp_path: Path) -> None:
     vanilla = write(tmp_path / "vanilla", after=summary(0.02))
     named = [f"PT:small={run}@before", f"FT vanilla:small={vanilla}", f"RL:small={run}"]
     found = agent_tables(named)
-    assert [(row.type, row.model) for row in found.rows] == [
+    assert [row[:2] for row in found.figures] == [
         ("PT", "small"), ("FT vanilla", "small"), ("RL", "small"),
     ]  # fmt: skip
+    assert found.figures["RL", "small", "10"]["above PT"]["mean"] == pytest.approx(0.26)
     text = markdown(found, intervals=True)
-    assert "30.0 (+26.0) [20.0, 40.0]" in text and "2.0 (−2.0)" in text
-    assert found.as_json()["rows"][2]["figures"]["RRR"] == 1.2
+    assert "30.0 [20.0, 40.0]" in text and "| +26.0 |" in text and "| −2.0 |" in text
 
 
 def test_apps_of_the_problems_are_counted(run: Path) -> None:
-    """Six training problems, all of the clock; the evaluation's counts stand in its summary."""
-    found = agent_tables([str(run)])
-    assert [*found.training.values()] == [{"clock": 6}]
-    text = markdown(found)
-    assert cells(text, "training (phone, rl)") == [
-        "6 (100.0%)",
-        "0 (0.0%)",
-        "6",
-    ]
-    assert cells(text, "evaluation (before rl)") == ["6 (60.0%)", "4 (40.0%)", "10"]
+    text = markdown(agent_tables([str(run)]))
+    assert cells(text, "before rl") == ["6 (60.0%)", "4 (40.0%)", "10"]
 
 
 def test_lost_environments_are_noted(tmp_path: Path) -> None:
@@ -112,32 +104,28 @@ def test_success_that_only_judges_know_is_marked(tmp_path: Path) -> None:
         measured["categories"]["app"][name]["accuracy"] = figure(share)
     folder = write(tmp_path / "judged", after=measured)
     text = markdown(agent_tables([f"PT:model={folder}"]))
-    assert "SR of PT model is what judges say" in text
-    assert cells(text.split("## Table 2")[1].split("##")[0], "PT", "model")[1] == "50.0"
-    assert cells(text.split("## Table 3")[1].split("##")[0], "PT", "model") == ["50.0", "25.0"]
+    assert "PT model: SR is what judges say" in text
+    assert cells(text.split("## Table 2")[1].split("##")[0], "PT", "model", "10")[0] == "50.0"
+    assert cells(text.split("## Table 3")[1].split("##")[0], "PT", "model", "10") == ["50.0", "25.0"]
 
 
 def test_the_papers_figures_stand_beside(run: Path) -> None:
     text = markdown(agent_tables([str(run)]), paper=True)
-    assert cells(text.split("## Table 3")[0], "RL", "Qwen3-8B-Instruct") == [
-        "138",
-        "36.23",
-        "41.96",
-        "88.04",
-        "94.49",
-    ]
-    assert "| PT, cited | LLaMA3.1-8B-Instruct | 138 | 2.17 | 3.62 | – | 52.77 |" in text
-    assert "227 (31.3%)" in text
+    row = cells(text.split("## Table 3")[0], "RL", "Qwen3-8B-Instruct [arXiv:2512.22322]", "138")
+    assert row[:4] == ["36.2", "42.0", "88.0", "94.5"]
+    assert "| PT, cited | LLaMA3.1-8B-Instruct [arXiv:2512.22322] | 138 | 2.2 | 3.6 | – | 52.8 |" in text
+    assert "227 (31.3%)" in text and text.count("## Table 3") == 2
 
 
 def test_published_figures_are_whole() -> None:
-    paper = published.smartsnap()
-    assert len(paper.rows) == 25 and sum(bool(row.apps) for row in paper.rows) == 16
-    assert all(len(row.apps) in (0, len(paper.apps)) for row in paper.rows)
-    assert (sum(paper.training), sum(paper.validation)) == (726, 138)
-    assert len(paper.training) == len(paper.validation) == len(paper.apps)
+    paper = published("smartsnap")
+    rows, tasks = paper["rows"], len(paper["apps"])
+    assert len(rows) == 25 and sum("apps" in row for row in rows) == 16
+    assert all(len(row["apps"]) == tasks for row in rows if "apps" in row)
+    assert (sum(paper["training"]), sum(paper["validation"])) == (726, 138)
+    assert len(paper["training"]) == len(paper["validation"]) == tasks
     # No RRR below an SR of 5.
-    assert all((row.figures[2] is None) == (row.figures[0] < 5) for row in paper.rows)  # type: ignore[operator]
+    assert all((row["figures"][2] is None) == (row["figures"][0] < 5) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -156,26 +144,15 @@ def test_what_makes_no_row(tmp_path: Path, named: str, message: str) -> None:
         agent_tables([named.format(words=folder)])
 
 
-def test_training_problems_that_cannot_be_read_are_noted(run: Path) -> None:
-    written = json.loads((run / "metrics.json").read_text())
-    written["settings"]["task"]["apps"] = ["weather"]
-    (run / "metrics.json").write_text(json.dumps(written))
-    found = agent_tables([str(run)])
-    assert not found.training and "training problems cannot be read" in found.notes[0]
-    assert len(found.rows) == 2
-
-
 def test_the_command(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "tables.md"
-    done = CliRunner().invoke(app, [str(run), "--paper", "--output", str(file)])
+    done = CliRunner().invoke(app, ["tables", str(run), "--paper", "--output", str(file)])
     assert done.exit_code == 0 and done.stdout == file.read_text()
-    done = CliRunner().invoke(app, [f"RL:m={run}", "--json"])
-    assert json.loads(done.stdout)["rows"][0]["figures"]["SR"] == 0.3
-    done = CliRunner().invoke(app, ["gone"])
+    done = CliRunner().invoke(app, ["tables", "gone"])
     assert done.exit_code == 2 and "there is no folder gone" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["{folder}", "{folder}@after", "RL:tiny={folder}", "RL:tiny={folder}@after"])
 def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path, form: str) -> None:
     folder = run.rename(tmp_path / "lr=1e-6")
-    assert agent_tables([form.format(folder=folder)]).rows[-1].model in ("tiny", "lr=1e-6")
+    assert [*agent_tables([form.format(folder=folder)]).figures][-1][1] in ("tiny", "lr=1e-6")

@@ -16,7 +16,8 @@ def test_all_sides_hold_the_same_conversations(
 ) -> None:
     pytest.importorskip("trl", exc_type=ImportError)
     threads = torch.get_num_threads()
-    benchmark("agent_rollouts").main(["--quick", "--hidden", "32", "--layers", "1"])
+    small = ["--turns", "3", "--problems", "1", "--slow-problems", "1", "--delay", "0.02"]
+    benchmark("agent_rollouts").main([*small, "--hidden", "32", "--layers", "1"])
     torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["turns_3"]["conversations"] == found["slow"]["conversations"] == 8

@@ -24,14 +24,12 @@ def test_sides_agree_in_bfloat16(results: dict[str, Any]) -> None:
         assert gap["most"] < 0.02 and gap["mean"] < 0.003 and gap["gradient"] < 0.03
 
 
-def test_phases_and_arithmetic(program: Any, results: dict[str, Any]) -> None:
+def test_all_phases_are_measured(program: Any, results: dict[str, Any]) -> None:
     [figures] = [value for name, value in results.items() if name.startswith("P=")]
     measured = {name for name in figures if "/" in name}
     updates = {f"{phase}/{side}" for phase in ("update", "reference") for side in program.SIDES}
     assert measured == updates | {"sampling/shared", "sampling/transformers"}
     assert all(figures[name]["seconds"] > 0 and not figures[name]["oom"] for name in measured)
-    # What torch counts beyond: the rotary positions.
-    assert figures["counted_over_analytic"] == pytest.approx(1, abs=0.01)
 
 
 def test_published_sizes(benchmark: Callable[[str], ModuleType]) -> None:
@@ -44,17 +42,6 @@ def test_published_sizes(benchmark: Callable[[str], ModuleType]) -> None:
             model = models.AutoModelForImageTextToText.from_config(models.SHAPES[name].config(tokenizer))
         counts[name] = sum(p.numel() for p in model.parameters())
     assert counts == {"3b": 3_754_622_976, "7b": 8_292_166_656}
-
-
-def test_attention_pairs(benchmark: Callable[[str], ModuleType]) -> None:
-    """Against counting who sees whom, token by token."""
-    models = benchmark("gpu_models")
-    shape, p, r, g = models.SHAPES["tiny"], 5, 4, 3
-    per_pair = 2 * 2 * shape.layers * shape.heads * shape.head_width
-    seen = sum(i + 1 for i in range(p)) + g * sum(p + i + 1 for i in range(r - 1))
-    assert models.work(shape, p, r, g, True, False).attention == per_pair * seen
-    seen = g * sum(i + 1 for i in range(p + r))
-    assert models.work(shape, p, r, g, False, False).attention == per_pair * seen
 
 
 def test_what_does_not_fit_is_tried_smaller(program: Any) -> None:

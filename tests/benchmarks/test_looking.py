@@ -16,13 +16,10 @@ def test_the_verifier_finds_the_same_on_kept_keys(
 ) -> None:
     threads = torch.get_num_threads()
     program = benchmark("looking")
-    program.main(["--quick"])
+    program.main(["--steps", "2", "--hidden", "32", "--layers", "1"])
     torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["gap"] < program.CLOSE and found["gap_crops"] < program.CLOSE
     # One question's image and, for two steps, one for each two of the group; 8 conversations see 3 each.
     assert (found["images_encoded"], found["images_shown"]) == (9, 24)
-    # Two images a call: all that is asked goes in, and less often than call by call.
-    assert sum(found["tools_asked"]) == 2 * program.TOGETHER
-    assert len(found["tools_asked"]) < program.TOGETHER
-    assert min(found[name] for name in ("kept_faster", "verifier_faster", "tools_faster")) > 0
+    assert min(found[name] for name in ("kept_faster", "verifier_faster")) > 0

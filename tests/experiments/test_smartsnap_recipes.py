@@ -30,8 +30,7 @@ def run(name: str, folder: Path, *overrides: str) -> None:
     word_policy(folder / "tiny", texts)
     recipe = load_recipe(name, [f"policy.path={folder / 'tiny'}", f"output={folder}/run", *TINY, *overrides])
     train(recipe)
-    [row] = [row for row in agent_tables([f"RL:tiny={folder}/run"]).rows if row.type == "RL"]
-    assert row.problems == 1
+    assert [*agent_tables([f"RL:tiny={folder}/run"]).figures] == [("RL", "tiny", "1")]
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["conversation/turns"] >= 1 for line in lines)
     assert "episode_failed" not in (folder / "run" / "events.jsonl").read_text()

@@ -86,24 +86,6 @@ def pooled_draws(by_seed: Sequence[Floats]) -> Floats:
     return mean
 
 
-def seeds_interval(values: ArrayLike, clusters: ArrayLike | None = None) -> list[float]:
-    """The 95 % percentile bootstrap interval of a mean over training seeds and problems, both drawn again.
-
-    Args:
-        values: ``[K, P]`` a value for each of K seeds and P problems.
-        clusters: ``[P]`` numbers of what is drawn as a whole, such as kinds of tasks; None draws single
-            problems.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    whole = np.arange(values.shape[1]) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    sizes = np.bincount(whole).astype(np.float64)
-    sums = np.stack([np.bincount(whole, row) for row in values])
-    rng = np.random.default_rng(0)
-    seeds, drawn = _draw(rng, len(sums)), _draw(rng, len(sizes))
-    means = (seeds / len(sums) @ sums * drawn).sum(1) / (drawn @ sizes)
-    return np.quantile(means, [1 - 0.975, 0.975]).tolist()
-
-
 def ratio(above: Floats, below: Floats) -> Floats:
     """``above / below``, NaN where ``below`` is not positive."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

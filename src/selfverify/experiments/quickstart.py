@@ -68,7 +68,7 @@ _COLLAPSE = (
 _IMITATION = (
     "docs/results/smartsnap.json, likelihood of what was judged a success, three seeds of 200 steps from "
     "the same start, 512 other tasks x 2, SR of what was properly handed in; `python -m reproduce.grid "
-    "smartsnap-phone`, then `python -m reproduce.smartsnap_gains`"
+    "smartsnap-phone`, then `python -m reproduce.smartsnap gains`"
 )
 
 SHOWCASES: dict[Paper, Showcase] = {
