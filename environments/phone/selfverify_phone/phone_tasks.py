@@ -20,7 +20,7 @@ from selfverify_phone.expert import carry_out
 from selfverify_phone.system.device import Phone
 from selfverify_phone.templates import TEMPLATES
 from selfverify_phone.templates.base import Template
-from selfverify_phone.templates.ways import Step
+from selfverify_phone.templates.ways import Step, launch
 
 Start = Literal["home", "app"]
 POPUPS = 0.1
@@ -135,15 +135,15 @@ def _made(name: str, seed: int, start: Start, hostile: bool) -> PhoneTask:
     answer = plan.answer
     if answer is not None and answer.value not in plan.says.values():
         answer = answer.model_copy(update={"given": tuple(plan.says.values())})
-    played = phone.copy()
-    length = len(carry_out(played, plan.solve))
+    played, solve = phone.copy(), (launch(template.app), *plan.solve)
+    length = len(carry_out(played, solve))
     return PhoneTask(
         template=name,
         seed=seed,
         instruction=wording.format(**plan.says),
         goal=Goal(kind=template.kind, needs=tuple(needs), answer=answer),
         state=phone.state,
-        solve=tuple(plan.solve),
+        solve=solve,
         prove=tuple(plan.prove),
         message="Done." if answer is None else answer.value,
         length=length,
