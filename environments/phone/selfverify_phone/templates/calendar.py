@@ -48,7 +48,8 @@ def on_two_days(day: str, one: list[Step], also: str, two: list[Step]) -> Step:
 
 EVENT = Thing("event", {"title": "title", "on": "day"}, way=to)
 OTHER = Thing("event", {"other": "title", "also": "day"})
-SOUGHT = Thing("event", {"title": "title", "on": "day"}, way=searched)
+DATED = Thing("event", {"title": "title", "on": "day"}, way=searched)
+SOUGHT = Thing("event", {"title": "title"}, way=searched)
 ALSO_SOUGHT = Thing("event", {"other": "title"}, again=again)
 TIME = Field("time", draw=lambda world, record: world.time())
 PLACE = Field("place", words.PLACES)
@@ -215,7 +216,7 @@ TASKS: dict[str, Template] = {
         "What is the place of {title} on {on}?",
         "At which place is {title} on {on}?",
     ),
-    "ask-day": ask(SOUGHT, "day", "text", DAYS).asked(
+    "ask-day": ask(DATED, "day", "text", DAYS).asked(
         "On which day is {title}?",
         "What is the date of the event {title}?",
         "When is {title}? Tell me the day.",

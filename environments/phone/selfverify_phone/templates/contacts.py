@@ -8,7 +8,7 @@ from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.system.device import Record
 from selfverify_phone.templates.base import Drawn, Field, Template, Thing
-from selfverify_phone.templates.patterns import add, delete, edit, in_any_order, switch
+from selfverify_phone.templates.patterns import add, both, delete, edit, in_any_order, switch
 from selfverify_phone.templates.questions import ask, count, number, same_value
 from selfverify_phone.templates.ways import BACK, Step, either, hold, tap, write
 
@@ -61,12 +61,8 @@ def add_two(world: World) -> Drawn:
 
 def with_star(first: Drawn, second: Drawn, listed: Drawn, starred: Drawn, proof: list[Step]) -> Drawn:
     """A star on a page, and something else that ends on the list, where it is not seen."""
-    return Drawn(
-        first.says | second.says,
-        [*first.needs, *second.needs],
-        [either([*listed.solve, *starred.solve], [*starred.solve, BACK, *listed.solve])],
-        [either(proof, [BACK, *proof])],
-    )
+    solve = either([*listed.solve, *starred.solve], [*starred.solve, BACK, *listed.solve])
+    return both(first, second, [solve], [either(proof, [BACK, *proof])])
 
 
 def star_and_phone(world: World) -> Drawn:

@@ -7,7 +7,7 @@ from selfverify_phone.apps.maps_app import MODES, UNITS
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Field, Template, Thing, only
-from selfverify_phone.templates.patterns import choose, edit, in_any_order, in_turn, shorter, switch
+from selfverify_phone.templates.patterns import both, choose, edit, in_any_order, in_turn, shorter, switch
 from selfverify_phone.templates.questions import ask, count, number, ranked
 from selfverify_phone.templates.ways import BACK, either, tap
 
@@ -54,12 +54,8 @@ def live(what: str) -> Template:
 
 def home_and_route(world: World) -> Drawn:
     home, way = live("home").draw(world), routed(world, OTHER)
-    return Drawn(
-        home.says | way.says,
-        [*home.needs, *way.needs],
-        [shorter(home.solve, way.solve)],
-        [either([BACK, *OPTIONS], [BACK, BACK, *OPTIONS])],
-    )
+    prove = either([BACK, *OPTIONS], [BACK, BACK, *OPTIONS])
+    return both(home, way, [shorter(home.solve, way.solve)], [prove])
 
 
 def minutes(world: World) -> Drawn:

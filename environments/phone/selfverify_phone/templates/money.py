@@ -8,7 +8,7 @@ from selfverify_phone.apps.money_app import ACCOUNTS, CATEGORIES, EMPTY, balance
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Field, Template, Thing
-from selfverify_phone.templates.patterns import delete, edit, in_turn
+from selfverify_phone.templates.patterns import both, delete, edit, in_turn
 from selfverify_phone.templates.questions import ask, count, number, ranked, same_value
 from selfverify_phone.templates.ways import BACK, Step, hold, tap, write
 
@@ -78,8 +78,7 @@ def limit(world: World) -> Drawn:
 
 def delete_and_limit(world: World) -> Drawn:
     deleted, limited = DELETE.draw(world), limit(world)
-    needs = [*deleted.needs, *limited.needs]
-    return Drawn(deleted.says | limited.says, needs, [*limited.solve, *deleted.solve])
+    return both(deleted, limited, [*limited.solve, *deleted.solve])
 
 
 def in_all(world: World) -> Drawn:

@@ -8,7 +8,7 @@ from selfverify_phone.apps.music_app import REPEAT
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import World
 from selfverify_phone.templates.base import Drawn, Template, Thing, only
-from selfverify_phone.templates.patterns import add, choose, delete, in_any_order, in_turn, switch
+from selfverify_phone.templates.patterns import add, both, choose, delete, in_any_order, in_turn, switch
 from selfverify_phone.templates.questions import ask, more, number
 from selfverify_phone.templates.ways import BACK, Step, either, hold, see, tap
 
@@ -80,12 +80,7 @@ def put(world: World) -> Drawn:
 
 def shuffle_and_add(world: World) -> Drawn:
     shuffled, added = SHUFFLE.draw(world), put(world)
-    return Drawn(
-        shuffled.says | added.says,
-        [*shuffled.needs, *added.needs],
-        [*added.solve, BACK, *shuffled.solve],
-        added.prove[1:],
-    )
+    return both(shuffled, added, [*added.solve, BACK, *shuffled.solve], added.prove[1:])
 
 
 def how_many(world: World) -> Drawn:

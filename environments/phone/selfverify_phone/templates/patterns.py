@@ -173,6 +173,11 @@ def delete(thing: Thing, *then: str, searched: bool = False) -> Template:
     return Template(draw, hidden=searched)
 
 
+def both(one: Drawn, two: Drawn, solve: Sequence[Step], prove: Sequence[Step] = ()) -> Drawn:
+    """Two things that are drawn already, and the way to both."""
+    return Drawn(one.says | two.says, [*one.needs, *two.needs], solve, prove)
+
+
 def in_turn(one: Template, two: Template, *between: Step) -> Template:
     """Two things to do, the second after the first.
 
@@ -184,12 +189,7 @@ def in_turn(one: Template, two: Template, *between: Step) -> Template:
 
     def draw(world: World) -> Drawn:
         first, second = one.draw(world), two.draw(world)
-        return Drawn(
-            first.says | second.says,
-            [*first.needs, *second.needs],
-            [*first.solve, *between, *second.solve],
-            second.prove,
-        )
+        return both(first, second, [*first.solve, *between, *second.solve], second.prove)
 
     return Template(draw, hidden=two.hidden, exhibits=2)
 
@@ -199,11 +199,7 @@ def in_any_order(one: Template, two: Template) -> Template:
 
     def draw(world: World) -> Drawn:
         first, second = one.draw(world), two.draw(world)
-        return Drawn(
-            first.says | second.says,
-            [*first.needs, *second.needs],
-            [shorter(first.solve, second.solve)],
-        )
+        return both(first, second, [shorter(first.solve, second.solve)])
 
     return Template(draw, exhibits=2)
 

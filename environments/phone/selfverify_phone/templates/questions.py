@@ -8,6 +8,7 @@ from typing import Literal
 from selfverify.agents.facts import Scalar
 from selfverify.agents.goals import Answer, Listed
 from selfverify_phone.contents.world import World
+from selfverify_phone.system.device import Record
 from selfverify_phone.templates.base import Drawn, Template, Thing
 from selfverify_phone.templates.patterns import shorter
 from selfverify_phone.templates.ways import Step
@@ -81,58 +82,85 @@ def both_seen(world: World, one: Thing, first: str, two: Thing, second: str) -> 
     return [*one.lead, shorter(one.way(world, first), two.way(world, second))]
 
 
-def same_value(one: Thing, two: Thing, attribute: str) -> Template:
-    """Whether two things have the same value; in half of the tasks the second is given that of the first.
-
-    Args:
-        one: The first.
-        two: The second.
-        attribute: The value's attribute.
-    """
-
-    def draw(world: World) -> Drawn:
-        first, second = one.drawn(world), two.drawn(world)
-        mine, theirs = world.get(one.kind, first), world.get(two.kind, second)
-        if world.flip():
-            theirs[attribute] = mine[attribute]
-        return Drawn(
-            one.said(world, first) | two.said(world, second),
-            [one.shows(world, first, attribute), two.shows(world, second, attribute)],
-            both_seen(world, one, first, two, second),
-            answer=yes(mine[attribute] == theirs[attribute]),
-        )
-
-    return Template(draw, "query", exhibits=2)
+TwoKeys = Callable[[World], tuple[str, str]]
+"""Draws the keys of two things."""
 
 
-def both_on(
-    one: Thing, two: Thing, attribute: str, draw_two: Callable[[World], tuple[str, str]] | None = None
+def compare(
+    one: Thing,
+    two: Thing,
+    attribute: str,
+    decide: Callable[[World, Record, Record, list[str]], Answer],
+    draw_two: TwoKeys | None = None,
 ) -> Template:
-    """Whether two things are both on; in the other half of the tasks one of them is off.
+    """How two things compare.
 
     Args:
         one: The first.
         two: The second.
-        attribute: What is on or off.
+        attribute: What they are compared by.
+        decide: Given both records and names, it settles their values and what the answer is.
         draw_two: Draws both keys; by default one after the other.
     """
 
     def draw(world: World) -> Drawn:
-        keys = (one.drawn(world), two.drawn(world)) if draw_two is None else draw_two(world)
-        both = world.flip()
-        for key in keys:
-            world.get(one.kind, key)[attribute] = True
-        if not both:
-            world.get(one.kind, world.one(keys))[attribute] = False
-        first, second = keys
+        first, second = (one.drawn(world), two.drawn(world)) if draw_two is None else draw_two(world)
+        names = [thing.name(world, key) for thing, key in ((one, first), (two, second)) if thing.says]
+        answer = decide(world, world.get(one.kind, first), world.get(two.kind, second), names)
         return Drawn(
             one.said(world, first) | two.said(world, second),
             [one.shows(world, first, attribute), two.shows(world, second, attribute)],
             both_seen(world, one, first, two, second),
-            answer=yes(both),
+            answer=answer,
         )
 
     return Template(draw, "query", exhibits=2)
+
+
+def same_value(one: Thing, two: Thing, attribute: str) -> Template:
+    """Whether two things have the same value; in half of the tasks the second is given that of the first."""
+
+    def decide(world: World, mine: Record, theirs: Record, names: list[str]) -> Answer:
+        if world.flip():
+            theirs[attribute] = mine[attribute]
+        return yes(mine[attribute] == theirs[attribute])
+
+    return compare(one, two, attribute, decide)
+
+
+def both_on(one: Thing, two: Thing, attribute: str, draw_two: TwoKeys | None = None) -> Template:
+    """Whether two things are both on; in the other half of the tasks one of them is off."""
+
+    def decide(world: World, mine: Record, theirs: Record, names: list[str]) -> Answer:
+        both = world.flip()
+        mine[attribute] = theirs[attribute] = True
+        if not both:
+            world.one((mine, theirs))[attribute] = False
+        return yes(both)
+
+    return compare(one, two, attribute, decide, draw_two)
+
+
+def more(
+    one: Thing, two: Thing, attribute: str, draw_two: TwoKeys | None = None, instead: int = 0
+) -> Template:
+    """Which of two things has more of something, as they are.
+
+    Args:
+        one: The first.
+        two: The second.
+        attribute: What they have more or less of.
+        draw_two: Draws both keys; by default one after the other.
+        instead: What the first is given where both have as much.
+    """
+
+    def decide(world: World, mine: Record, theirs: Record, names: list[str]) -> Answer:
+        if mine[attribute] == theirs[attribute]:
+            mine[attribute] = instead
+        right = int(mine[attribute]) < int(theirs[attribute])
+        return Answer(value=names[right], others=(names[not right],))
+
+    return compare(one, two, attribute, decide, draw_two)
 
 
 def ranked(one: Thing, two: Thing, attribute: str, values: Sequence[Scalar], last: bool = False) -> Template:
@@ -146,54 +174,16 @@ def ranked(one: Thing, two: Thing, attribute: str, values: Sequence[Scalar], las
         last: Whether the one that comes last is right.
     """
 
-    def draw(world: World) -> Drawn:
-        first, second = one.drawn(world), two.drawn(world)
-        places = sorted(world.some(range(len(values)), 2), reverse=last)
-        for key, place in zip((first, second), places, strict=True):
-            world.get(one.kind, key)[attribute] = values[place]
-        names = [one.name(world, first), two.name(world, second)]
-        said = names if world.flip() else names[::-1]
-        placeholders = [next(iter(thing.says)) for thing in (one, two)]
-        return Drawn(
-            dict(zip(placeholders, said, strict=True)),
-            [one.shows(world, first, attribute), two.shows(world, second, attribute)],
-            both_seen(world, one, first, two, second),
-            answer=Answer(value=names[0], others=(names[1],)),
-        )
-
-    return Template(draw, "query", exhibits=2)
-
-
-def more(
-    one: Thing,
-    two: Thing,
-    attribute: str,
-    draw_two: Callable[[World], tuple[str, str]] | None = None,
-    instead: int = 0,
-) -> Template:
-    """Which of two things has more of something, as they are.
-
-    Args:
-        one: The first.
-        two: The second.
-        attribute: What they have more or less of.
-        draw_two: Draws both keys; by default one after the other.
-        instead: What the first is given where both have as much.
-    """
+    def decide(world: World, mine: Record, theirs: Record, names: list[str]) -> Answer:
+        right, wrong = sorted(world.some(range(len(values)), 2), reverse=last)
+        mine[attribute], theirs[attribute] = values[right], values[wrong]
+        return Answer(value=names[0], others=(names[1],))
 
     def draw(world: World) -> Drawn:
-        first, second = (one.drawn(world), two.drawn(world)) if draw_two is None else draw_two(world)
-        mine, theirs = world.get(one.kind, first), world.get(two.kind, second)
-        if mine[attribute] == theirs[attribute]:
-            mine[attribute] = instead
-        names = [one.name(world, first), two.name(world, second)]
-        if int(mine[attribute]) < int(theirs[attribute]):
-            names.reverse()
-        return Drawn(
-            one.said(world, first) | two.said(world, second),
-            [one.shows(world, first, attribute), two.shows(world, second, attribute)],
-            both_seen(world, one, first, two, second),
-            answer=Answer(value=names[0], others=(names[1],)),
-        )
+        drawn = compare(one, two, attribute, decide).draw(world)
+        assert drawn.answer is not None
+        said = [drawn.answer.value, *drawn.answer.others]
+        drawn.says = dict(zip(drawn.says, said if world.flip() else said[::-1], strict=True))
+        return drawn
 
     return Template(draw, "query", exhibits=2)
