@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from selfverify.agents.goals import Answer, Has
-from selfverify_phone.apps.settings_app import ACCESS, ITEMS, LEVELS
+from selfverify_phone.apps.settings_app import ACCESS, ITEMS, LEVELS, PAGES
 from selfverify_phone.contents import words
 from selfverify_phone.contents.world import APPS, World
 from selfverify_phone.templates.base import Drawn, Template, Thing, only, state
-from selfverify_phone.templates.patterns import choose, delete, in_turn, shorter, switch
+from selfverify_phone.templates.patterns import both, choose, delete, in_turn, shorter, switch
 from selfverify_phone.templates.questions import ask, both_on, count, more, same_value
 from selfverify_phone.templates.ways import BACK, Step, either, tap, write
 
 SWITCHES = {
-    "network": ("wifi", "data", "airplane", "hotspot"),
-    "display": ("dark", "rotate", "night"),
-    "sound": ("vibrate", "quiet"),
-    "battery": ("saver", "percent"),
-    "security": ("find", "backup"),
+    page: tuple(item.name for item in PAGES[page] if item.sort == "switch")
+    for page in ("network", "display", "sound", "battery", "security")
 }
-PAGES = ("network", "display", "sound", "battery")
+TWO_OF = ("network", "display", "sound", "battery")
 """The pages of which tasks about two switches draw two."""
 NAMES = {
     "data": "mobile data", "airplane": "airplane mode", "hotspot": "the hotspot", "dark": "dark mode",
@@ -73,10 +70,10 @@ def rename(world: World) -> Drawn:
 
 
 def two_switches(world: World) -> Drawn:
-    pages = world.some(PAGES, 2)
+    pages = world.some(TWO_OF, 2)
     one, two = (switch(one_of(SWITCHES[name]), "value", "drawn").draw(world) for name in pages)
-    says = one.says | {"other": two.says["what"], "also": two.says["state"]}
-    return Drawn(says, [*one.needs, *two.needs], [shorter(one.solve, two.solve)])
+    two.says = {"other": two.says["what"], "also": two.says["state"]}
+    return both(one, two, [shorter(one.solve, two.solve)])
 
 
 def notify_two(world: World) -> Drawn:
@@ -105,29 +102,22 @@ def two_apps(world: World) -> tuple[str, str]:
 
 
 def two_switches_on(world: World) -> tuple[str, str]:
-    one, two = (world.one(SWITCHES[name]) for name in world.some(PAGES, 2))
+    one, two = (world.one(SWITCHES[name]) for name in world.some(TWO_OF, 2))
     return one, two
 
 
+TURN = (
+    "Turn {state} {what}.",
+    "Switch {what} {state}.",
+    "I want {what} to be {state}.",
+    "Set {what} to {state}.",
+)
+MAKE_SURE = ("Turn {what} {state}.", "Switch {state} {what}.", "Make sure that {what} is {state}.")
 TASKS: dict[str, Template] = {
-    "network": switch(one_of(SWITCHES["network"]), "value", "drawn").asked(
-        "Turn {state} {what}.",
-        "Switch {what} {state}.",
-        "I want {what} to be {state}.",
-        "Set {what} to {state}.",
-    ),
-    "display": switch(one_of(SWITCHES["display"]), "value", "drawn").asked(
-        "Turn {state} {what}.",
-        "Switch {what} {state}.",
-        "I want {what} to be {state}.",
-        "Set {what} to {state}.",
-    ),
-    "battery": switch(one_of(SWITCHES["battery"]), "value", "drawn").asked(
-        "Turn {what} {state}.", "Switch {state} {what}.", "Make sure that {what} is {state}."
-    ),
-    "security": switch(one_of(SWITCHES["security"]), "value", "drawn").asked_in_tests(
-        "Turn {what} {state}.", "Switch {state} {what}.", "Make sure that {what} is {state}."
-    ),
+    "network": switch(one_of(SWITCHES["network"]), "value", "drawn").asked(*TURN),
+    "display": switch(one_of(SWITCHES["display"]), "value", "drawn").asked(*TURN),
+    "battery": switch(one_of(SWITCHES["battery"]), "value", "drawn").asked(*MAKE_SURE),
+    "security": switch(one_of(SWITCHES["security"]), "value", "drawn").asked_in_tests(*MAKE_SURE),
     "bluetooth": switch(one_of(("bluetooth",)), "value", "drawn").asked(
         "Turn bluetooth {state}.", "Switch {state} bluetooth.", "Set bluetooth to {state}."
     ),
