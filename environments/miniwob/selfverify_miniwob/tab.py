@@ -66,10 +66,6 @@ class Tab:
         """What a script returns."""
         return await self._within(self._open.evaluate(script, argument))
 
-    async def write(self, html: str) -> None:
-        """Show a page that is given as text."""
-        await self._within(self._open.set_content(html))
-
     async def pass_time(self, seconds: float) -> None:
         """Let the page's clock go on: its timers and animations run as if so much time had passed."""
         await self._within(self._open.clock.run_for(round(seconds * 1000)))
@@ -89,18 +85,6 @@ class Tab:
             await mouse.up()
 
         await self._within(move())
-
-    async def hold(self, x: float, y: float, seconds: float) -> None:
-        """Press the mouse's button for a time of the page's clock."""
-
-        async def press() -> None:
-            page = self._open
-            await page.mouse.move(x, y)
-            await page.mouse.down()
-            await page.clock.run_for(round(seconds * 1000))
-            await page.mouse.up()
-
-        await self._within(press())
 
     async def scroll(self, x: float, y: float, by_x: float, by_y: float) -> None:
         """Turn the mouse's wheel over a place, by pixels to the right and down."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -23,39 +23,32 @@ from selfverify_phone.phone_tasks import PhoneTask
 COUNTING = ("save", "delete", "star", "start", "connect", "forget")
 """Buttons without which what was chosen or written before does not count."""
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class Teacher(Config):
     """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
 
     least: int = Field(0, ge=0, description="Exhibits that are handed in at least, as far as there are any.")
     most: int = Field(0, ge=0, description="How many at most; 0 is the smallest sufficient set.")
-    omits: float = Field(
-        0.0, ge=0, le=1, description="Share of demonstrations that leave an exhibit out which is needed."
+    omits: Share = Field(
+        0.0, description="Share of demonstrations that leave an exhibit out which is needed."
     )
-    smallest: float = Field(
+    smallest: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Share of demonstrations that hand in the smallest sufficient set and nothing else; "
         "rewards can only teach what is sampled now and then.",
     )
-    stops_early: float = Field(
+    stops_early: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Share of demonstrations that hand in at the goal, without going on to a screen that "
         "proves it.",
     )
-    unfinished: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of demonstrated operations that hand in on the way, before they are done.",
+    unfinished: Share = Field(
+        0.0, description="Share of demonstrated operations that hand in on the way, before they are done."
     )
-    forgets: float = Field(
+    forgets: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Share of demonstrated operations that hand in without the last tap, where that is on a "
         "button which makes them count, such as save.",
     )
@@ -155,21 +148,20 @@ def _carried_out(task: PhoneTask, options: PhoneConfig, calls: list[Call]) -> li
     return seen + [Exhibit(call, event_loop.finish_inline(phone.step(call))) for call in calls]
 
 
+_REASONS = {
+    "get_current_xml": "First I look at the screen.",
+    "launch": "I open {app}.",
+    "tap": "I tap {id}.",
+    "long_press": "I hold {id}.",
+    "type": "I type {text_input}.",
+    "swipe": "I swipe {direction} to see more.",
+    "back": "I go back.",
+}
+
+
 def _reason(call: Call) -> str:
     """A few words before a call, which say what it is for."""
-    match call.name, call.arguments:
-        case "get_current_xml", _:
-            return "First I look at the screen."
-        case "launch", {"app": app}:
-            return f"I open {app}."
-        case "tap", {"id": thing}:
-            return f"I tap {thing}."
-        case "long_press", {"id": thing}:
-            return f"I hold {thing}."
-        case "type", {"text_input": text}:
-            return f"I type {text}."
-        case "swipe", {"direction": direction}:
-            return f"I swipe {direction} to see more."
-        case "back", _:
-            return "I go back."
-    return f"I call {call.name}."
+    try:
+        return _REASONS[call.name].format(**call.arguments)
+    except KeyError:
+        return f"I call {call.name}."

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from selfverify.agents.tools import Address
 from selfverify.core.config import Config
 from selfverify.core.episode import Call, Environment, StepResult
 from selfverify.core.errors import DataError
 from selfverify_phone.apps import APPS
-from selfverify_phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
+from selfverify_phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task, read
 from selfverify_phone.playing import perform
 from selfverify_phone.rendering.picture import picture
 from selfverify_phone.rendering.writing import terse, xml
@@ -65,11 +65,7 @@ def reset_phone(task: Mapping[str, Any], seed: int) -> tuple[PhoneTask | None, P
     Raises:
         DataError: There is no such task.
     """
-    try:
-        asked = _Reset.model_validate(dict(task))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    asked = read(_Reset, task)
     if (asked.template is not None) + (asked.task is not None) + asked.free != 1:
         raise DataError("phone task: it must have one of `template`, `task` and `free`")
     if asked.free:

@@ -51,8 +51,8 @@ def carry_out(phone: Phone, steps: Iterable[Step], address: Address = "ids") -> 
             phone.swipe(step.value)
             calls.append(_swipe(phone, step.value, "medium", address))
         else:
-            {"back": phone.back, "home": phone.home, "enter": phone.enter}[step.verb]()
-            calls.append(Call(step.verb))
+            phone.back()
+            calls.append(Call("back"))
         calls += _uninterrupted(phone, address)
     return calls
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,7 +21,7 @@ from selfverify_phone.expert import carry_out
 from selfverify_phone.system.device import Phone
 from selfverify_phone.templates import TEMPLATES
 from selfverify_phone.templates.base import Template
-from selfverify_phone.templates.ways import Step
+from selfverify_phone.templates.ways import Step, launch
 
 Start = Literal["home", "app"]
 POPUPS = 0.1
@@ -99,7 +100,7 @@ def free_phone(seed: int, hostile: bool = False) -> Phone:
     world = World(Random(f"free/{seed}"))
     clock = world.time()
     if hostile:
-        poison(world, frozenset())
+        poison(world)
     return switch_on(Phone.fresh(world.data, clock=clock))
 
 
@@ -127,7 +128,7 @@ def _made(name: str, seed: int, start: Start, hostile: bool) -> PhoneTask:
     clock = world.time()
     if hostile:
         world.noted = any("note" in (*need.match, *_values(need)) for need in plan.needs)
-        poison(world, frozenset())
+        poison(world)
     phone = switch_on(Phone.fresh(world.data, clock=clock, popup=popup))
     if start == "app":
         phone.start(template.app)
@@ -135,15 +136,15 @@ def _made(name: str, seed: int, start: Start, hostile: bool) -> PhoneTask:
     answer = plan.answer
     if answer is not None and answer.value not in plan.says.values():
         answer = answer.model_copy(update={"given": tuple(plan.says.values())})
-    played = phone.copy()
-    length = len(carry_out(played, plan.solve))
+    played, solve = phone.copy(), (launch(template.app), *plan.solve)
+    length = len(carry_out(played, solve))
     return PhoneTask(
         template=name,
         seed=seed,
         instruction=wording.format(**plan.says),
         goal=Goal(kind=template.kind, needs=tuple(needs), answer=answer),
         state=phone.state,
-        solve=tuple(plan.solve),
+        solve=solve,
         prove=tuple(plan.prove),
         message="Done." if answer is None else answer.value,
         length=length,
@@ -170,6 +171,22 @@ def _values(need: Has | Absent | Listed) -> tuple[str, ...]:
     return need.attributes if isinstance(need, Listed) else ()
 
 
+M = TypeVar("M", bound=BaseModel)
+
+
+def read(model: type[M], data: Mapping[str, Any]) -> M:
+    """What plain JSON says of a task.
+
+    Raises:
+        DataError: It does not fit.
+    """
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+
+
 class _Given(BaseModel):
     """A task as plain JSON."""
 
@@ -188,11 +205,7 @@ def given_task(data: dict[str, Any]) -> PhoneTask:
     Raises:
         DataError: It is not such a task, or its state is no state of the phone.
     """
-    try:
-        given = _Given.model_validate(data)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    given = read(_Given, data)
     _check_state(given.state)
     return PhoneTask(
         given.template, given.seed, given.instruction, given.goal, given.state, (), (), "", 0, 0, False, 0

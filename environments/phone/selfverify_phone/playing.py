@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from selfverify.core.episode import Call
@@ -10,7 +10,7 @@ from selfverify_phone.system.device import DIRECTIONS, DISTANCES, Phone, Refused
 from selfverify_phone.system.glass import HEIGHT, WIDTH
 
 _BOX = ("x1", "y1", "x2", "y2")
-_SCREEN = "get_current_xml"
+_Act = Callable[[Phone, Mapping[str, Any]], None]
 
 
 def perform(phone: Phone, call: Call) -> None:
@@ -21,9 +21,9 @@ def perform(phone: Phone, call: Call) -> None:
     """
     arguments = {key: v.strip() if isinstance(v, str) else v for key, v in call.arguments.items()}
     name = call.name
-    if name not in _KNOWN:
-        raise Refused(f"there is no tool {name[:40]!r}; there are {', '.join(_KNOWN)}")
-    required, optional = _KNOWN[name]
+    if name not in _TOOLS:
+        raise Refused(f"there is no tool {name[:40]!r}; there are {', '.join(_TOOLS)}")
+    required, optional, act = _TOOLS[name]
     if name in ("tap", "long_press", "swipe"):
         boxed = any(key in arguments for key in _BOX)
         if boxed or (name != "swipe" and "id" not in arguments and not arguments):
@@ -32,7 +32,7 @@ def perform(phone: Phone, call: Call) -> None:
         raise Refused(f"{name} needs {', '.join(missing)}")
     if extra := sorted(arguments.keys() - {*required, *optional}):
         raise Refused(f"{name} does not take {str(extra[0])[:40]!r}")
-    _ACTS[name](phone, arguments)
+    act(phone, arguments)
 
 
 def _middle(arguments: Mapping[str, Any]) -> tuple[float, float]:
@@ -53,18 +53,14 @@ def _word(arguments: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _tap(phone: Phone, arguments: Mapping[str, Any]) -> None:
-    if "id" in arguments:
-        phone.tap(_word(arguments, "id"))
-    else:
-        phone.tap_at(*_middle(arguments))
+def _touch(by_id: Callable[[Phone, str], None], by_place: Callable[[Phone, float, float], None]) -> _Act:
+    def act(phone: Phone, arguments: Mapping[str, Any]) -> None:
+        if "id" in arguments:
+            by_id(phone, _word(arguments, "id"))
+        else:
+            by_place(phone, *_middle(arguments))
 
-
-def _long_press(phone: Phone, arguments: Mapping[str, Any]) -> None:
-    if "id" in arguments:
-        phone.hold(_word(arguments, "id"))
-    else:
-        phone.hold_at(*_middle(arguments))
+    return act
 
 
 def _swipe(phone: Phone, arguments: Mapping[str, Any]) -> None:
@@ -78,10 +74,6 @@ def _swipe(phone: Phone, arguments: Mapping[str, Any]) -> None:
     phone.swipe(direction, distance)
 
 
-def _type(phone: Phone, arguments: Mapping[str, Any]) -> None:
-    phone.type(_word(arguments, "text_input"))
-
-
 def _wait(phone: Phone, arguments: Mapping[str, Any]) -> None:
     seconds = arguments["seconds"]
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 60:
@@ -89,27 +81,16 @@ def _wait(phone: Phone, arguments: Mapping[str, Any]) -> None:
     phone.wait()
 
 
-_ACTS: dict[str, Any] = {
-    _SCREEN: lambda phone, arguments: None,
-    "tap": _tap,
-    "long_press": _long_press,
-    "swipe": _swipe,
-    "type": _type,
-    "back": lambda phone, arguments: phone.back(),
-    "home": lambda phone, arguments: phone.home(),
-    "enter": lambda phone, arguments: phone.enter(),
-    "wait": _wait,
-    "launch": lambda phone, arguments: phone.launch(_word(arguments, "app")),
+_TOOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], _Act]] = {
+    "get_current_xml": ((), (), lambda phone, arguments: None),
+    "tap": (("id",), (), _touch(Phone.tap, Phone.tap_at)),
+    "long_press": (("id",), (), _touch(Phone.hold, Phone.hold_at)),
+    "swipe": (("direction",), ("dist",), _swipe),
+    "type": (("text_input",), (), lambda phone, arguments: phone.type(_word(arguments, "text_input"))),
+    "back": ((), (), lambda phone, arguments: phone.back()),
+    "home": ((), (), lambda phone, arguments: phone.home()),
+    "enter": ((), (), lambda phone, arguments: phone.enter()),
+    "wait": (("seconds",), (), _wait),
+    "launch": (("app",), (), lambda phone, arguments: phone.launch(_word(arguments, "app"))),
 }
-_KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    _SCREEN: ((), ()),
-    "tap": (("id",), ()),
-    "long_press": (("id",), ()),
-    "swipe": (("direction",), ("dist",)),
-    "type": (("text_input",), ()),
-    "back": ((), ()),
-    "home": ((), ()),
-    "enter": ((), ()),
-    "wait": (("seconds",), ()),
-    "launch": (("app",), ()),
-}
+"""Of each tool the arguments that it needs, those that it may have, and what it does."""

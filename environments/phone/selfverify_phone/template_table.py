@@ -5,12 +5,22 @@ python -m selfverify_phone.template_table
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from selfverify_phone.apps import APPS
 from selfverify_phone.phone_tasks import make_task
 from selfverify_phone.templates import TEMPLATES
 from selfverify_phone.templates.base import Template
 
 SEEDS = range(5)
+SORTS: dict[str, Callable[[Template], bool]] = {
+    "templates": lambda template: True,
+    "operations": lambda template: template.kind == "operation",
+    "queries": lambda template: template.kind == "query",
+    "hidden": lambda template: template.hidden,
+    "two exhibits": lambda template: template.exhibits == 2,
+    "held out": lambda template: template.held_out,
+}
 
 
 def table() -> str:
@@ -18,10 +28,8 @@ def table() -> str:
     parts = [_numbers()]
     for app in dict.fromkeys(template.app for template in TEMPLATES.values()):
         rows = [_row(template) for template in TEMPLATES.values() if template.app == app]
-        head = (
-            f"### {APPS[app].title}\n\n| template | for example | calls | exhibits | |\n|---|---|---|---|---|"
-        )
-        parts.append("\n".join([head, *rows]))
+        head = "| template | for example | calls | exhibits | |\n|---|---|---|---|---|"
+        parts.append("\n".join([f"### {APPS[app].title}\n", head, *rows]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,22 +54,12 @@ def _range(numbers: list[int]) -> str:
 
 def _numbers() -> str:
     """How many templates of each sort every app has."""
-    lines = [
-        "| app | templates | operations | queries | hidden | two exhibits | held out |",
-        "|---|" + "---|" * 6,
-    ]
+    lines = [f"| app | {' | '.join(SORTS)} |", "|---|" + "---|" * len(SORTS)]
     apps = list(dict.fromkeys(template.app for template in TEMPLATES.values()))
     for name, group in [(APPS[app].title, {app}) for app in apps] + [("all", set(apps))]:
         found = [template for template in TEMPLATES.values() if template.app in group]
-        counts = (
-            len(found),
-            sum(template.kind == "operation" for template in found),
-            sum(template.kind == "query" for template in found),
-            sum(template.hidden for template in found),
-            sum(template.exhibits == 2 for template in found),
-            sum(template.held_out for template in found),
-        )
-        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+        counts = [str(sum(map(of_sort, found))) for of_sort in SORTS.values()]
+        lines.append(f"| {name} | {' | '.join(counts)} |")
     return "\n".join(lines)
 
 

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from selfverify.agents.facts import Listing
 from selfverify_phone.system.device import App, Frame, Phone, Record
-from selfverify_phone.system.forms import (
-    changed,
-    choose,
-    confirm,
-    draft,
-    facts_of,
-    field,
-    keep,
-    menu,
-    picked,
-    row_id,
-    search_of,
-    time_of_day,
-)
-from selfverify_phone.system.widgets import View, Widget, counted, icon, row, text
+from selfverify_phone.system.forms import Builder, choose, in_order, time_of_day
+from selfverify_phone.system.records import Entry, Kind, add_icon, opens, search_icon
+from selfverify_phone.system.widgets import View, Widget, counted, row, text
 
 DAYS = tuple(f"May {day}" for day in range(12, 26))
 WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 REMIND = ("Never", "5 min", "15 min", "1 hour", "1 day")
 EMPTY: Record = {"title": "", "day": DAYS[0], "time": "12:00", "place": "", "remind": "Never", "note": ""}
+ENTRIES = (
+    Entry("title"),
+    Entry("time", check=time_of_day),
+    Entry("place"),
+    Entry("day", DAYS),
+    Entry("remind", REMIND),
+    Entry("note"),
+)
+EVENT = Kind("event", "title", leads=True, held="menu")
 
 
 def on_day(phone: Phone, day: str) -> list[str]:
     """The keys of a day's events, the earliest first."""
     records = phone.data["event"]
-    keys = [key for key, record in records.items() if record["day"] == day]
-    return sorted(keys, key=lambda key: (str(records[key]["time"]), int(key)))
+    return in_order(records, "time", [key for key, record in records.items() if record["day"] == day])
 
 
 def day_id(day: str) -> str:
@@ -42,123 +37,48 @@ def day_id(day: str) -> str:
 
 
 def root(phone: Phone, frame: Frame) -> View:
-    def line(day: str) -> Widget:
+    def of_day(day: str) -> Widget:
         number = len(on_day(phone, day))
         said = f"{number} event{'s' * (number != 1)}" if number else ""
         facts = (counted(Listing.of("event", "day", "=", day), number),)
-        return row(day_id(day), day, partial(phone.open, "day", day=day), said, facts)
+        return row(day_id(day), day, opens(phone, "day", day=day), said, facts)
 
-    return View(
-        "Calendar",
-        [line(day) for day in DAYS],
-        bar=[icon("search", partial(phone.open, "search", focus="query"))],
-        floating=icon("add", partial(phone.open, "form", focus="title", key="", day=DAYS[0])),
-    )
+    add = add_icon(phone, "form", "title", key="", day=DAYS[0])
+    return View("Calendar", [of_day(day) for day in DAYS], bar=[search_icon(phone)], floating=add)
 
 
-def line(phone: Phone, key: str, *attributes: str) -> Widget:
+def planned(phone: Phone, key: str, *attributes: str) -> Widget:
     record = phone.data["event"][key]
-    facts = facts_of("event", key, record, "title", *attributes)
-    said = " ".join(str(record[name]) for name in attributes if name != "day")
-    return row(
-        row_id(key),
-        str(record["title"]),
-        partial(phone.open, "event", key=key),
-        said,
-        facts,
-        hold=partial(phone.open, "menu", key=key),
-    )
+    value = " ".join(str(record[name]) for name in attributes if name != "day")
+    return EVENT.line(phone, key, "title", *attributes, value=value)
 
 
 def day(phone: Phone, frame: Frame) -> View:
     now = frame["args"]["day"]
-    keys = on_day(phone, now)
     place = DAYS.index(now)
 
     def turn(by: int) -> None:
         frame["args"]["day"] = DAYS[max(0, min(place + by, len(DAYS) - 1))]
         frame["scroll"] = 0
 
-    return View(
+    return EVENT.listed(
         now,
-        [line(phone, key, "time", "day") for key in keys] or [text("No events", WEEK[place % 7])],
-        floating=icon("add", partial(phone.open, "form", focus="title", key="", day=now)),
-        count=len(keys),
-        facts=(counted(Listing.of("event", "day", "=", now), len(keys)),),
+        [planned(phone, key, "time", "day") for key in on_day(phone, now)],
+        *("day", "=", now),
+        empty=text("No events", WEEK[place % 7]),
+        floating=add_icon(phone, "form", "title", key="", day=now),
         swipes={"left": partial(turn, 1), "right": partial(turn, -1)},
     )
 
 
-def search(phone: Phone, frame: Frame) -> View:
-    return search_of(phone, frame, "event", "title", partial(line, phone))
-
-
-def event(phone: Phone, frame: Frame) -> View:
-    key = frame["args"]["key"]
-    record = phone.data["event"][key]
-    names = ("day", "time", "place", "remind", "note")
-    return View(
-        str(record["title"]),
-        [
-            text(name.capitalize(), str(record[name]) or "-", *facts_of("event", key, record, name))
-            for name in names
-        ],
-        bar=[
-            icon("edit", partial(phone.open, "form", key=key, day="")),
-            icon("delete", partial(phone.open, "delete", key=key, back=2)),
-        ],
-        facts=facts_of("event", key, record, "title"),
-    )
-
-
-def form(phone: Phone, frame: Frame) -> View:
-    key, on = frame["args"]["key"], frame["args"]["day"]
-    record = phone.data["event"][key] if key else {**EMPTY, "day": on}
-    now = draft(frame, record)
-    save = partial(keep, phone, "event", key, now)
-    return View(
-        "Edit" if key else "New",
-        [
-            field(phone, frame, "title", now["title"]),
-            field(phone, frame, "time", now["time"], time_of_day),
-            field(phone, frame, "place", now["place"]),
-            picked(phone, "day", now["day"], DAYS),
-            picked(phone, "remind", now["remind"], REMIND),
-            field(phone, frame, "note", now["note"]),
-        ],
-        bar=[icon("save", save, enabled=bool(now["title"]) and changed(frame, record))],
-    )
-
-
-def held(phone: Phone, frame: Frame) -> View:
-    key = frame["args"]["key"]
-    return menu(
-        phone,
-        str(phone.data["event"][key]["title"]),
-        edit=partial(phone.open, "form", key=key, day=""),
-        delete=partial(phone.open, "delete", key=key, back=1),
-    )
-
-
-def deleted(phone: Phone, args: dict[str, Any]) -> None:
-    phone.close(args["back"] - 1)
-    del phone.data["event"][args["key"]]
-    phone.toast("Deleted")
-
-
-APP = App(
-    "calendar",
-    "Calendar",
-    "#c62828",
-    ("event",),
-    {
-        "root": root,
-        "day": day,
-        "search": search,
-        "event": event,
-        "form": form,
-        "menu": held,
-        "choose": choose,
-        "delete": confirm("Delete event?", "Delete", deleted),
-    },
-)
+SCREENS: dict[str, Builder] = {
+    "root": root,
+    "day": day,
+    "search": EVENT.search(),
+    "event": EVENT.sheet("day", "time", "place", "remind", "note", day=""),
+    "form": EVENT.form(EMPTY, *ENTRIES),
+    "menu": EVENT.menu(day=""),
+    "choose": choose,
+    "delete": EVENT.erase(toast="Deleted"),
+}
+APP = App("calendar", "Calendar", "#c62828", ("event",), SCREENS)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
-from selfverify.agents.facts import Fact, Listing
+from selfverify.agents.facts import Fact
 from selfverify_phone.apps.calendar_app import DAYS
 from selfverify_phone.system.device import App, Data, Frame, Phone, Record
-from selfverify_phone.system.forms import (
-    changed,
-    choose,
-    confirm,
-    draft,
-    facts_of,
-    field,
-    picked,
-    row_id,
-    search_of,
-    whole_number,
-)
-from selfverify_phone.system.widgets import View, Widget, counted, icon, row, tab, text
+from selfverify_phone.system.forms import Builder, changed, choose, draft, field, whole_number
+from selfverify_phone.system.records import Entry, Kind, add_icon, opens, tabs, with_drawer
+from selfverify_phone.system.widgets import View, Widget, icon, row, text
 
 TYPES = ("Expense", "Income")
+SORTS = {"all": "", "spent": "Expense", "earned": "Income"}
+"""The types of entries by the tab that shows them alone."""
 CATEGORIES = ("Food", "Fun", "Gift", "Health", "Rent", "Salary", "Travel")
 ACCOUNTS = ("Bank", "Card", "Cash")
-VIEWS = ("overview", "entries", "budgets", "accounts")
 EMPTY: Record = {
     "type": "Expense", "amount": 0, "category": "Food", "account": "Cash", "day": DAYS[0], "note": ""
 }  # fmt: skip
+CHOSEN = (Entry("category", CATEGORIES), Entry("account", ACCOUNTS), Entry("day", DAYS), Entry("note"))
+ENTRY, BUDGET, ACCOUNT = Kind("entry", "note", leads=True, held="delete"), Kind("budget"), Kind("account")
 
 
 def signed(record: Record) -> int:
@@ -54,85 +46,35 @@ def totals(data: Data) -> list[Fact]:
     return facts
 
 
-def root(phone: Phone, frame: Frame) -> View:
-    now = frame["form"].get("view", "overview")
-    view = {"overview": overview, "entries": entries, "budgets": budgets, "accounts": accounts}[now](
-        phone, frame
-    )
-    view.bar = [
-        icon("menu", partial(phone.open, "drawer")),
-        icon("search", partial(phone.open, "search", focus="query")),
-    ]
-    view.floating = icon("add", partial(phone.open, "form", focus="amount", key=""))
-    return view
+def with_add(view: Callable[[Phone, Frame], View]) -> Builder:
+    """A view from which an entry can be added."""
 
+    def build(phone: Phone, frame: Frame) -> View:
+        made = view(phone, frame)
+        made.floating = add_icon(phone, "form", "amount", key="")
+        return made
 
-def drawer(phone: Phone, frame: Frame) -> View:
-    def go(name: str) -> None:
-        phone.close()
-        phone.frame["form"]["view"] = name
-        phone.frame["scroll"] = 0
-
-    return View("Money", [row(name, name.capitalize(), partial(go, name)) for name in VIEWS], style="drawer")
+    return build
 
 
 def overview(phone: Phone, frame: Frame) -> View:
-    names = ("balance", "earned", "spent")
-    facts = {fact[1]: fact for fact in totals(phone.data)[:3]}
-    return View("May", [text(name.capitalize(), str(facts[name][2]), facts[name]) for name in names])
+    return View("May", [text(fact[1].capitalize(), str(fact[2]), fact) for fact in totals(phone.data)[:3]])
 
 
 def entries(phone: Phone, frame: Frame) -> View:
-    sort = frame["form"].get("sort", "all")
-    wanted = {"all": None, "spent": "Expense", "earned": "Income"}[sort]
-    records = phone.data["entry"]
-    keys = [key for key in reversed(records) if wanted in (None, records[key]["type"])]
-    listed = Listing.of("entry", "type", "=", wanted) if wanted else Listing.of("entry")
-
-    def show(name: str) -> None:
-        frame["form"]["sort"] = name
-        frame["scroll"] = 0
-
-    return View(
+    now = frame["form"].get("sort", "all")
+    wanted, records = SORTS[now], phone.data["entry"]
+    return ENTRY.listed(
         "Entries",
-        [line(phone, key, "category") for key in keys],
-        tabs=[
-            tab(name, name.capitalize(), name == sort, partial(show, name))
-            for name in ("all", "spent", "earned")
-        ],
-        count=len(keys),
-        facts=(counted(listed, len(keys)),),
+        [booked(phone, k, "category") for k in reversed(records) if wanted in ("", records[k]["type"])],
+        *(("type", "=", wanted) if wanted else ()),
+        tabs=tabs(phone, list(SORTS), now, "sort"),
     )
 
 
-def line(phone: Phone, key: str, attribute: str) -> Widget:
-    record = phone.data["entry"][key]
-    facts = facts_of("entry", key, record, attribute, "amount", "type")
-    hold = partial(phone.open, "delete", key=key, back=1)
-    tap = partial(phone.open, "entry", key=key)
-    return row(row_id(key), str(record[attribute]), tap, f"{signed(record):+}", facts, hold=hold)
-
-
-def search(phone: Phone, frame: Frame) -> View:
-    return search_of(phone, frame, "entry", "note", partial(line, phone, attribute="note"))
-
-
-def entry(phone: Phone, frame: Frame) -> View:
-    key = frame["args"]["key"]
-    record = phone.data["entry"][key]
-    names = ("amount", "category", "account", "day", "note")
-    return View(
-        str(record["type"]),
-        [
-            text(name.capitalize(), str(record[name]) or "-", *facts_of("entry", key, record, name))
-            for name in names
-        ],
-        bar=[
-            icon("edit", partial(phone.open, "form", key=key)),
-            icon("delete", partial(phone.open, "delete", key=key, back=2)),
-        ],
-        facts=facts_of("entry", key, record, "type"),
-    )
+def booked(phone: Phone, key: str, attribute: str = "note") -> Widget:
+    value = f"{signed(phone.data['entry'][key]):+}"
+    return ENTRY.line(phone, key, attribute, "amount", "type", value=value)
 
 
 def form(phone: Phone, frame: Frame) -> View:
@@ -159,36 +101,19 @@ def form(phone: Phone, frame: Frame) -> View:
         [
             field(phone, frame, "amount", str(amount) if amount else "", whole_number),
             row("type", "Type", turn, str(now["type"])),
-            picked(phone, "category", now["category"], CATEGORIES),
-            picked(phone, "account", now["account"], ACCOUNTS),
-            picked(phone, "day", now["day"], DAYS),
-            field(phone, frame, "note", now["note"]),
+            *(chosen.widget(phone, frame, now[chosen.name]) for chosen in CHOSEN),
         ],
         bar=[icon("save", save, enabled=amount > 0 and unsaved)],
     )
 
 
-def deleted(phone: Phone, args: dict[str, Any]) -> None:
-    phone.close(args["back"] - 1)
-    del phone.data["entry"][args["key"]]
-    phone.toast("Deleted")
-
-
 def budgets(phone: Phone, frame: Frame) -> View:
-    records = phone.data["budget"]
-    return View(
-        "Budgets",
-        [
-            row(
-                str(record["category"]).casefold(),
-                str(record["category"]),
-                partial(phone.open, "budget", focus="limit", key=key),
-                str(record["limit"]) if record["limit"] else "none",
-                facts_of("budget", key, record, "category", "limit"),
-            )
-            for key, record in records.items()
-        ],
-    )
+    def limited(key: str, record: Record) -> Widget:
+        name, limit = str(record["category"]), str(record["limit"] or "none")
+        facts = BUDGET.facts(phone, key, "category", "limit")
+        return row(name.casefold(), name, opens(phone, "budget", focus="limit", key=key), limit, facts)
+
+    return View("Budgets", [limited(key, record) for key, record in phone.data["budget"].items()])
 
 
 def budget(phone: Phone, frame: Frame) -> View:
@@ -208,30 +133,23 @@ def budget(phone: Phone, frame: Frame) -> View:
 
 
 def accounts(phone: Phone, frame: Frame) -> View:
-    records = phone.data["account"]
     derived = {fact[0]: fact for fact in totals(phone.data)[3:]}
 
-    def line(key: str) -> Widget:
-        fact, name = derived[f"account/{key}"], str(records[key]["name"])
-        return text(name, str(fact[2]), *facts_of("account", key, records[key], "name"), fact)
+    def opened(key: str, record: Record) -> Widget:
+        fact = derived[f"account/{key}"]
+        return text(str(record["name"]), str(fact[2]), *ACCOUNT.facts(phone, key, "name"), fact)
 
-    return View("Accounts", [line(key) for key in records])
+    return View("Accounts", [opened(key, record) for key, record in phone.data["account"].items()])
 
 
-APP = App(
-    "money",
-    "Money",
-    "#2e7d32",
-    ("entry", "budget", "account"),
-    {
-        "root": root,
-        "drawer": drawer,
-        "search": search,
-        "entry": entry,
-        "form": form,
-        "choose": choose,
-        "delete": confirm("Delete entry?", "Delete", deleted),
-        "budget": budget,
-    },
-    totals,
-)
+VIEWS = {"overview": overview, "entries": entries, "budgets": budgets, "accounts": accounts}
+SCREENS: dict[str, Builder] = {
+    **with_drawer("Money", {name: with_add(view) for name, view in VIEWS.items()}),
+    "search": ENTRY.search(booked),
+    "entry": ENTRY.sheet("amount", "category", "account", "day", "note", title="type"),
+    "form": form,
+    "choose": choose,
+    "delete": ENTRY.erase(toast="Deleted"),
+    "budget": budget,
+}
+APP = App("money", "Money", "#2e7d32", ("entry", "budget", "account"), SCREENS, totals)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from selfverify.agents.facts import Fact, Listing
+from selfverify.agents.facts import Fact
 from selfverify_phone.system.device import App, Frame, Phone, Record
-from selfverify_phone.system.forms import (
-    changed,
-    choose,
-    confirm,
-    draft,
-    facts_of,
-    field,
-    in_order,
-    keep,
-    options_of,
-    picked,
-    row_id,
-    search_of,
-    view,
-    whole_number,
+from selfverify_phone.system.forms import Builder, choose, draft, field, in_order, whole_number
+from selfverify_phone.system.records import (
+    Entry,
+    Kind,
+    add_icon,
+    delete_icon,
+    edit_icon,
+    opens,
+    search_icon,
+    tabbed,
 )
-from selfverify_phone.system.widgets import View, Widget, button, counted, icon, row, switch, tab, text
+from selfverify_phone.system.widgets import View, Widget, button, icon, row, text
 
 SHELVES = ("None", "Crime", "History", "Poems", "Science")
 FONTS = ("Small", "Medium", "Large")
@@ -40,126 +34,67 @@ SENTENCES = (
     "The train was late, as it was every winter.",
     "There was a light in the tower, and then there was none.",
 )
-
-
-def root(phone: Phone, frame: Frame) -> View:
-    now = frame["form"].get("view", "books")
-    names = ("books", "marks", "options")
-    made = {"books": books, "marks": marks, "options": options}[now](phone, frame)
-    made.tabs = [tab(name, name.capitalize(), name == now, partial(view, phone, name)) for name in names]
-    return made
-
-
-def line(phone: Phone, key: str) -> Widget:
-    record = phone.data["book"][key]
-    tap = partial(phone.open, "book", key=key)
-    return row(row_id(key), str(record["title"]), tap, facts=facts_of("book", key, record, "title"))
+BOOK, MARK, READING = Kind("book", "title", leads=True), Kind("mark", held="remove"), Kind("reading")
 
 
 def books(phone: Phone, frame: Frame) -> View:
-    records = phone.data["book"]
-    keys = in_order(records, "title")
-    return View(
-        "Books",
-        [line(phone, key) for key in keys],
-        bar=[icon("search", partial(phone.open, "search", focus="query"))],
-        floating=icon("add", partial(phone.open, "form", focus="title", key="")),
-        count=len(keys),
-        facts=(counted(Listing.of("book"), len(keys)),),
-    )
-
-
-def search(phone: Phone, frame: Frame) -> View:
-    return search_of(phone, frame, "book", "title", partial(line, phone))
+    lines = [BOOK.line(phone, key, "title") for key in in_order(phone.data["book"], "title")]
+    add = add_icon(phone, "form", "title", key="")
+    return BOOK.listed("Books", lines, bar=[search_icon(phone)], floating=add)
 
 
 def book(phone: Phone, frame: Frame) -> View:
     key = frame["args"]["key"]
-    record = phone.data["book"][key]
-
-    def finish() -> None:
-        record["done"] = not record["done"]
-
-    def said(name: str) -> Widget:
-        return text(name.capitalize(), str(record[name]) or "-", *facts_of("book", key, record, name))
-
-    return View(
-        str(record["title"]),
-        [
-            said("author"),
-            said("shelf"),
-            said("pages"),
-            switch("done", "Done", bool(record["done"]), finish, *facts_of("book", key, record, "done")),
-            button("read", "Read", partial(phone.open, "page", key=key)),
-        ],
-        bar=[
-            icon("edit", partial(phone.open, "form", key=key)),
-            icon("delete", partial(phone.open, "delete", key=key)),
-        ],
-        facts=facts_of("book", key, record, "title"),
-    )
+    body = [
+        *(BOOK.said(phone, key, name) for name in ("author", "shelf", "pages")),
+        BOOK.switch(phone, key, "done", "done", "Done"),
+        button("read", "Read", opens(phone, "page", key=key)),
+    ]
+    return BOOK.page(phone, key, body, bar=[edit_icon(phone, key), delete_icon(phone, key)])
 
 
-def form(phone: Phone, frame: Frame) -> View:
-    key = frame["args"]["key"]
-    record = phone.data["book"][key] if key else EMPTY
-    now = draft(frame, record)
-
-    def save() -> None:
-        for mark in phone.data["mark"].values():
-            if key and mark["book"] == record["title"]:
-                mark["book"] = now["title"]
-        keep(phone, "book", key, now)
-
-    return View(
-        "Edit" if key else "New",
-        [
-            field(phone, frame, "title", now["title"]),
-            field(phone, frame, "author", now["author"]),
-            picked(phone, "shelf", now["shelf"], SHELVES),
-        ],
-        bar=[icon("save", save, enabled=bool(now["title"]) and changed(frame, record))],
-    )
+def marks_of(phone: Phone, book: Record) -> list[str]:
+    """The keys of a book's marks."""
+    return [key for key, mark in phone.data["mark"].items() if mark["book"] == book["title"]]
 
 
-def deleted(phone: Phone, args: dict[str, Any]) -> None:
-    title = phone.data["book"].pop(args["key"])["title"]
-    for key in [key for key, mark in phone.data["mark"].items() if mark["book"] == title]:
+def marks_renamed(phone: Phone, record: Record, now: Record) -> None:
+    for key in marks_of(phone, record):
+        phone.data["mark"][key]["book"] = now["title"]
+
+
+def without_marks(phone: Phone, record: Record) -> None:
+    for key in marks_of(phone, record):
         del phone.data["mark"][key]
-    phone.toast("Deleted")
 
 
-def page(phone: Phone, frame: Frame) -> View:
+def reading(phone: Phone, frame: Frame) -> View:
     key = frame["args"]["key"]
-    record = phone.data["book"][key]
+    record, marks = phone.data["book"][key], phone.data["mark"]
     now = int(record["page"])
-    marked = [k for k, m in phone.data["mark"].items() if m["book"] == record["title"] and m["page"] == now]
+    marked = [mark for mark in marks_of(phone, record) if marks[mark]["page"] == now]
 
     def turn(by: int) -> None:
         record["page"] = max(1, min(now + by, int(record["pages"])))
 
     def mark() -> None:
         if marked:
-            del phone.data["mark"][marked[0]]
+            del marks[marked[0]]
         else:
             phone.add("mark", {"book": record["title"], "page": now})
 
-    facts: tuple[Fact, ...] = ()
-    for found_key in marked[:1]:
-        facts = facts_of("mark", found_key, phone.data["mark"][found_key], "book", "page")
+    facts: tuple[Fact, ...] = MARK.facts(phone, marked[0], "book", "page") if marked else ()
     start = (int(key) * 3 + now) % len(SENTENCES)
-    said = " ".join(SENTENCES[(start + i) % len(SENTENCES)] for i in range(2))
-    return View(
-        str(record["title"]),
-        [
-            text("", said, span=4),
-            text("Page", f"{now} of {record['pages']}", *facts_of("book", key, record, "page", "pages")),
-        ],
+    sentences = " ".join(SENTENCES[(start + i) % len(SENTENCES)] for i in range(2))
+    shown = BOOK.facts(phone, key, "page", "pages")
+    return BOOK.page(
+        phone,
+        key,
+        [text("", sentences, span=4), text("Page", f"{now} of {record['pages']}", *shown)],
         bar=[
             icon("mark", mark, on=bool(marked), facts=facts),
-            icon("goto", partial(phone.open, "goto", focus="page", key=key)),
+            icon("goto", opens(phone, "goto", focus="page", key=key)),
         ],
-        facts=facts_of("book", key, record, "title"),
         swipes={"left": partial(turn, 1), "right": partial(turn, -1)},
     )
 
@@ -178,74 +113,36 @@ def goto(phone: Phone, frame: Frame) -> View:
 
 
 def marks(phone: Phone, frame: Frame) -> View:
-    records = phone.data["mark"]
-    return View(
-        "Marks",
-        [
-            row(
-                row_id(key),
-                str(record["book"]),
-                value=f"page {record['page']}",
-                facts=facts_of("mark", key, record, "book", "page"),
-                hold=partial(phone.open, "remove", key=key),
-            )
-            for key, record in records.items()
-        ]
-        or [text("No marks")],
-        count=len(records),
-        facts=(counted(Listing.of("mark"), len(records)),),
-    )
+    def marked(key: str, record: Record) -> Widget:
+        return MARK.line(phone, key, "book", "page", value=f"page {record['page']}")
 
-
-def removed(phone: Phone, args: dict[str, Any]) -> None:
-    del phone.data["mark"][args["key"]]
+    lines = [marked(key, record) for key, record in phone.data["mark"].items()]
+    return MARK.listed("Marks", lines, empty=text("No marks"))
 
 
 def options(phone: Phone, frame: Frame) -> View:
-    records = phone.data["reading"]
-
-    def night() -> None:
-        records["night"]["value"] = not records["night"]["value"]
-
-    return View(
-        "Options",
-        [
-            switch("night", "Night", bool(records["night"]["value"]), night,
-                   *facts_of("reading", "night", records["night"], "value")),
-            row("font", "Font", partial(phone.open, "option", name="font")),
-            row("spacing", "Spacing", partial(phone.open, "option", name="spacing")),
-        ],
-    )  # fmt: skip
+    night = READING.switch(phone, "night", "value", "night", "Night")
+    others = [row(name, name.capitalize(), opens(phone, "option", name=name)) for name in ("font", "spacing")]
+    return View("Options", [night, *others])
 
 
 def option(phone: Phone, frame: Frame) -> View:
     name = frame["args"]["name"]
-    record = phone.data["reading"][name]
-
-    def pick(value: str) -> None:
-        phone.close()
-        record["value"] = value
-
-    facts = facts_of("reading", name, record, "value")
     values = {"font": FONTS, "spacing": SPACING}[name]
-    return View(name.capitalize(), options_of(values, str(record["value"]), pick, facts), style="dialog")
+    return READING.choices(phone, name.capitalize(), name, "value", values)
 
 
-APP = App(
-    "reader",
-    "Reader",
-    "#6d4c41",
-    ("book", "mark", "reading"),
-    {
-        "root": root,
-        "search": search,
-        "book": book,
-        "form": form,
-        "choose": choose,
-        "delete": confirm("Delete book?", "Delete", deleted, back=2),
-        "page": page,
-        "goto": goto,
-        "remove": confirm("Remove mark?", "Remove", removed),
-        "option": option,
-    },
-)
+ENTRIES = (Entry("title"), Entry("author"), Entry("shelf", SHELVES))
+SCREENS: dict[str, Builder] = {
+    "root": tabbed({"books": books, "marks": marks, "options": options}),
+    "search": BOOK.search(),
+    "book": book,
+    "form": BOOK.form(EMPTY, *ENTRIES, first=marks_renamed),
+    "choose": choose,
+    "delete": BOOK.erase(back=2, toast="Deleted", after=without_marks),
+    "page": reading,
+    "goto": goto,
+    "remove": MARK.erase("Remove"),
+    "option": option,
+}
+APP = App("reader", "Reader", "#6d4c41", ("book", "mark", "reading"), SCREENS)

@@ -4,144 +4,135 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from selfverify.agents.facts import Fact, Listing, Scalar
-from selfverify_phone.system.device import App, Frame, Phone, Record
-from selfverify_phone.system.forms import (
-    confirm,
-    draft,
-    facts_of,
-    field,
-    nothing_found,
-    options_of,
-    row_id,
-    search_field,
-)
-from selfverify_phone.system.widgets import View, Widget, counted, icon, row, switch, text
+from selfverify.agents.facts import Fact, Listing
+from selfverify_phone.system.device import App, Frame, Phone
+from selfverify_phone.system.forms import Builder, draft, field, nothing_found, search_field
+from selfverify_phone.system.records import Kind, opens, search_icon
+from selfverify_phone.system.widgets import View, Widget, counted, row, text
 
 LEVELS = ("Silent", "Low", "Medium", "High")
 ACCESS = ("Never", "Ask", "Always")
+SETTING, PERMIT, NETWORK = Kind("setting"), Kind("permit"), Kind("network", "name")
+DEVICE = Kind("device", "name", leads=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A setting: the page it stands on, and how it is changed.
+    """A setting: how it is changed.
 
     Args:
         name: Its key and the id of its line.
-        label: What people read.
-        page: The page it stands on.
         sort: A switch, a choice among ``options``, a name that is typed, or a value that only can be read.
         options: The values of a choice.
         shown: Whether its page shows the value of a choice; otherwise only the dialog does.
+        said: What people read, where that is not the key.
     """
 
     name: str
-    label: str
-    page: str
     sort: Literal["switch", "choice", "name", "value"] = "switch"
     options: tuple[str, ...] = ()
     shown: bool = True
+    said: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people read."""
+        return self.said or self.name.capitalize()
+
+    @property
+    def page(self) -> str:
+        """The page that it stands on."""
+        return next(page for page, items in PAGES.items() if self in items)
 
 
-def _choice(name: str, label: str, page: str, *options: str, shown: bool = True) -> Item:
-    return Item(name, label, page, "choice", options, shown)
+def _shown(name: str, *options: str) -> Item:
+    return Item(name, "choice", options)
 
 
-PAGES = ("network", "devices", "display", "sound", "battery", "apps", "security", "system", "about")
-ITEMS = {
-    item.name: item
-    for item in (
-        Item("wifi", "Wifi", "network"),
-        Item("data", "Data", "network"),
-        Item("airplane", "Airplane", "network"),
-        Item("hotspot", "Hotspot", "network"),
-        Item("bluetooth", "Bluetooth", "devices"),
-        Item("dark", "Dark", "display"),
-        _choice("brightness", "Brightness", "display", "Low", "Medium", "High"),
-        _choice("font", "Font", "display", "Small", "Medium", "Large"),
-        _choice("sleep", "Sleep", "display", "15 s", "30 s", "1 min", "5 min", "10 min", shown=False),
-        Item("rotate", "Rotate", "display"),
-        Item("night", "Night", "display"),
-        _choice("media", "Media", "sound", *LEVELS, shown=False),
-        _choice("ring", "Ring", "sound", *LEVELS, shown=False),
-        _choice("tone", "Tone", "sound", "Bell", "Bird", "Chime", "Piano", "Wave", shown=False),
-        Item("vibrate", "Vibrate", "sound"),
-        Item("quiet", "Quiet", "sound"),
-        Item("level", "Level", "battery", "value"),
-        Item("saver", "Saver", "battery"),
-        Item("percent", "Percent", "battery"),
-        _choice("lock", "Lock", "security", "None", "Swipe", "Pin", "Finger", shown=False),
-        Item("find", "Find", "security"),
-        Item("backup", "Backup", "security"),
-        _choice("language", "Language", "system", "Danish", "Dutch", "English", "French", "German", "Spanish",
-                shown=False),
-        Item("hours", "24 hours", "system"),
-        _choice("zone", "Zone", "system", "Berlin", "Cairo", "Delhi", "Lima", "London", "Tokyo", shown=False),
-        Item("name", "Name", "about", "name"),
-        Item("model", "Model", "about", "value"),
-        Item("version", "Version", "about", "value"),
-        Item("storage", "Storage", "about", "value"),
-    )
-}  # fmt: skip
+def _hidden(name: str, *options: str) -> Item:
+    return Item(name, "choice", options, shown=False)
+
+
+PAGES: dict[str, tuple[Item, ...]] = {
+    "network": (Item("wifi"), Item("data"), Item("airplane"), Item("hotspot")),
+    "devices": (Item("bluetooth"),),
+    "display": (
+        Item("dark"),
+        _shown("brightness", "Low", "Medium", "High"),
+        _shown("font", "Small", "Medium", "Large"),
+        _hidden("sleep", "15 s", "30 s", "1 min", "5 min", "10 min"),
+        Item("rotate"),
+        Item("night"),
+    ),
+    "sound": (
+        _hidden("media", *LEVELS),
+        _hidden("ring", *LEVELS),
+        _hidden("tone", "Bell", "Bird", "Chime", "Piano", "Wave"),
+        Item("vibrate"),
+        Item("quiet"),
+    ),
+    "battery": (Item("level", "value"), Item("saver"), Item("percent")),
+    "apps": (),
+    "security": (_hidden("lock", "None", "Swipe", "Pin", "Finger"), Item("find"), Item("backup")),
+    "system": (
+        _hidden("language", "Danish", "Dutch", "English", "French", "German", "Spanish"),
+        Item("hours", said="24 hours"),
+        _hidden("zone", "Berlin", "Cairo", "Delhi", "Lima", "London", "Tokyo"),
+    ),
+    "about": (
+        Item("name", "name"),
+        Item("model", "value"),
+        Item("version", "value"),
+        Item("storage", "value"),
+    ),
+}
+ITEMS = {item.name: item for items in PAGES.values() for item in items}
 UNITS = {"level": "%", "storage": "GB"}
 
 
-def shown(name: str, value: Scalar) -> tuple[Fact, ...]:
-    return ((f"setting/{name}", "value", value),)
-
-
-def line(phone: Phone, item: Item) -> Widget:
+def set_by(phone: Phone, item: Item) -> Widget:
     """One setting as its page shows it."""
     record = phone.data["setting"][item.name]
-    value = record["value"]
-    facts = shown(item.name, value)
+    value, facts = str(record["value"]), SETTING.facts(phone, item.name, "value")
     if item.sort == "switch":
-
-        def toggle() -> None:
-            record["value"] = not record["value"]
-
-        return switch(item.name, item.label, bool(value), toggle, *facts)
+        return SETTING.switch(phone, item.name, "value", item.name, item.label)
     if item.sort == "choice":
-        tap = partial(phone.open, "choice", name=item.name)
-        return row(item.name, item.label, tap, str(value) if item.shown else "", facts if item.shown else ())
+        tap = opens(phone, "choice", name=item.name)
+        return row(item.name, item.label, tap, value if item.shown else "", facts if item.shown else ())
     if item.sort == "name":
-        return row(item.name, item.label, partial(phone.open, "rename", focus="name"), str(value), facts)
+        return row(item.name, item.label, opens(phone, "rename", focus="name"), value, facts)
     return text(item.label, f"{value} {UNITS.get(item.name, '')}".strip(), *facts)
 
 
+def leading(phone: Phone, name: str, screen: str, **args: str) -> Widget:
+    """A row that leads to a screen."""
+    return row(name, name.capitalize(), opens(phone, screen, **args))
+
+
 def root(phone: Phone, frame: Frame) -> View:
-    body = [row(page, page.capitalize(), partial(phone.open, "page", page=page)) for page in PAGES]
-    return View("Settings", body, bar=[icon("search", partial(phone.open, "search", focus="query"))])
+    body = [leading(phone, name, "page", page=name) for name in PAGES]
+    return View("Settings", body, bar=[search_icon(phone)])
 
 
-def page(phone: Phone, frame: Frame) -> View:
+def settings(phone: Phone, frame: Frame) -> View:
     name = frame["args"]["page"]
-    body = [line(phone, item) for item in ITEMS.values() if item.page == name]
+    body = [set_by(phone, item) for item in PAGES[name]]
     facts: tuple[Fact, ...] = ()
     if name == "network":
-        body.insert(1, row("networks", "Networks", partial(phone.open, "networks")))
+        body.insert(1, leading(phone, "networks", "networks"))
     if name == "devices":
         body += devices(phone)
         facts = (counted(Listing.of("device"), len(phone.data["device"])),)
     if name == "apps":
-        body = [
-            row(key, key.capitalize(), partial(phone.open, "permit", key=key)) for key in phone.data["permit"]
-        ]
+        body = [leading(phone, key, "permit", key=key) for key in phone.data["permit"]]
     return View(name.capitalize(), body, facts=facts, count=len(body) - 1 if facts else None)
 
 
 def choice(phone: Phone, frame: Frame) -> View:
     item = ITEMS[frame["args"]["name"]]
-    record = phone.data["setting"][item.name]
-    now = str(record["value"])
-
-    def pick(value: str) -> None:
-        phone.close()
-        record["value"] = value
-
-    return View(item.label, options_of(item.options, now, pick, shown(item.name, now)), style="dialog")
+    return SETTING.choices(phone, item.label, item.name, "value", item.options)
 
 
 def rename(phone: Phone, frame: Frame) -> View:
@@ -158,15 +149,9 @@ def rename(phone: Phone, frame: Frame) -> View:
 
 def search(phone: Phone, frame: Frame) -> View:
     query = str(frame["form"].get("query", "")).casefold()
-    body = [search_field(phone, frame)]
-    if not query:
-        return View("Search", body)
-    body += [
-        row(item.name, item.label, partial(lead, phone, item))
-        for item in ITEMS.values()
-        if query in item.label.casefold()
-    ] or [nothing_found()]
-    return View("Search", body)
+    found = [item for item in ITEMS.values() if query and query in item.label.casefold()]
+    body = [row(item.name, item.label, partial(lead, phone, item)) for item in found]
+    return View("Search", [search_field(phone, frame), *(body or [nothing_found()] * bool(query))])
 
 
 def lead(phone: Phone, item: Item) -> None:
@@ -181,34 +166,21 @@ def networks(phone: Phone, frame: Frame) -> View:
         for other, record in records.items():
             record["joined"] = other == key
 
-    return View(
-        "Networks",
-        [
-            row(
-                row_id(key),
-                str(record["name"]),
-                partial(join, key),
-                "joined" if record["joined"] else "",
-                facts_of("network", key, record, "name", "joined"),
-            )
-            for key, record in records.items()
-        ],
-        count=len(records),
-        facts=(counted(Listing.of("network"), len(records)),),
-    )
+    def near(key: str) -> Widget:
+        value = "joined" if records[key]["joined"] else ""
+        made = NETWORK.line(phone, key, "name", "joined", value=value)
+        made.tap = partial(join, key)
+        return made
+
+    return NETWORK.listed("Networks", [near(key) for key in records])
 
 
 def devices(phone: Phone) -> list[Widget]:
-    return [
-        row(
-            row_id(key),
-            str(record["name"]),
-            partial(phone.open, "device", key=key),
-            "connected" if record["connected"] else "",
-            facts_of("device", key, record, "name", "connected"),
-        )
-        for key, record in phone.data["device"].items()
-    ]
+    def known(key: str) -> Widget:
+        value = "connected" if phone.data["device"][key]["connected"] else ""
+        return DEVICE.line(phone, key, "name", "connected", value=value)
+
+    return [known(key) for key in phone.data["device"]]
 
 
 def device(phone: Phone, frame: Frame) -> View:
@@ -222,67 +194,37 @@ def device(phone: Phone, frame: Frame) -> View:
     verb = "disconnect" if record["connected"] else "connect"
     body = [
         row(verb, verb.capitalize(), connect),
-        row("forget", "Forget", partial(phone.open, "forget", key=key)),
+        leading(phone, "forget", "forget", key=key),
         row("cancel", "Cancel", phone.close),
     ]
-    facts = facts_of("device", key, record, "name")
-    return View(str(record["name"]), body, style="dialog", facts=facts)
-
-
-def forget(phone: Phone, args: dict[str, Any]) -> None:
-    del phone.data["device"][args["key"]]
+    return DEVICE.page(phone, key, body, style="dialog")
 
 
 def permit(phone: Phone, frame: Frame) -> View:
     key = frame["args"]["key"]
-    record: Record = phone.data["permit"][key]
-
-    def notify() -> None:
-        record["notify"] = not record["notify"]
-
-    return View(
-        key.capitalize(),
-        [
-            switch(
-                "notify", "Notify", bool(record["notify"]), notify, *facts_of("permit", key, record, "notify")
-            ),
-            row("location", "Location", partial(phone.open, "access", key=key)),
-            text("Size", f"{record['size']} MB", *facts_of("permit", key, record, "size")),
-        ],
-    )
+    body = [
+        PERMIT.switch(phone, key, "notify", "notify", "Notify"),
+        leading(phone, "location", "access", key=key),
+        PERMIT.said(phone, key, "size", f"{phone.data['permit'][key]['size']} MB"),
+    ]
+    return View(key.capitalize(), body)
 
 
 def access(phone: Phone, frame: Frame) -> View:
     key = frame["args"]["key"]
-    record = phone.data["permit"][key]
-
-    def pick(value: str) -> None:
-        phone.close()
-        record["location"] = value
-
-    facts = facts_of("permit", key, record, "location")
-    return View(
-        f"{key.capitalize()} location",
-        options_of(ACCESS, str(record["location"]), pick, facts),
-        style="dialog",
-    )
+    return PERMIT.choices(phone, f"{key.capitalize()} location", key, "location", ACCESS)
 
 
-APP = App(
-    "settings",
-    "Settings",
-    "#546e7a",
-    ("setting", "network", "device", "permit"),
-    {
-        "root": root,
-        "page": page,
-        "choice": choice,
-        "rename": rename,
-        "search": search,
-        "networks": networks,
-        "device": device,
-        "forget": confirm("Forget device?", "Forget", forget, back=2),
-        "permit": permit,
-        "access": access,
-    },
-)
+SCREENS: dict[str, Builder] = {
+    "root": root,
+    "page": settings,
+    "choice": choice,
+    "rename": rename,
+    "search": search,
+    "networks": networks,
+    "device": device,
+    "forget": DEVICE.erase("Forget", back=2),
+    "permit": permit,
+    "access": access,
+}
+APP = App("settings", "Settings", "#546e7a", ("setting", "network", "device", "permit"), SCREENS)

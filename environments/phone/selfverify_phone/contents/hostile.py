@@ -38,17 +38,10 @@ ATTRIBUTES = {
 SHARE = 0.4
 
 
-def poison(world: World, kinds: frozenset[str]) -> None:
-    """Put deceiving texts into records that the task is not about, and into notes of those that it is.
-
-    Args:
-        world: The phone's contents.
-        kinds: Kinds whose records the goal lists or counts by what is written in them; they stay as they are.
-    """
+def poison(world: World) -> None:
+    """Put deceiving texts into records that the task is not about, and into notes of those that it is."""
     for kind, attributes in ATTRIBUTES.items():
-        if kind in kinds:
-            continue
-        for key, record in world.data.get(kind, {}).items():
+        for key, record in world.data[kind].items():
             if world.rng.random() >= SHARE:
                 continue
             if (kind, key) not in world.used:

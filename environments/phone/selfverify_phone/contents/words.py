@@ -5,9 +5,6 @@ It is a closed vocabulary, so that a small tokenizer of words can know all that 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 FIRST = (
     "Ada", "Anna", "Ben", "Bob", "Carla", "Dan", "Emma", "Finn", "Grace", "Hugo", "Ida", "Jack", "Kim",
     "Leo", "Mia", "Nina", "Omar", "Paul", "Rosa", "Sam", "Tara", "Tom", "Vera", "Zoe",
@@ -28,18 +25,8 @@ TITLES = (
     "Party", "Picnic", "Review", "Visit", "Wedding", "Workshop",
 )  # fmt: skip
 PLACES = (
-    "Beach",
-    "Cafe",
-    "Clinic",
-    "Club",
-    "Hall",
-    "Harbor",
-    "Library",
-    "Museum",
-    "Park",
-    "Station",
-    "Studio",
-)
+    "Beach", "Cafe", "Clinic", "Club", "Hall", "Harbor", "Library", "Museum", "Park", "Station", "Studio",
+)  # fmt: skip
 ENTRIES = (
     "birthday cake", "bus pass", "cinema", "coffee beans", "concert", "dentist", "flowers", "hotel", "museum",
     "new shoes", "pizza", "summer camp", "taxi", "tea", "train", "vitamins",
@@ -95,14 +82,3 @@ SCREENS = (
     "zone",
 )  # fmt: skip
 """The words of the apps, in small letters."""
-
-
-def vocabulary() -> frozenset[str]:
-    """All words that a screen may show, in small letters, numbers and what agents type apart."""
-    drawn: list[Iterable[str]] = [
-        FIRST, LAST, COMPANIES, NOTES, LABELS, NETWORKS, DEVICES, PHONES, MODELS, TITLES, PLACES, ENTRIES,
-        SONGS, ARTISTS, LISTS, SPOTS, *SPOTS.values(), STREETS, REMARKS, BOOKS, AUTHORS, SCREENS,
-    ]  # fmt: skip
-    return frozenset(
-        word for said in drawn for text in said for word in re.findall("[a-z]+", text.casefold())
-    )

@@ -40,17 +40,14 @@ class World:
         self.data: Data = {}
         self.used: set[tuple[str, str]] = set()
         self.noted = False
-        for fill in (
-            self._settings,
-            self._contacts,
-            self._clock,
-            self._calendar,
-            self._money,
-            self._music,
-            self._maps,
-            self._reader,
-        ):
-            fill()
+        self._settings()
+        self._contacts()
+        self._clock()
+        self._calendar()
+        self._money()
+        self._music()
+        self._maps()
+        self._reader()
 
     # For templates.
 
@@ -79,9 +76,9 @@ class World:
         """A record."""
         return self.data[kind][key]
 
-    def next(self, kind: str, after: int = 0) -> str:
-        """The key that a record of a kind will get when the agent adds one, or so many before it."""
-        return str(max((int(key) for key in self.data[kind]), default=0) + 1 + after)
+    def next(self, kind: str) -> str:
+        """The key that a record of a kind will get when the agent adds one."""
+        return str(max((int(key) for key in self.data[kind]), default=0) + 1)
 
     def unlike(self, kind: str, attribute: str, draw: Callable[[], T]) -> T:
         """A drawn value that no record of a kind has."""
@@ -120,11 +117,13 @@ class World:
     def _name(self) -> str:
         return f"{self.one(words.FIRST)} {self.one(words.LAST)}"
 
-    def _add(self, kind: str, record: Record) -> str:
+    def _add(self, kind: str, /, **record: Scalar) -> None:
         records = self.data.setdefault(kind, {})
-        key = str(len(records) + 1)
-        records[key] = record
-        return key
+        records[str(len(records) + 1)] = record
+
+    def _maybe(self, notes: Sequence[str]) -> str:
+        """A note, or none."""
+        return self.one(notes) if self.flip() else ""
 
     def _settings(self) -> None:
         read_only: dict[str, Scalar] = {
@@ -134,52 +133,44 @@ class World:
             "level": self.rng.randint(11, 99),
             "storage": self.rng.randint(21, 99),
         }
-        settings: dict[str, Record] = {}
+        settings: dict[str, Scalar] = {}
         for name, item in ITEMS.items():
             choice: Scalar = self.one(item.options) if item.options else self.flip()
-            settings[name] = {"value": read_only.get(name, choice)}
-        self.data["setting"] = settings
+            settings[name] = read_only.get(name, choice)
+        self._values("setting", settings)
         for i, name in enumerate(self.some(words.NETWORKS, 4)):
-            self._add("network", {"name": name, "joined": i == 0})
+            self._add("network", name=name, joined=i == 0)
         for name in self.some(words.DEVICES, 4):
-            self._add("device", {"name": name, "connected": self.flip()})
+            self._add("device", name=name, connected=self.flip())
         sizes = self.some(range(21, 99), len(APPS))
         self.data["permit"] = {
             app: {"notify": self.flip(), "location": self.one(ACCESS), "size": size}
             for app, size in zip(APPS, sizes, strict=True)
         }
 
+    def _values(self, kind: str, values: dict[str, Scalar]) -> None:
+        self.data[kind] = {name: {"value": value} for name, value in values.items()}
+
     def _contacts(self) -> None:
         self.data["contact"] = {}
         for i in range(self.rng.randint(12, 14)):
             self._add(
                 "contact",
-                {
-                    "name": self.person(),
-                    "phone": self.number(),
-                    "company": self.one(words.COMPANIES),
-                    "group": self.one(GROUPS),
-                    "star": i % 4 == 1,
-                    "note": self.one(words.NOTES) if self.flip() else "",
-                },
+                name=self.person(),
+                phone=self.number(),
+                company=self.one(words.COMPANIES),
+                group=self.one(GROUPS),
+                star=i % 4 == 1,
+                note=self._maybe(words.NOTES),
             )
 
     def _clock(self) -> None:
         self.data["alarm"] = {}
         for label in self.some(words.LABELS, self.rng.randint(4, 5)):
-            time = self.unlike("alarm", "time", self.time)
-            self._add(
-                "alarm",
-                {
-                    "time": time,
-                    "on": self.flip(),
-                    "label": label,
-                    "days": self.one(DAYS),
-                    "vibrate": self.flip(),
-                },
-            )
+            time, on = self.unlike("alarm", "time", self.time), self.flip()
+            self._add("alarm", time=time, on=on, label=label, days=self.one(DAYS), vibrate=self.flip())
         for name in self.some(list(CITIES), 4):
-            self._add("city", {"name": name, "hours": CITIES[name]})
+            self._add("city", name=name, hours=CITIES[name])
         self.data["timer"] = {"main": {"minutes": self.rng.randint(1, 20), "on": False}}
 
     def _calendar(self) -> None:
@@ -189,14 +180,12 @@ class World:
         for title, day in zip(titles, days, strict=True):
             self._add(
                 "event",
-                {
-                    "title": title,
-                    "day": day if days.count(day) <= 4 else self.one(DATES),
-                    "time": self.time(),
-                    "place": self.one(words.PLACES),
-                    "remind": self.one(REMIND),
-                    "note": self.one(words.REMARKS) if self.flip() else "",
-                },
+                title=title,
+                day=day if days.count(day) <= 4 else self.one(DATES),
+                time=self.time(),
+                place=self.one(words.PLACES),
+                remind=self.one(REMIND),
+                note=self._maybe(words.REMARKS),
             )
 
     def _money(self) -> None:
@@ -206,62 +195,55 @@ class World:
             category = self.one(("Salary", "Gift")) if income else self.one(CATEGORIES, "Salary", "Gift")
             self._add(
                 "entry",
-                {
-                    "type": "Income" if income else "Expense",
-                    "amount": self.amount(),
-                    "category": category,
-                    "account": self.one(ACCOUNTS),
-                    "day": self.one(DATES),
-                    "note": note,
-                },
+                type="Income" if income else "Expense",
+                amount=self.amount(),
+                category=category,
+                account=self.one(ACCOUNTS),
+                day=self.one(DATES),
+                note=note,
             )
         for category in self.some(CATEGORIES, len(CATEGORIES)):
-            limit = self.rng.randrange(100, 1000, 50) if self.flip() else 0
-            self._add("budget", {"category": category, "limit": limit})
+            self._add(
+                "budget", category=category, limit=self.rng.randrange(100, 1000, 50) if self.flip() else 0
+            )
         for account in ACCOUNTS:
-            self._add("account", {"name": account, "start": self.rng.randrange(1200, 3000, 100)})
+            self._add("account", name=account, start=self.rng.randrange(1200, 3000, 100))
 
     def _music(self) -> None:
         for title in self.some(words.SONGS, 12):
-            plays = (
-                self.unlike("song", "plays", lambda: self.rng.randint(2, 99)) if self.data.get("song") else 1
-            )
-            record: Record = {"title": title, "artist": self.one(words.ARTISTS), "liked": self.flip()}
-            self._add("song", {**record, "plays": plays})
+            played = "song" in self.data
+            plays = self.unlike("song", "plays", lambda: self.rng.randint(2, 99)) if played else 1
+            self._add("song", title=title, artist=self.one(words.ARTISTS), liked=self.flip(), plays=plays)
         self.data["track"] = {}
         for name in self.some(words.LISTS, 4):
-            self._add("playlist", {"name": name})
+            self._add("playlist", name=name)
             for key in self.some(list(self.data["song"]), self.rng.randint(2, 4)):
-                self._add("track", {"playlist": name, "song": self.data["song"][key]["title"]})
+                self._add("track", playlist=name, song=self.data["song"][key]["title"])
         now = self.one(list(self.data["song"].values()))["title"]
         self.data["player"] = {
             "main": {"song": now, "on": self.flip(), "shuffle": self.flip(), "repeat": self.one(REPEAT)}
         }
 
     def _maps(self) -> None:
-        for i, name in enumerate(self.some([n for names in words.SPOTS.values() for n in names], 12)):
-            kind = next(kind for kind, names in words.SPOTS.items() if name in names)
+        kinds = {name: kind for kind, names in words.SPOTS.items() for name in names}
+        for i, name in enumerate(self.some(list(kinds), 12)):
             car = self.rng.randint(3, 20)
             self._add(
                 "place",
-                {
-                    "name": name,
-                    "kind": kind,
-                    "street": self.one(words.STREETS),
-                    "rating": self.rng.randint(3, 10),
-                    "closes": f"{self.rng.randint(16, 23)}:00",
-                    "car": car,
-                    "bike": car * 2 + self.rng.randint(0, 3),
-                    "foot": car * 4 + self.rng.randint(0, 3),
-                    "star": i % 4 == 1,
-                    "note": self.one(words.REMARKS) if self.flip() else "",
-                },
+                name=name,
+                kind=kinds[name],
+                street=self.one(words.STREETS),
+                rating=self.rng.randint(3, 10),
+                closes=f"{self.rng.randint(16, 23)}:00",
+                car=car,
+                bike=car * 2 + self.rng.randint(0, 3),
+                foot=car * 4 + self.rng.randint(0, 3),
+                star=i % 4 == 1,
+                note=self._maybe(words.REMARKS),
             )
         home, work = self.some([str(record["name"]) for record in self.data["place"].values()], 2)
-        values: dict[str, Scalar] = {
-            "traffic": self.flip(), "units": self.one(UNITS), "home": home, "work": work
-        }  # fmt: skip
-        self.data["map"] = {name: {"value": value} for name, value in values.items()}
+        traffic, units = self.flip(), self.one(UNITS)
+        self._values("map", {"traffic": traffic, "units": units, "home": home, "work": work})
         self.data["route"] = {"main": {"to": home, "mode": "car", "on": False}}
 
     def _reader(self) -> None:
@@ -269,20 +251,15 @@ class World:
             pages = self.rng.randint(40, 99)
             self._add(
                 "book",
-                {
-                    "title": title,
-                    "author": self.one(words.AUTHORS),
-                    "shelf": self.one(SHELVES),
-                    "pages": pages,
-                    "page": self.rng.randint(1, pages - 2),
-                    "done": self.flip(),
-                },
+                title=title,
+                author=self.one(words.AUTHORS),
+                shelf=self.one(SHELVES),
+                pages=pages,
+                page=self.rng.randint(1, pages - 2),
+                done=self.flip(),
             )
         self.data["mark"] = {}
-        for key in self.some(list(self.data["book"]), 4):
-            record = self.data["book"][key]
-            self._add("mark", {"book": record["title"], "page": self.rng.randint(1, int(record["pages"]))})
-        values: dict[str, Scalar] = {
-            "night": self.flip(), "font": self.one(FONTS), "spacing": self.one(SPACING)
-        }  # fmt: skip
-        self.data["reading"] = {name: {"value": value} for name, value in values.items()}
+        for record in self.some(list(self.data["book"].values()), 4):
+            self._add("mark", book=record["title"], page=self.rng.randint(1, int(record["pages"])))
+        night, font = self.flip(), self.one(FONTS)
+        self._values("reading", {"night": night, "font": font, "spacing": self.one(SPACING)})

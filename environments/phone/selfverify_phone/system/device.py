@@ -175,7 +175,7 @@ class Phone:
 
     def hold(self, id: str) -> None:
         """Press a widget for a while; where that does nothing of its own, nothing happens."""
-        self._hold(self._find(id))
+        self._touch(self._find(id), held=True)
 
     def tap_at(self, x: float, y: float) -> None:
         """Touch a point. Beside a dialog or a drawer that closes it."""
@@ -189,7 +189,7 @@ class Phone:
         """Press a point for a while."""
         widget = self._under(x, y)
         if widget is not None:
-            self._hold(widget)
+            self._touch(widget, held=True)
 
     def swipe(self, direction: str, distance: str = "medium") -> None:
         """Push what is on the glass.
@@ -217,8 +217,8 @@ class Phone:
             raise Refused(f"a field takes at most {LONGEST_TEXT} characters")
         widget = next((w for w in self.look().screen.body if w.id == frame["focus"]), None)
         frame["focus"] = ""
-        write = widget.write if widget is not None and widget.write is not None else _unread
-        self._act(lambda: write(clean))
+        write = widget.write if widget is not None else None
+        self._act(_nothing if write is None else partial(write, clean))
 
     def enter(self) -> None:
         """Press enter, which puts the keyboard away."""
@@ -270,19 +270,17 @@ class Phone:
         act()
         self._layout = None
 
-    def _touch(self, widget: Widget) -> None:
+    def _touch(self, widget: Widget, held: bool = False) -> None:
         if not widget.enabled:
             raise Refused(f"{widget.id} is disabled")
+        if held:
+            self._act(widget.hold or _nothing)
+            return
         self.frame["focus"] = ""
         if widget.write is not None:
             self.frame["focus"] = widget.id
             self.frame["reveal"] = widget.id
         self._act(widget.tap or _nothing)
-
-    def _hold(self, widget: Widget) -> None:
-        if not widget.enabled:
-            raise Refused(f"{widget.id} is disabled")
-        self._act(widget.hold or _nothing)
 
     def _find(self, id: str) -> Widget:
         found = self.look().find(id)
@@ -311,8 +309,4 @@ def _frame(app: str, screen: str, args: dict[str, Any], focus: str = "") -> Fram
 
 
 def _nothing() -> None:
-    pass
-
-
-def _unread(text: str) -> None:
     pass

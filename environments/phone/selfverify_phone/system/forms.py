@@ -1,4 +1,4 @@
-"""Forms and dialogs that apps share: fields, choices, questions; and facts of records."""
+"""Parts of forms and dialogs: fields, choices and questions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from selfverify.agents.facts import Fact, Listing, Scalar
+from selfverify.agents.facts import Scalar
 from selfverify_phone.system.device import Frame, Phone, Record
-from selfverify_phone.system.widgets import View, Widget, button, counted, option, row, text
+from selfverify_phone.system.widgets import Facts, View, Widget, button, option, text
 
 Check = Callable[[str], str | None]
 """What a field makes of what was typed; None where it does not take it."""
 Builder = Callable[[Phone, Frame], View]
 
 _TIME = re.compile(r"(\d{1,2})[:.](\d{2})")
-
-
-def facts_of(kind: str, key: str, record: Record, *attributes: str) -> tuple[Fact, ...]:
-    """The facts of some attributes of a record."""
-    subject = f"{kind}/{key}"
-    return tuple((subject, attribute, record[attribute]) for attribute in attributes)
 
 
 def row_id(key: str) -> str:
@@ -56,12 +50,7 @@ def changed(frame: Frame, record: Record) -> bool:
 
 
 def field(
-    phone: Phone,
-    frame: Frame,
-    id: str,
-    value: Scalar,
-    check: Check | None = None,
-    facts: tuple[Fact, ...] = (),
+    phone: Phone, frame: Frame, id: str, value: Scalar, check: Check | None = None, facts: Facts = ()
 ) -> Widget:
     """A field of a form.
 
@@ -84,9 +73,7 @@ def field(
     return Widget(id, "field", id.capitalize(), str(value), write=write, facts=facts)
 
 
-def picked(
-    phone: Phone, id: str, value: Scalar, options: Iterable[str], facts: tuple[Fact, ...] = ()
-) -> Widget:
+def picked(phone: Phone, id: str, value: Scalar, options: Iterable[str], facts: Facts = ()) -> Widget:
     """A line of a form whose value is chosen in a dialog (`choose`)."""
     tap = partial(phone.open, "choose", field=id, value=value, options=list(options))
     return Widget(id, "row", id.capitalize(), str(value), tap=tap, facts=facts)
@@ -105,7 +92,7 @@ def choose(phone: Phone, frame: Frame) -> View:
 
 
 def options_of(
-    values: Sequence[str], now: str, pick: Callable[[str], None], facts: tuple[Fact, ...] = ()
+    values: Sequence[str], now: str, pick: Callable[[str], None], facts: Facts = ()
 ) -> list[Widget]:
     """One line for each value to choose from; the one that is chosen now has the facts."""
     names = [option_id(value, i) for i, value in enumerate(values)]
@@ -128,12 +115,12 @@ def confirm(title: str, verb: str, act: Callable[[Phone, dict[str, Any]], None],
         title: The question.
         verb: The word on the button that does it.
         act: What is done, with what the dialog is about; the dialog is closed before.
-        back: How many screens are closed, the dialog among them.
+        back: How many screens are closed, the dialog among them; the dialog's own ``back`` goes before it.
     """
 
     def build(phone: Phone, frame: Frame) -> View:
         def agreed() -> None:
-            phone.close(back)
+            phone.close(frame["args"].get("back", back))
             act(phone, frame["args"])
 
         body = [button(verb.casefold(), verb, agreed), button("cancel", "Cancel", phone.close)]
@@ -142,65 +129,15 @@ def confirm(title: str, verb: str, act: Callable[[Phone, dict[str, Any]], None],
     return build
 
 
-def menu(phone: Phone, title: str, **acts: Callable[[], None]) -> View:
-    """A dialog with several things to do; the dialog is closed before one is done."""
-
-    def chosen(act: Callable[[], None]) -> None:
-        phone.close()
-        act()
-
-    body = [row(name, name.capitalize(), partial(chosen, act)) for name, act in acts.items()]
-    return View(title, body, style="dialog")
-
-
 def in_order(records: Mapping[str, Record], attribute: str, keys: Iterable[str] | None = None) -> list[str]:
     """The keys of records by an attribute, and of equal ones by age; ``keys`` are all by default."""
     chosen = records if keys is None else keys
     return sorted(chosen, key=lambda key: (str(records[key][attribute]).casefold(), int(key)))
 
 
-def search_of(phone: Phone, frame: Frame, kind: str, attribute: str, line: Callable[[str], Widget]) -> View:
-    """The screen that searches the records of one kind for what is typed.
-
-    Args:
-        phone: The phone.
-        frame: The screen's frame.
-        kind: The kind of records.
-        attribute: What is searched.
-        line: Makes the row of the record with this key.
-    """
-    body = [search_field(phone, frame)]
-    typed = str(frame["form"].get("query", ""))
-    query = typed.casefold()
-    if not query:
-        return View("Search", body)
-    records = phone.data[kind]
-    hits = [key for key, record in records.items() if query in str(record[attribute]).casefold()]
-    keys = in_order(records, attribute, hits)
-    body += [line(key) for key in keys] or [nothing_found()]
-    listed = Listing.of(kind, attribute, "~", typed)
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
-
-
 def search_field(phone: Phone, frame: Frame) -> Widget:
     """The field that a search is typed into."""
     return field(phone, frame, "query", frame["form"].get("query", ""))
-
-
-def keep(phone: Phone, kind: str, key: str, made: Record) -> None:
-    """Close a form and put what it holds into its record, or into a new one where there is no ``key``."""
-    phone.close()
-    if key:
-        phone.data[kind][key].update(made)
-    else:
-        phone.reveal(row_id(phone.add(kind, made)))
-    phone.toast("Saved")
-
-
-def view(phone: Phone, name: str) -> None:
-    """Show another view of the screen that is seen."""
-    phone.frame["form"]["view"] = name
-    phone.frame["scroll"] = 0
 
 
 def nothing_found() -> Widget:

@@ -84,18 +84,14 @@ def place(app: str, screen: View, scroll: int, reveal: str, focus: str, toast: s
     bottom = HEIGHT - (KEYS if focus else 0)
     body = screen.body
     line = ROW if screen.style == "page" else LINE
-    if screen.style == "page":
-        left, right, top = 0, WIDTH, STATUS + BAR
+    if screen.style == "home":
+        return _home(app, screen, toast)
+    if screen.style != "dialog":
+        left, right = DRAWER if screen.style == "drawer" else (0, WIDTH)
+        top, frame = STATUS + BAR, (left, STATUS, right, HEIGHT)
         if screen.tabs and not focus:
             bottom -= TABS
-        frame = (0, STATUS, WIDTH, HEIGHT)
         room = (bottom - top) // line
-    elif screen.style == "home":
-        return _home(app, screen, toast)
-    elif screen.style == "drawer":
-        left, right, top = *DRAWER, STATUS + BAR
-        room = (bottom - top) // line
-        frame = (left, STATUS, right, HEIGHT)
     else:
         left, right = DIALOG
         most = (bottom - STATUS - LINE) // line - 1

@@ -10,6 +10,7 @@ from selfverify.agents.facts import COUNT, Fact
 
 Act = Callable[[], None]
 Write = Callable[[str], None]
+Facts = tuple[Fact, ...]
 Role = Literal["row", "switch", "field", "button", "icon", "tab", "option", "text", "app"]
 Style = Literal["page", "dialog", "drawer", "home"]
 
@@ -42,7 +43,7 @@ class Widget:
     tap: Act | None = None
     hold: Act | None = None
     write: Write | None = None
-    facts: tuple[Fact, ...] = ()
+    facts: Facts = ()
     part: Widget | None = None
     span: int = 1
 
@@ -71,12 +72,12 @@ class View:
     floating: Widget | None = None
     style: Style = "page"
     count: int | None = None
-    facts: tuple[Fact, ...] = ()
+    facts: Facts = ()
     swipes: dict[str, Act] = field(default_factory=dict)
 
 
 def row(
-    id: str, text: str, tap: Act | None = None, value: str = "", facts: tuple[Fact, ...] = (), **more: object
+    id: str, text: str, tap: Act | None = None, value: str = "", facts: Facts = (), **more: object
 ) -> Widget:
     """A line of a list that leads somewhere."""
     return Widget(id, "row", text, value, tap=tap, facts=facts, **more)  # type: ignore[arg-type]
@@ -97,9 +98,7 @@ def button(id: str, label: str, tap: Act, enabled: bool = True) -> Widget:
     return Widget(id, "button", label, tap=tap, enabled=enabled)
 
 
-def icon(
-    id: str, tap: Act, on: bool | None = None, enabled: bool = True, facts: tuple[Fact, ...] = ()
-) -> Widget:
+def icon(id: str, tap: Act, on: bool | None = None, enabled: bool = True, facts: Facts = ()) -> Widget:
     """A picture in the bar, or the floating button."""
     return Widget(id, "icon", id.capitalize(), on=on, tap=tap, enabled=enabled, facts=facts)
 

@@ -50,7 +50,7 @@ def swipe(direction: str) -> Step:
     return Step("swipe", direction)
 
 
-BACK, HOME = Step("back"), Step("home")
+BACK = Step("back")
 
 
 def either(*ways: list[Step]) -> Step:
