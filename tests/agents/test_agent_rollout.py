@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
-from tests.agents.lamps import GOAL, KITCHEN, LOOK, OVEN, PROBLEM, RULES, TASK, Lamps, episode, submit
+from tests.agents.lamps import KITCHEN, LOOK, OVEN, PROBLEM, TASK, Lamps, episode, submit
 from tests.agents.test_agent_episode import EVIL, Asked
 from tests.policy.test_tool_templates import HERMES, QWEN3
 
-from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.policy.decoding import Sample
@@ -29,10 +27,10 @@ from selfverify.tasks.tool_episode import ACTION
 from selfverify.trainer.batch import make_streams
 
 
-@pytest.fixture(params=[HERMES, QWEN3])
-def policy(load_policy: Callable[..., Policy], request: pytest.FixtureRequest) -> Policy:
+@pytest.fixture
+def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
-    policy.tokenizer.chat_template = request.param
+    policy.tokenizer.chat_template = HERMES
     return policy
 
 
@@ -64,7 +62,9 @@ def group(policy: Policy) -> Group:
     )
 
 
-def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy) -> None:
+@pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
+def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy, template: str) -> None:
+    policy.tokenizer.chat_template = template
     found = told(policy, *DONE)
     assert [s.channel for s in found.segments] == [ACTION, OBSERVATION] * 3 + [ACTION]
     assert [s.text.removesuffix("<|im_end|>") for s in found.segments[::2]] == list(DONE)
@@ -72,7 +72,9 @@ def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy) -
     assert found.finish == Finish.STOP and found.rewards["answer"] == pytest.approx(0.95)
 
 
-def test_what_a_screen_says_stays_what_it_is(policy: Policy) -> None:
+@pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
+def test_what_a_screen_says_stays_what_it_is(policy: Policy, template: str) -> None:
+    policy.tokenizer.chat_template = template
     found = told(policy, *DONE, task=TASK | {"text": EVIL})
     markup = {policy.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}
     plain = told(policy, *DONE)
@@ -147,38 +149,3 @@ def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy:
     assert finishes[1] == Finish.ERROR and rolled.groups[0].trajectories[1].rewards == {}
     for trajectory in [t for n, t in enumerate(rolled.groups[0].trajectories) if n != 1]:
         assert trajectory.rewards["answer"] in (0.0, -1.0)
-
-
-def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) -> None:
-    """At the limit nothing was handed in: a format error, with all that was done before."""
-    policy = load_policy()
-    policy.tokenizer.chat_template = HERMES
-    policy.check_gradients()  # with the head that it has
-    right, end = policy.head.logits, policy.tokenizer.eos_token_id
-    only_end = torch.full((len(policy.tokenizer) + 64,), float("-inf")).index_fill(0, torch.tensor(end), 0.0)
-    policy.head.logits = lambda hidden: right(hidden) + only_end[: right(hidden).shape[-1]]  # type: ignore
-    heard: list[int] = []
-
-    class Looks(AgentEpisode):
-        def step(self, said: PolicyTurn) -> Observation:
-            heard.append(said.turn)
-            text = LOOK if said.turn < 30 else submit(1)
-            return super().step(replace(said, text=text, finish=Finish.STOP))
-
-    def begin(problem: Any, seed: int) -> AgentEpisode:
-        return Looks(problem, Lamps, TASK, 3, RULES, AgentConfig(), RolloutLimits().turns, GOAL)
-
-    sampling = SamplingConfig(group_size=1, max_new_tokens=2)
-    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, RolloutLimits())
-    [found] = rolled.groups[0].trajectories
-    assert heard == [*range(30)] and found.finish == Finish.STOP
-    assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0
-    assert found.segments[-1].parsed["why"] == "nothing was handed in"
-
-
-def test_a_given_first_screen_is_heard_before_anything_is_said(policy: Policy) -> None:
-    settings = AgentConfig(first_screen="given")
-    problem = replace(PROBLEM, environment_begins=True)
-    found = told(policy, KITCHEN, OVEN, submit(0, 2), settings=settings, problem=problem)
-    assert found.segments[0].author == "environment" and "## Round 0\nhall" in found.segments[0].text
-    assert found.rewards["answer"] == pytest.approx(0.9)

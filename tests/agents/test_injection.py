@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -159,21 +159,14 @@ def test_the_suite_is_large() -> None:
     assert len(set(INJECTIONS)) >= 200 and {place for place, _ in SAMPLE} == set(PLACES)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-def test_votes_of_a_server_are_its_own(loop: Loop, tmp_path: Path) -> None:
+def test_votes_of_a_server_are_its_own(servers: Loop, tmp_path: Path) -> None:
     """A judge that says no is heard; one that repeats the screens it was shown has not voted."""
 
     def parrot(body: dict[str, Any], number: int) -> str:
         return str(body["messages"][1]["content"])
 
     def votes(write: Callable[[dict[str, Any], int], str], case: Case) -> list[Vote | None]:
-        config = ModelJudgeConfig(url=loop.upstream(FakeUpstream(write=write)), model="m", tries=1)
+        config = ModelJudgeConfig(url=servers.upstream(FakeUpstream(write=write)), model="m", tries=1)
         return [ballot.vote for ballot in ModelJudge(config, judge_prompt()).ask(case, [0])()]
 
     for place, text in SAMPLE[::10]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from PIL import Image
 
 from selfverify.agents.evidence import Exhibit, Submission
 from selfverify.agents.judges.case import Ballot, Case
-from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig
+from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.core.episode import Call, StepResult
-from selfverify.core.errors import ConfigError
 from serving_servers import FakeUpstream, Loop
 
 REASONS = "<Reasoning>Round 1 shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n"
@@ -31,20 +30,13 @@ def case(text: str = "Alarm 7:30", images: int = 0) -> Case:
     return Case("phone/1", "Set an alarm.", Submission("done", [Exhibit(Call("tap"), seen)]), 2)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
 Make = Callable[..., ModelJudge]
 
 
 @pytest.fixture
-def make(loop: Loop) -> Make:
+def make(servers: Loop) -> Make:
     def judge(fake: FakeUpstream, **settings: Any) -> ModelJudge:
-        settings = {"url": loop.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
+        settings = {"url": servers.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
         return ModelJudge(ModelJudgeConfig(**settings), judge_prompt())
 
     return judge
@@ -100,12 +92,6 @@ def test_an_answer_that_was_cut_off_or_is_no_vote_is_missing(make: Make) -> None
     [ballot] = votes(make(FakeUpstream(write=lambda body, i: "I think so.")), count=1)
     assert ballot.vote is None and ballot.missing == "the answer is not of the form that was asked for"
     assert ballot.about["text"] == "I think so."
-
-
-def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
-    fake = FakeUpstream(write=lambda body, i: f"<think>{SUCCESS}</think>{FAILURE}")
-    [ballot] = votes(make(fake), count=1)
-    assert ballot.vote is not None and not ballot.vote.success
 
 
 def test_nobody_is_asked_the_same_twice(make: Make, tmp_path: Path) -> None:
@@ -207,14 +193,3 @@ def test_requests_at_the_same_time_are_limited(make: Make) -> None:
     for wait in [judge.ask(case(str(n)), range(2)) for n in range(5)]:
         wait()
     assert len(fake.seen) == 10 and most <= 2 and open_now == 0
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no address"):
-        ModelJudge(ModelJudgeConfig(url="judge", model="m"), "")
-
-
-def test_stopping_early_asks_for_two(make: Make) -> None:
-    fake = FakeUpstream(write=lambda body, i: SUCCESS)
-    assert Jury(make(fake), JuryConfig(stop_early=True)).ask(case())().success
-    assert len(fake.seen) == 2

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("adbutils")
@@ -143,13 +142,12 @@ def test_devices_are_lent_to_one_conversation_each(
     again.release()
 
 
-@pytest.mark.parametrize("method", ["smartsnap", "grpo"])
-def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path, method: str) -> None:
+def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path) -> None:
     """Four conversations a step on two devices, in two waves."""
     made = task(files, server.address, prompt="task")
     texts = [written_call(call, "tagged") for call in (LOOK, TAP, Call("submit", {"message": "Done."}))]
     policy = word_policy(tmp_path / "model", texts)()
-    lines = two_steps(policy, made, method, tmp_path)
+    lines = two_steps(policy, made, "smartsnap", tmp_path)
     assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0
     assert lines[0]["conversation/error"] == 0.0
 
@@ -218,9 +216,3 @@ def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
             ):
                 episode.reset()
             episode.release()
-
-
-def test_demonstrations_are_not_there(files: Path) -> None:
-    made = task(files)
-    with pytest.raises(ConfigError, match="no demonstrated conversations"):
-        made.demonstrate_turns(made.problem("test", 0, 0), np.random.default_rng(0))
