@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from data_files import base64_png, png, write_jsonl
 from selfverify.cli.main import app
-from selfverify.data import FORMATS, open_rows
+from selfverify.data import open_rows
 
 PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
 
@@ -34,12 +34,6 @@ def test_the_programs_run_and_the_command_prints_what_stands_there(
     result = CliRunner().invoke(app, command.split()[1:])
     assert result.exit_code == 1
     assert result.stdout.rstrip() == blocks("")[0].rstrip()
-
-
-def test_every_format_is_explained() -> None:
-    assert set(FORMATS) == set(
-        re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"^### .*$|\(`open-r1`\)", PAGE, re.M)))
-    )
 
 
 def test_the_example_rows_are_read(tmp_path: Path) -> None:

@@ -66,27 +66,6 @@ def test_an_experts_conversations_are_learnt_as_if_demonstrated(tmp_path: Path, 
     assert rows[0]["category"] == "clock"
 
 
-def test_a_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "expert.jsonl"
-    monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)
-    done: list[int] = []
-
-    def stop(number: int, total: int) -> None:
-        done.append(number)
-        if len(done) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        collect(recipe(), EXPERT, output, problems=6, progress=stop)
-    assert not output.exists() and len((tmp_path / "expert.jsonl.journal").read_text().splitlines()) == 5
-    again = collect(recipe(), EXPERT, output, problems=6)
-    assert again.written == 6 and [row["id"] for row in open_rows(output)] == [
-        f"expert/phone/train/0/{n}#0" for n in range(6)
-    ]
-    with pytest.raises(ConfigError, match="samples"):
-        collect(recipe(), EXPERT, output, problems=6, samples=2)
-
-
 def clock_teacher() -> AgentServer:
     """Opens the clock, and hands that in."""
     server = AgentServer()

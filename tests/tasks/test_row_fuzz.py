@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.tasks.pointing.test_boxes import FORMS
-from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row
+from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row, mutated
 
 from selfverify.core.tags import parse_tagged
 from selfverify.tasks.base import Verdict
@@ -24,28 +22,6 @@ PIECES = [
     "<|box_start|>", "<|box_end|>", "```json", "```", "coordinate", '"action": "click",', "mobile_use", "é",
     "\ud800", "１", "\x00", '{"name": "mobile_use", "arguments": {"action": "wait"}}', "swipe", "[200, 400]",
 ]  # fmt: skip
-
-
-def mutated(seeds: list[str], count: int, seed: int) -> Iterator[str]:
-    """``count`` responses with one to four deletions, insertions, repetitions, swaps or changed bytes."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        text = rng.choice(seeds)
-        for _ in range(rng.randint(1, 4)):
-            i, j = sorted(rng.randint(0, len(text)) for _ in range(2))
-            j = min(j, i + rng.choice((1, 2, 8, 40)))
-            match rng.randrange(5):
-                case 0:
-                    text = text[:i] + text[j:]
-                case 1:
-                    text = text[:i] + rng.choice(PIECES) + text[i:]
-                case 2:
-                    text = text[:j] + text[i:j] + text[j:]
-                case 3:
-                    text = text[:i] + rng.choice(PIECES) + text[j:]
-                case 4:
-                    text = text[:i] + chr(rng.randrange(1, 128)) + text[i + 1 :]
-        yield text
 
 
 def body(text: str, tags: list[str]) -> list[str] | None:
@@ -77,7 +53,7 @@ def check_boxes(count: int, seed: int) -> int:
     task = grounding(grounding_row(box=[1, 1, 99, 49]))
     problem = task.problem("test", 0, 0)
     paid = 0
-    for text in mutated(box_seeds(), count, seed):
+    for text in mutated(box_seeds(), PIECES, count, seed):
         verdict = judged(task, problem, text)
         if verdict is None or verdict.reward == 0:
             continue
@@ -120,7 +96,7 @@ def check_calls(count: int, seed: int) -> int:
     tasks = [mobile(mobile_row(action=target)) for target in targets]
     problems = [task.problem("test", 0, 0) for task in tasks]
     paid = 0
-    for text in mutated(seeds, count, seed):
+    for text in mutated(seeds, PIECES, count, seed):
         verdicts = [judged(task, p, text) for task, p in zip(tasks, problems, strict=True)]
         rewards = [verdict.reward if verdict else 0.0 for verdict in verdicts]
         assert all(reward in (0, 1, 2) for reward in rewards) and sum(reward > 0 for reward in rewards) <= 1

@@ -12,7 +12,6 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.digits import digit_bank
 from selfverify.visual.digits_far import DigitsFar, closer
 from selfverify.visual.episode import VisualEpisode
 
@@ -148,19 +147,6 @@ def test_a_model_is_told_when_to_answer() -> None:
     assert 8 <= sum(stopped) <= 32
 
 
-def test_the_scans_are_those_of_the_split(task: DigitsFar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations show digits that were never trained on."""
-    asked: list[Any] = []
-
-    def bank(split: Any) -> Any:
-        asked.append(split)
-        return digit_bank(split)
-
-    monkeypatch.setattr("selfverify.visual.digits_far.digit_bank", bank)
-    task.canvas("validation", 0, 0)
-    assert asked == ["validation"]
-
-
 @pytest.mark.parametrize(
     ("think", "tags"), [("way", ("think", "answer")), ("none", ("answer",))], ids=["way", "none"]
 )
@@ -221,19 +207,13 @@ def test_what_looks_show_can_be_taken_away() -> None:
         ({"stop": "after:2", "tools": "none"}, "stop needs tools"),
         ({"results": "blanked", "tools": "none"}, "results needs tools"),
         ({"think": "none"}, "think: none needs tools: none"),
+        ({"far": (8, 40)}, "far"),
+        ({"near": (30, 20)}, "near"),
+        ({"near": (2, 9)}, "near"),
+        ({"cell": 50}, "cell"),
     ],
 )
-def test_options_that_need_tools(options: dict[str, Any], said: str) -> None:
-    """They are refused where there are none."""
-    with pytest.raises(ValueError, match=said):
-        make_task("digits-far", **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"far": (8, 40)}, {"near": (30, 20)}, {"near": (2, 9)}, {"cell": 50}],
-)
-def test_sizes_that_cannot_be(options: dict[str, Any]) -> None:
+def test_options_that_cannot_work(options: dict[str, Any], said: str) -> None:
     """They are refused with the setting's name."""
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(ValueError, match=said):
         make_task("digits-far", **options)

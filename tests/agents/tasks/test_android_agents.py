@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("adbutils")
 
 from pydantic import ValidationError
-from tests.agents.word_policy import two_steps, word_policy
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
@@ -140,16 +139,6 @@ def test_devices_are_lent_to_one_conversation_each(
     again = made.open(made.problem("test", 0, 1), 0)
     again.reset()
     again.release()
-
-
-def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path) -> None:
-    """Four conversations a step on two devices, in two waves."""
-    made = task(files, server.address, prompt="task")
-    texts = [written_call(call, "tagged") for call in (LOOK, TAP, Call("submit", {"message": "Done."}))]
-    policy = word_policy(tmp_path / "model", texts)()
-    lines = two_steps(policy, made, "smartsnap", tmp_path)
-    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0
-    assert lines[0]["conversation/error"] == 0.0
 
 
 def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

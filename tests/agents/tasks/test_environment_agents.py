@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
+from serving_servers import Loop
 from tiny_environment import Counter
 
 ROWS = [
@@ -46,46 +44,17 @@ class Unseen(Counter):
         return StepResult(self.round, f"The count is {self.count}.", reward=reward)
 
 
-class Serving:
-    """A server on a loop of its own."""
-
-    def __init__(self, **factories: Any) -> None:
-        self._ready, self._stop = threading.Event(), asyncio.Event()
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(factories)))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self, factories: dict[str, Any]) -> None:
-        async with AsyncExitStack() as stack:
-            _, self.url = await serve(stack, **factories)
-            self._ready.set()
-            await self._stop.wait()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-
 LENDING: list[EnvironmentAgents] = []
 """Tasks that a test has made."""
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[..., str]]:
+def serving(servers: Loop) -> Iterator[Callable[..., str]]:
     """``serving(counter=Counter)`` is a server's address; it ends after those who lend from it."""
-    servers = list[Serving]()
-
-    def start(**factories: Any) -> str:
-        servers.append(Serving(**factories))
-        return servers[-1].url
-
-    yield start
+    yield lambda **factories: servers.run(serve(servers.stack, **factories))[1]
     while LENDING:
         LENDING.pop()._lender.close()
-    for server in servers:
-        server.stop()
+    servers.run(servers.stack.aclose())
     assert Counter.opened == []
 
 

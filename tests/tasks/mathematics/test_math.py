@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.tasks.row_data import mutated
 
 from data_files import write_jsonl
 from sampled_threads import drawn
@@ -27,7 +27,7 @@ from selfverify.core.process_pool import WorkerPool
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.experiments.registry import TASKS, make_method, make_task
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from selfverify.tasks import math_worker as math_answer
@@ -132,22 +132,6 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- which row is which
-
-
-def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-
-    def open_rows(path: str, **options: Any) -> list[Row]:
-        opened.append((path, options["split"]))
-        return [{"question": "?", "answer": "1"}]
-
-    monkeypatch.setattr("selfverify.tasks.row_task.open_rows", open_rows)
-    made = make_task("math", train="a.jsonl", test={"path": "b", "split": "val"})
-    assert TASKS["math"] is Math and opened == []
-    made.problem("test", 0, 0)
-    made.problem("test", 0, 0)
-    made.problem("train", 0, 0)
-    assert opened == [("b", "val"), ("a.jsonl", None)]
 
 
 def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> None:
@@ -434,24 +418,6 @@ MUTATED = [
 ]
 
 
-def mutate(text: str, rng: random.Random) -> str:
-    """Up to four cuts, doublings, exchanges and insertions."""
-    for _ in range(rng.randint(1, 4)):
-        i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-        match rng.randrange(5):
-            case 0:
-                text = text[:i] + text[j:]
-            case 1:
-                text = text[:j] + text[i:]
-            case 2:
-                text = text[:i] + rng.choice(PIECES) + text[i:]
-            case 3:
-                text = text[:i] + rng.choice(PIECES) + text[i + 1 :]
-            case _:
-                text = text[:i] + text[j:] + text[i:j]
-    return text
-
-
 def strictly_tagged(text: str) -> re.Match[str] | None:
     """An obvious reference for well-formed output, without its score."""
     inner = r"((?:(?!</?(?:think|answer|score)>)[\s\S])*)"
@@ -459,12 +425,10 @@ def strictly_tagged(text: str) -> re.Match[str] | None:
 
 
 def mutations(count: int) -> None:
-    rng = random.Random(0)
     judged = task({"question": "?", "answer": "42"}, {"question": "?", "answer": "B", "options": ANGLES})
     asked = [judged.problem("test", 0, i) for i in range(2)]
     rewarded = 0
-    for _ in range(count):
-        text = mutate(rng.choice(MUTATED), rng)
+    for text in mutated(MUTATED, PIECES, count, 0):
         tagged = parse_tagged(text)
         if tagged.answer_ok:
             assert strictly_tagged(text), text
