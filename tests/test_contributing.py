@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from tiny_models import boosted
@@ -96,11 +96,8 @@ def test_the_episode_says_higher_or_lower(policy: Policy) -> None:
     problem = task.problem("train", 0, 0)
 
     def hold(*guesses: object) -> Trajectory:
-        turns = []
-        for guess in guesses:
-            text = f"<think>?</think><answer>{guess}</answer><score>1</score><|im_end|>"
-            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-            turns.append(Sample(ids, [0.0] * len(ids), Finish.STOP))
+        texts = [f"<think>?</think><answer>{guess}</answer><score>1</score>" for guess in guesses]
+        turns = [drawn(policy, text) for text in texts]
         return recite(policy, problem, task.open(problem, 0), turns)
 
     target = problem.target

@@ -72,12 +72,6 @@ def test_a_hanging_call_is_killed_and_made_again(
     assert [r.__dict__["event"] for r in caplog.records] == ["worker_restarted", "call_retried"]
 
 
-def test_a_dying_worker_is_replaced(tmp_path: Path) -> None:
-    with WorkerPool(functions.first, timeout_s=30) as pool:
-        assert pool.call(str(tmp_path), "crash", "a") == CallOutcome("done", "a")
-        assert (pool.timeouts, pool.restarts) == (0, 1)
-
-
 @pytest.mark.parametrize(("kind", "status"), [("sleep", "timed_out"), ("crash", "died"), ("silent", "died")])
 def test_a_call_that_always_fails_has_an_outcome(kind: str, status: str) -> None:
     with WorkerPool(functions.misbehave, timeout_s=LIMIT_S) as pool:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish, Group, Trajectory, valid_trajectories
+from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
 from selfverify.methods.metrics import group_metrics
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
@@ -27,11 +28,8 @@ PROBLEM = TASK.problem("train", 0, 0)
 RIGHT, WRONG = PROBLEM.target, PROBLEM.target + 1
 
 
-def said(policy: Policy, answer: object, finish: str = "stop") -> Sample:
-    text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
-    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+def said(policy: Policy, answer: object, ends: bool = True) -> Sample:
+    return drawn(policy, f"<think>1</think><answer>{answer}</answer><score>0.5</score>", ends)
 
 
 def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = TASK) -> Trajectory:
@@ -74,7 +72,7 @@ def test_a_score_of_its_own(policy: Policy) -> None:
 
 
 def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
-    made = told(policy, [said(policy, RIGHT, "length"), said(policy, RIGHT)])
+    made = told(policy, [said(policy, RIGHT, ends=False), said(policy, RIGHT)])
     assert [s.channel for s in made.segments] == ["turn_1"]
     assert made.truncated and made.rewards["correct"] == 0.0 and made.rewards["answer_format"] == 0.0
 
@@ -115,12 +113,10 @@ def test_unjudged_trajectories_take_no_part(policy: Policy, caplog: pytest.LogCa
     task = Outage()
     problem = task.problem("train", 0, 0)
     right = problem.target
-    rows = []
-    for answer in (1, 2, right, "nonsense"):
-        text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
-        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        said = Sample(ids, [0.0] * len(ids), Finish.STOP)
-        rows.append(recite(policy, problem, task.open(problem, 0), [said]))
+    rows = [
+        recite(policy, problem, task.open(problem, 0), [said(policy, answer)])
+        for answer in (1, 2, right, "nonsense")
+    ]
     group = Group(problem, rows)
     assert [t.finish for t in rows] == ["error", "error", "stop", "stop"]
     assert valid_trajectories(group, False).tolist() == [False, False, True, True]

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.tasks.row_data import mutated
 
-from data_files import write_jsonl
 from sampled_threads import drawn
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
@@ -132,33 +131,6 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- which row is which
-
-
-def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> None:
-    """JSONL with an image, options and MathVista's fields: supervised steps, then an evaluation by name."""
-    IMAGE.save(tmp_path / "a.png")
-    rows: list[dict[str, Any]] = [
-        {"id": "p", "question": "How many?", "image": "a.png", "answer": "3", "answer_type": "integer"},
-        {"id": "q", "question": "Which?", "options": list(ANGLES.values()), "answer": "B"},
-        {"id": "r", "question": "What is a half?", "answer": "0.50", "answer_type": "float", "precision": 2},
-    ]
-    path = write_jsonl(tmp_path / "rows.jsonl", [row | {"solution": "so"} for row in rows])
-    made = make_task("math", train=str(path), test=str(path))
-    asked = [made.problem("test", 0, i) for i in range(3)]
-    assert [p.target for p in asked] == ["3", "B", "0.50"]
-    assert [len(p.images) for p in asked] == [1, 0, 0]
-    for right, of in zip(("3.0", "45°", r"\frac{1}{2}"), asked, strict=True):
-        assert made.judge(of, Tagged({"answer": right})).correct
-        shown = made.demonstrate(of, np.random.default_rng(0), wrong=False)
-        assert made.judge(of, parse_tagged(shown.pieces[0][1])).correct
-    rollout = make_method("sft", wrong=0).rollout(policy, made, asked, [0, 1, 2], SamplingConfig())
-    assert [len(group.trajectories) for group in rollout.groups] == [2, 2, 2]
-    config = EvaluationConfig(split="test", problems=3, samples=2)
-    figures = evaluate(policy, made, config, tmp_path / "samples.jsonl", max_new_tokens=8)
-    assert figures["problems"] == 3
-    for problems in (4, None):
-        every = config.model_copy(update={"problems": problems})
-        assert evaluate(policy, made, every, max_new_tokens=8)["pass@1"] == figures["pass@1"]
 
 
 # -------------------------------------------------------------------------------- rewards and outages
