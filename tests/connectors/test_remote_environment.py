@@ -14,12 +14,12 @@ from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_server
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.server import SessionLimits
 from selfverify.connectors.server_source import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})
@@ -183,15 +183,6 @@ def test_a_full_server_and_a_wrong_key_are_said() -> None:
 def test_a_server_that_is_not_there_is_lost() -> None:
     with pytest.raises(EnvironmentLost, match=r"http://127\.0\.0\.1:9: it cannot be reached"):
         asyncio.run(RemoteEnvironment(RemoteConfig("http://127.0.0.1:9")).open())
-
-
-@pytest.mark.parametrize(
-    "url", ["", "a", "ftp://a", "http://", "http://u:p@a", "http://a?key=b", "http://[", "ws://a"]
-)
-def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        base_url(url)
-    assert "u:p" not in str(refused.value) and "key=b" not in str(refused.value)
 
 
 async def pings(socket: web.WebSocketResponse) -> None:

@@ -61,7 +61,7 @@ class Polite(Episode):
         self.closed += 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def short(load_policy: Any) -> Policy:
     """A policy of which every turn ends within the limit."""
     return boosted(load_policy(), 4.0)

@@ -78,7 +78,7 @@ TASK = Find()
 PROBLEM = TASK.problem("train", 0, 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
     policy.tokenizer.chat_template = QWEN3

@@ -305,7 +305,7 @@ def test_tools_that_are_not_there() -> None:
         VisualToolTask(Spot(), VisualConfig(tools=["rotate"]))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
     policy.tokenizer.chat_template = QWEN3
