@@ -223,7 +223,7 @@ def test_options_that_cannot_work(options: dict[str, Any], said: str) -> None:
         make_task("digits-far", **options)
 
 
-@pytest.mark.parametrize("problems", [8, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("problems", [5, pytest.param(128, marks=pytest.mark.slow)])
 def test_it_looks_to_the_0_and_answers_whenever_it_is_told_to(problems: int, tmp_path: Path) -> None:
     task = make_task("digits-far", terminate="refuse")
     assert isinstance(task, DigitsFar)

@@ -89,14 +89,15 @@ def test_a_judgement_is_plain_json() -> None:
 
 
 class Written(Judge):
-    """Gives the votes that it was made with, and remembers which were asked for."""
+    """Gives the votes that it was made with, again and again, and remembers which were asked for."""
 
     def __init__(self, *votes: Vote | None) -> None:
         self.votes, self.asked = votes, list[list[int]]()
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         self.asked.append([*numbers])
-        return lambda: [ballots(self.votes)[n] for n in numbers]
+        given = self.votes * (max(numbers) + 1)
+        return lambda: [ballots(given)[n] for n in numbers]
 
 
 def test_all_votes_are_asked_for_at_once() -> None:
@@ -134,19 +135,9 @@ def test_both_sides_cannot_win(votes: dict[str, int]) -> None:
 CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(1000)]
 
 
-class Certain(Judge):
-    """Always says the same."""
-
-    def __init__(self, vote: Vote | None) -> None:
-        self.vote = vote
-
-    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        return lambda: [Ballot(number, self.vote, "" if self.vote else "outage") for number in numbers]
-
-
 def wrong(vote: Vote, votes: int, share: float = 0.1) -> float:
     """The share of verdicts that are not what an unflipped judge would say."""
-    jury = Jury(FlippedVotes(Certain(vote), share), JuryConfig(votes=votes, deciding=votes // 2 + 1))
+    jury = Jury(FlippedVotes(Written(vote), share), JuryConfig(votes=votes, deciding=votes // 2 + 1))
     return float(np.mean([jury.ask(case)().success is not vote.success for case in CASES]))
 
 
@@ -159,17 +150,17 @@ def test_three_votes_err_less_than_one(vote: Vote) -> None:
 
 
 def test_a_flipped_vote_says_so_and_stays_possible() -> None:
-    juror = FlippedVotes(Certain(Vote(False, False, "The hall.", (1,))), 1.0)
+    juror = FlippedVotes(Written(Vote(False, False, "The hall.", (1,))), 1.0)
     [ballot] = juror.ask(CASES[0], [2])()
     # There is no success by irrelevant evidence.
     assert ballot.vote == Vote(True, True, "The hall.", (1,)) and ballot.about["flipped"] is True
     assert ballot.number == 2
-    [back] = FlippedVotes(Certain(Vote(True, True)), 1.0).ask(CASES[0], [0])()
+    [back] = FlippedVotes(Written(Vote(True, True)), 1.0).ask(CASES[0], [0])()
     assert back.vote == Vote(True, False)
 
 
 def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
-    juror = FlippedVotes(Certain(Vote(True, True)), 0.5)
+    juror = FlippedVotes(Written(Vote(True, True)), 0.5)
     votes = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
     again = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
     assert votes == again
@@ -182,7 +173,7 @@ def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
 
 
 def test_a_missing_vote_stays_missing() -> None:
-    [ballot] = FlippedVotes(Certain(None), 1.0).ask(CASES[0], [0])()
+    [ballot] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
     assert ballot.vote is None and "flipped" not in ballot.about
 
 

@@ -11,18 +11,16 @@ import pytest
 pytest.importorskip("adbutils")
 
 from pydantic import ValidationError
+from tests.agents.told import held
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.core.episode import Call, PolicyTurn
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.tool_calls import written_call
 
 YAML = f"""\
 APP: Settings
@@ -80,19 +78,6 @@ class Reader(Judge):
         self.cases = [*self.cases, case]
         shown = any("; checked" in e.seen.text for e in case.submission.evidence)
         return lambda: [Ballot(number, Vote(True, shown, "Round 2")) for number in numbers]
-
-
-def held(made: AndroidAgents, problem: Problem, *calls: Call) -> Any:
-    """What comes of a conversation."""
-    episode = made.open(problem, 0)
-    try:
-        episode.reset()
-        for number, call in enumerate(calls):
-            reply = episode.step(PolicyTurn(written_call(call, "tagged"), [], Finish.STOP, number))
-            assert reply.done == (number + 1 == len(calls)), reply
-        return episode.result()
-    finally:
-        episode.release()
 
 
 LOOK = Call("get_current_xml")

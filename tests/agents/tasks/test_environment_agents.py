@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tests.agents.told import held
 from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
 from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgents, EnvironmentAgentsConfig
-from selfverify.core.episode import Call, PolicyTurn, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
@@ -74,19 +74,6 @@ def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
     return made
 
 
-def held(made: EnvironmentAgents, index: int, *calls: Call | str) -> Any:
-    episode = made.open(made.problem("test", 0, index), 0)
-    try:
-        episode.reset()
-        for number, call in enumerate(calls):
-            said = call if isinstance(call, str) else written_call(call, "tagged")
-            reply = episode.step(PolicyTurn(said, [], Finish.STOP, number))
-        assert reply.done
-        return episode.result()
-    finally:
-        episode.release()
-
-
 def test_rows_become_problems(files: Path, counters: str) -> None:
     made = task(files, counters, done_from=3.0)
     one, other = made.problem("test", 0, 0), made.problem("test", 0, 1)
@@ -104,9 +91,9 @@ def test_rows_become_problems(files: Path, counters: str) -> None:
 def test_the_environments_rewards_are_the_truth(files: Path, counters: str) -> None:
     made = task(files, counters)
     submit = Call("submit", {"message": "Three.", "evidences": [1]})
-    done = held(made, 0, Call("add", {"number": 3}), submit)
+    done = held(made, made.problem("test", 0, 0), Call("add", {"number": 3}), submit)
     assert done.rewards["truth"] == 1.0 and done.rewards["answer"] == pytest.approx(0.95)
-    missed = held(made, 0, Call("add", {"number": 2}), submit)
+    missed = held(made, made.problem("test", 0, 0), Call("add", {"number": 2}), submit)
     assert missed.rewards["truth"] == 0.0 and missed.rewards["answer"] == pytest.approx(-0.05)
 
 
@@ -122,7 +109,7 @@ def test_goals_of_rows_are_for_rules(tmp_path: Path, serving: Callable[..., str]
     url = serving(phone=lambda: PhoneEnvironment(PhoneConfig(text="terse", first_screen="given")))
     made = task(tmp_path / "phone.jsonl", url, judge={"kind": "rules"}, done_from=None)
     turns = local.demonstrate_turns(posed, np.random.default_rng(0))
-    rewards = held(made, 0, *[turn.text for turn in turns]).rewards
+    rewards = held(made, made.problem("test", 0, 0), *[turn.text for turn in turns]).rewards
     assert rewards["truth"] == 1.0 and rewards["rrr"] > 0
     assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
 
@@ -140,7 +127,12 @@ def test_a_process_is_a_source(files: Path) -> None:
     """Of a Gymnasium environment, too: whatever a factory makes."""
     source = {"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}
     made = task(files, "", sources=[source])
-    done = held(made, 0, Call("add", {"number": 3}), Call("submit", {"message": "3", "evidences": [1]}))
+    done = held(
+        made,
+        made.problem("test", 0, 0),
+        Call("add", {"number": 3}),
+        Call("submit", {"message": "3", "evidences": [1]}),
+    )
     assert done.rewards["truth"] == 1.0
 
 
