@@ -45,6 +45,16 @@ async def opened(stack: AsyncExitStack, url: str, **settings: Any) -> RemoteEnvi
     return environment
 
 
+def with_client(use: Callable[[RemoteEnvironment], Awaitable[Any]], **settings: Any) -> Any:
+    """What ``use`` returns for a client of a server of counters; ``settings`` are the client's."""
+
+    async def main(url: str, _: EnvironmentServer) -> Any:
+        async with AsyncExitStack() as stack:
+            return await use(await opened(stack, url, **settings))
+
+    return with_server(main)
+
+
 async def answering(
     stack: AsyncExitStack,
     script: Callable[[web.WebSocketResponse], Awaitable[None]],

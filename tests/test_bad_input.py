@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from data_files import base64_png, huge_png, png, write_jsonl
+from data_files import base64_png, png, write_jsonl
 from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, SamplingConfig
@@ -47,13 +47,7 @@ def marked(folder: Path) -> Path:
 
 LINES = {
     "unknown index": ("math", table, r"line 3: its image is '77', and no row of that index"),
-    "swapped box": ("grounding", second(BOXED, box=[20, 0, 10, 10]), r"line 2: its box .* has x1 >= x2"),
     "box outside": ("grounding", second(BOXED, box=[0, 0, 99, 9]), r"line 2: its box .* reaches out of"),
-    "long answer": ("math", second(ASKED, answer="1" * 1_000_000), r"line 2: its answer has 1,000,000"),
-}
-IMAGES = {
-    "text": ("text.png", b"no picture", r"line 2: the image .*text\.png cannot be read"),
-    "300 megapixels": ("huge.png", huge_png(20_000, 15_000), r"line 2: the image .*huge\.png: .*300000000"),
 }
 
 
@@ -91,11 +85,10 @@ def test_broken_rows(case: str, load_policy: Any, tmp_path: Path) -> None:
     assert skipped["rows"] == 1
 
 
-@pytest.mark.parametrize("case", IMAGES)
-def test_broken_images(case: str, load_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_image(load_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfverify.data.images.time.sleep", lambda seconds: None)
-    file, content, said = IMAGES[case]
-    (tmp_path / file).write_bytes(content)
+    file, said = "text.png", r"line 2: the image .*text\.png cannot be read"
+    (tmp_path / file).write_text("no picture")
     path = second(ASKED, image=file)(tmp_path)
     assert "2 usable rows, 1 broken" in check(path, 1)
     policy, task = load_policy(), make_task("math", test=str(path))

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
+from tiny_models import boosted
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
@@ -95,11 +96,8 @@ def test_the_episode_says_higher_or_lower(policy: Policy) -> None:
     problem = task.problem("train", 0, 0)
 
     def hold(*guesses: object) -> Trajectory:
-        turns = []
-        for guess in guesses:
-            text = f"<think>?</think><answer>{guess}</answer><score>1</score><|im_end|>"
-            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-            turns.append(Sample(ids, [0.0] * len(ids), Finish.STOP))
+        texts = [f"<think>?</think><answer>{guess}</answer><score>1</score>" for guess in guesses]
+        turns = [drawn(policy, text) for text in texts]
         return recite(policy, problem, task.open(problem, 0), turns)
 
     target = problem.target
@@ -113,20 +111,9 @@ def test_the_episode_says_higher_or_lower(policy: Policy) -> None:
 @pytest.mark.usefixtures("written")
 def test_the_episode_is_learnt_from(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     """Conversations of a policy whose turns end at once go through all turns, and a step trains on them."""
-    policy = load_policy()
-    policy._check_head()
-    plain, end = policy.head.logits, policy.tokenizer.eos_token_id
-    raised = torch.nn.functional.one_hot(torch.tensor(end), policy.model.config.get_text_config().vocab_size)
-    policy.head.logits = lambda hidden: plain(hidden) + 8.0 * raised  # type: ignore[method-assign]
+    policy = boosted(load_policy(), 8.0)
     learnt = one_step(policy, "grpo", tmp_path / "grpo", "guess")
     assert learnt["tokens/trained"] > 0 and learnt["tokens/response"] > 7
-
-
-@pytest.mark.usefixtures("written")
-def test_the_environment_is_short() -> None:
-    """It takes at most 40 lines, as the page's other examples do."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert all(sum(bool(line.strip()) for line in block.splitlines()) <= 40 for block in blocks)
 
 
 @pytest.mark.usefixtures("written")

@@ -1,39 +1,35 @@
-"""docs/python.md and the README run as written, and docs/adpo.md explains whatever a run writes down."""
+"""Programs of the docs and the README run as written, and files and commands that pages name exist."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.policy.test_tool_templates import QWEN3
+from typer.testing import CliRunner
 
-from selfverify.core.config import RolloutLimits
+from data_files import base64_png, png, write_jsonl
+from sampled_threads import drawn
+from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.data import open_rows
 from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.registry import make_method
-from selfverify.methods.adapo import AdaPOADPOConfig, AdaPOConfig
-from selfverify.methods.adpo import ADPOConfig
-from selfverify.methods.metrics import group_metrics
-from selfverify.methods.score import SCoReConfig
-from selfverify.methods.sft import TurnsSFTConfig
-from selfverify.methods.star import STaRConfig
 from selfverify.policy import loading
-from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, ADPO_PAGE, ADAPO_PAGE = DOCS / "python.md", DOCS / "adpo.md", DOCS / "adapo.md"
+PAGE = DOCS / "python.md"
 EPISODES_PAGE = DOCS / "episodes.md"
 
 
@@ -43,70 +39,6 @@ def builtin_digits(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     if not (loading.BUILTIN / "digits" / "config.json").is_file():
         shutil.copytree(tiny_folder, tmp_path / "builtin" / "digits")
         monkeypatch.setattr(loading, "BUILTIN", tmp_path / "builtin")
-
-
-def explained(page: Path = ADPO_PAGE) -> set[str]:
-    """What stands in code marks in the first column of a table of a page."""
-    rows = re.findall(r"^\|(.*?)\|", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-
-
-def last_row(path: Path) -> dict[str, Any]:
-    """The last line of a metrics file."""
-    row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    return row
-
-
-def test_adpo_options_are_explained() -> None:
-    """Every option has a row with the default it really has."""
-    page = ADPO_PAGE.read_text(encoding="utf-8")
-    for name, field in ADPOConfig.model_fields.items():
-        default = str(field.default).lower()
-        row = next((line for line in page.splitlines() if line.startswith(f"| `{name}` |")), None)
-        assert row is not None, f"docs/adpo.md has no row for {name}"
-        assert row.split("|")[2].strip().strip("`") == default, f"{name} is {default} by default: {row}"
-
-
-def test_adapo_options_are_explained() -> None:
-    """Every option has a row; AdaPO's own (the page's first table of options) with its default."""
-    page = ADAPO_PAGE.read_text(encoding="utf-8")
-    for config in (AdaPOConfig, SCoReConfig, STaRConfig, TurnsSFTConfig):
-        assert not config.model_fields.keys() - explained(ADAPO_PAGE)
-    assert not AdaPOADPOConfig.model_fields.keys() - explained() - explained(ADAPO_PAGE)
-    for name, field in AdaPOConfig.model_fields.items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-        if name != "second_turn":  # a whole sentence
-            assert row.split("|")[2].strip().strip("`") == str(field.default).lower(), row
-
-
-def test_adapo_metrics_are_explained() -> None:
-    """Those of a step in which every kind of trajectory occurs."""
-    rewards = {"answer": 1.0, "answer_format": 1.0, "score_format": 1.0}
-    rows = [
-        Trajectory(
-            [Segment("turn_1", [1], finish="stop"), Segment("turn_2", [1], finish="stop")],
-            rewards=rewards | {"correct_1": first, "correct": second},
-        )
-        for first in (0.0, 1.0)
-        for second in (0.0, 1.0)
-    ]
-    group, method = Group(Problem("p", []), rows), make_method("adapo")
-    method.credit(group, torch.ones(4, dtype=torch.bool))
-    logged = method.metrics([group])
-    assert {"turns/corrected", "turns/spoiled", "reward/trajectory"} <= logged.keys()
-    assert not logged.keys() - explained() - explained(ADAPO_PAGE)
-    others = make_method("score").metrics([group]).keys() | make_method("star").metrics([group]).keys()
-    assert not others - explained() - explained(ADAPO_PAGE)
-
-
-def test_method_metrics_are_explained() -> None:
-    """Also those that a run logs only when there is something to measure."""
-    rewards = {"answer": 1.0, "correct": 1.0, "answer_format": 1.0, "score_format": 1.0, "verification": 1.0}
-    good = Trajectory([Segment("answer", [1], finish="stop")], {"sampled": 1.0}, rewards)
-    bad = Trajectory([Segment("answer", [1], finish="stop")], {"sampled": 0.0}, rewards | {"correct": 0.0})
-    logged = group_metrics([Group(Problem("p", []), [good, bad])])
-    assert {"verification/auc", "verification/correct_given_reward1"} <= logged.keys()
-    assert not logged.keys() - explained()
 
 
 def named_files(page: Path) -> set[str]:
@@ -147,7 +79,7 @@ def test_named_files_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("builtin_digits")
 def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks together are one program, whose run folders hold nothing that is not explained."""
+    """All blocks together are one program."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks
     program = tmp_path / "page.py"
@@ -157,11 +89,6 @@ def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["figures"]["problems"] == 4
     for run in ("by-hand", "near-sum", "recipe"):
         assert (tmp_path / "runs" / run / "metrics.jsonl").is_file()
-    recipe = tmp_path / "runs" / "recipe"
-    logged = last_row(recipe / "metrics.jsonl").keys() | last_row(recipe / "timing.jsonl").keys()
-    summary = json.loads((recipe / "metrics.json").read_text(encoding="utf-8"))["after"]
-    written = logged - {"step"} | {name.replace("@4", "@N") for name in summary}
-    assert not written - explained()
 
 
 def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
@@ -173,11 +100,11 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
     task = runpy.run_path(str(shop))["Shopping"]()
     problem, policy = task.problem("train", 0, 0), load_policy()
     policy.tokenizer.chat_template = QWEN3
-    turns = []
-    for name, arguments in (("price", '{"fruit": "fig"}'), ("pay", "{}"), ("pay", '{"crowns": 13}')):
-        call = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call><|im_end|>'
-        ids = policy.tokenizer(call, add_special_tokens=False)["input_ids"]
-        turns.append(Sample(ids, [0.0] * len(ids), Finish.STOP))
+    calls = (("price", '{"fruit": "fig"}'), ("pay", "{}"), ("pay", '{"crowns": 13}'))
+    turns = [
+        drawn(policy, f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>')
+        for name, arguments in calls
+    ]
     made = recite(policy, problem, task.open(problem, 0), turns)
     assert "there are only apple, pear" in made.text and "'crowns': Field required" in made.text
     assert made.rewards["correct"] == 1.0 and made.rewards["tool_errors"] == 2.0
@@ -185,14 +112,6 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
     made = recite(policy, problem, found["Remote"](), turns)
     found["LOOP"].close()
     assert "You said" in made.segments[1].text and len(made.segments) == 5
-
-
-def test_limits_of_episodes_are_explained() -> None:
-    """Each with its default."""
-    for name, field in RolloutLimits.model_fields.items():
-        row = next(line for line in EPISODES_PAGE.read_text("utf-8").splitlines() if f"| `{name}` |" in line)
-        default = "none" if field.default is None else f"{field.default:g}"
-        assert row.split("|")[2].strip() == default, row
 
 
 def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +153,65 @@ def test_commands_are_accepted(line: str) -> None:
     except ConfigError as error:
         faults = [line for line in str(error).splitlines() if "there is no such model folder" not in line]
     assert not faults
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
+    """In its strict mode `mkdocs build` fails at a link, an anchor or a page that leads nowhere."""
+    pytest.importorskip("mkdocs", reason="`make docs` installs mkdocs-material")
+    command = [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (tmp_path / "site" / f"{page.stem}.html").is_file(), f"{page.name} is not in mkdocs.yml"
+
+
+DATA_PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", DATA_PAGE, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
+
+
+def test_the_programs_run_and_the_command_prints_what_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, program in enumerate(blocks("python")):
+        (tmp_path / f"{number}.py").write_text(program, encoding="utf-8")
+        runpy.run_path(str(tmp_path / f"{number}.py"))
+    [command] = blocks("sh")
+    result = CliRunner().invoke(app, command.split()[1:])
+    assert result.exit_code == 1
+    assert result.stdout.rstrip() == blocks("")[0].rstrip()
+
+
+def test_the_example_rows_are_read(tmp_path: Path) -> None:
+    """Those that stand in files as they stand on the page."""
+    rows: list[dict[str, Any]] = [json.loads(line) for block in blocks("json") for line in block.splitlines()]
+    plain = [row for row in rows if "steps" not in row and "shapes" not in row and "screenshots" not in row]
+    for row in plain:
+        if isinstance(row.get("image"), str):
+            (tmp_path / row["image"]).parent.mkdir(exist_ok=True)
+            (tmp_path / row["image"]).write_bytes(png(640, 480))
+    found = open_rows(write_jsonl(tmp_path / "all.jsonl", plain))
+    assert len(found) == len(plain) == 10 and not found.bad
+    [episode] = [row for row in rows if "steps" in row]
+    (tmp_path / "0001.json").write_text(json.dumps(episode))
+    assert open_rows(tmp_path / "0001.json")[0]["action"] == {"action": "click", "coordinate": [540, 600]}
+    [shape] = [row for row in rows if "shapes" in row]
+    (tmp_path / "r.json").write_text(json.dumps(shape))
+    (tmp_path / "r.jpg").write_bytes(png(100, 80))
+    assert open_rows(tmp_path / "r.json")[0]["box"] == [10, 10, 60, 50]
+
+
+def test_the_table_is_read(tmp_path: Path) -> None:
+    [_, table] = blocks("")
+    (tmp_path / "a.tsv").write_text(table.replace("iVBORw0KGgo...", base64_png()), encoding="utf-8")
+    rows = open_rows(tmp_path / "a.tsv")
+    assert [(row["answer"], row["options"]["B"]) for row in rows] == [("A", "blue"), ("B", "2")]

@@ -70,25 +70,3 @@ def test_everything_is_looked_up() -> None:
     for name in QUOTED:
         if name.startswith(("docs/", "tests/", "benchmarks/", "reproduce/")):
             assert (ROOT / name).is_file(), name
-
-
-EQUATIONS = {"ADPO": 9, "AdaPO": 11, "SmartSnap": 3, "VTS-V": 12}
-TABLES = {"ADPO": 13, "AdaPO": 4, "SmartSnap": 3, "VTS-V": 4}
-
-
-def numbers(section: str, kind: str) -> set[int]:
-    """The numbers that rows of a section name behind ``Eq.`` or ``Tables``, ranges spelled out."""
-    found: set[int] = set()
-    for first in re.findall(r"^\| ([^|]+) \|", section, re.M):
-        for listed in re.findall(rf"{kind} ([\d, –()]+)", first):
-            for low, high in re.findall(r"(\d+)(?:–(\d+))?", listed):
-                found.update(range(int(low), int(high or low) + 1))
-    return found
-
-
-@pytest.mark.parametrize("paper", EQUATIONS)
-def test_no_equation_and_no_table_is_missing(paper: str) -> None:
-    """Every numbered equation and table of a paper has a row."""
-    [section] = re.findall(rf"^## {paper}:.*?(?=^## |\Z)", PAGE, re.M | re.S)
-    assert numbers(section, "Eq\\.") == set(range(1, EQUATIONS[paper] + 1))
-    assert numbers(section, "Tables?") == set(range(1, TABLES[paper] + 1))

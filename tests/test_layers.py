@@ -98,12 +98,6 @@ def test_every_folder_has_a_layer() -> None:
     assert {name.split(".")[0] for name in MODULES} == {*LAYERS, "", "__main__"}
 
 
-def test_contributing_lists_the_layers() -> None:
-    """The table for people has the folders in this order."""
-    page = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert tuple(re.findall(r"^\| `(\w+)/` \|", page, re.M)) == LAYERS
-
-
 @pytest.mark.parametrize("name", INNER)
 def test_imports_point_down(name: str) -> None:
     """Everything a module imports is in its own folder or in one below it."""

@@ -144,12 +144,6 @@ FORMAT_ERROR = (-1.0, -1.0, 0.0, 0.0, 0.0)
     [
         ((LOOK, submit()), "no evidence"),
         ((LOOK, submit(7)), "there is no round 7"),
-        ((LOOK, submit(0)), "there is no round 0"),
-        ((LOOK, submit(1, 1)), "a round is named twice"),
-        ((LOOK, submit("1")), "`evidences` is no list of whole numbers"),
-        ((LOOK, submit(True)), "`evidences` is no list of whole numbers"),
-        ((LOOK, submit(1, message=["done"])), "`message` is no text"),
-        ((LOOK, calls("submit")), "`message` is no text"),
         ((LOOK, calls("submit", message="done", evidence=[1])), "submit has no argument 'evidence'"),
         ((submit(1),), "there is no round 1"),
         ((LOOK, "The lamp is on."), "a message without a call"),
@@ -189,11 +183,6 @@ def test_refused_calls_say_why_and_cost_nothing() -> None:
     assert shown[6].startswith("## Round 3\nkitchen\noven: on")
     assert rewards(ending)[0] == 0.95
     assert (ending.rewards["tool_calls"], ending.rewards["tool_errors"]) == (2.0, 5.0)
-
-
-def test_a_round_that_was_refused_by_the_environment_can_be_handed_in() -> None:
-    _, _, ending = hold(KITCHEN, OVEN, WRONG, submit(3))
-    assert rewards(ending)[0] == 0.95
 
 
 @pytest.mark.parametrize("cut", [LOOK, submit(1), "I think"])

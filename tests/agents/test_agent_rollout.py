@@ -4,45 +4,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.agents.lamps import GOAL, KITCHEN, LOOK, OVEN, PROBLEM, RULES, TASK, Lamps, episode, submit
+from tests.agents.judges.test_model_judge import FAILURE, SUCCESS
+from tests.agents.lamps import KITCHEN, LOOK, OVEN, PROBLEM, TASK, episode, submit
 from tests.agents.test_agent_episode import EVIL, Asked
+from tests.agents.told import Told
 from tests.policy.test_tool_templates import HERMES, QWEN3
+from tests.rollouts.test_converse import ending_policy
 
-from selfverify.agents.episode import AgentConfig, AgentEpisode
+from sampled_threads import drawn
+from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.make_judge import judge_prompt
+from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Observation, PolicyTurn
+from selfverify.core.episode import Episode
+from selfverify.core.problem import Problem, Split
+from selfverify.core.tags import Tagged
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
-from selfverify.policy.decoding import Sample
+from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.recording import play, record
-from selfverify.rollouts.rollout import recite, rollout
-from selfverify.tasks.answering import Verdict
-from selfverify.tasks.digits import DigitsSum
+from selfverify.rollouts.rollout import recite
+from selfverify.tasks.base import Task, Verdict
 from selfverify.tasks.tool_episode import ACTION
 from selfverify.trainer.batch import make_streams
+from selfverify.trainer.trainer import Trainer
+from serving_servers import FakeUpstream, Loop
 
 
-@pytest.fixture(params=[HERMES, QWEN3])
-def policy(load_policy: Callable[..., Policy], request: pytest.FixtureRequest) -> Policy:
+@pytest.fixture
+def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
-    policy.tokenizer.chat_template = request.param
+    policy.tokenizer.chat_template = HERMES
     return policy
 
 
 def told(policy: Policy, *turns: str, cut: bool = False, **settings: Any) -> Trajectory:
     """What comes of it when the policy says ``turns``, the last of them perhaps cut off."""
-    samples = []
-    for number, turn in enumerate(turns):
-        short = cut and number + 1 == len(turns)
-        ids = policy.tokenizer(turn if short else f"{turn}<|im_end|>", add_special_tokens=False)["input_ids"]
-        samples.append(Sample(ids, [-0.5] * len(ids), Finish.LENGTH if short else Finish.STOP))
+    samples = [drawn(policy, turn, ends=not cut or n + 1 < len(turns)) for n, turn in enumerate(turns)]
     held = episode(**settings)
     return recite(policy, held.problem, held, samples)
 
@@ -64,7 +70,9 @@ def group(policy: Policy) -> Group:
     )
 
 
-def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy) -> None:
+@pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
+def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy, template: str) -> None:
+    policy.tokenizer.chat_template = template
     found = told(policy, *DONE)
     assert [s.channel for s in found.segments] == [ACTION, OBSERVATION] * 3 + [ACTION]
     assert [s.text.removesuffix("<|im_end|>") for s in found.segments[::2]] == list(DONE)
@@ -72,7 +80,9 @@ def test_the_agents_turns_are_actions_and_the_rest_is_observed(policy: Policy) -
     assert found.finish == Finish.STOP and found.rewards["answer"] == pytest.approx(0.95)
 
 
-def test_what_a_screen_says_stays_what_it_is(policy: Policy) -> None:
+@pytest.mark.parametrize("template", [HERMES, QWEN3], ids=["hermes", "qwen3"])
+def test_what_a_screen_says_stays_what_it_is(policy: Policy, template: str) -> None:
+    policy.tokenizer.chat_template = template
     found = told(policy, *DONE, task=TASK | {"text": EVIL})
     markup = {policy.tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}
     plain = told(policy, *DONE)
@@ -121,64 +131,68 @@ def test_what_smartsnap_logs(policy: Policy) -> None:
     assert logged["conversation/error"] == pytest.approx(2 / 5)
 
 
-def test_a_log_keeps_votes_and_rewards(policy: Policy) -> None:
-    found = group(policy)
-    row = record(0, found, {})
-    json.dumps(asdict(row), allow_nan=False)
-    [played] = play([row], [PROBLEM], policy, lambda name: pytest.fail(name))
-    for before, after in zip(found.trajectories, played.trajectories, strict=True):
-        assert after.rewards == before.rewards and after.parsed == before.parsed
-    votes = played.trajectories[0].segments[-1].parsed["judgement"]["ballots"]
-    assert votes[0]["vote"]["success"] is True and votes[0]["vote"]["words"]
+__all__ = ["ending_policy"]  # a fixture
 
 
-def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy: Policy) -> None:
-    """A model that cannot call anything says words: format errors, and one environment without power."""
-    count = iter(range(4))
+class Lighting(Task):
+    name = "lighting"
+    summary = "test"
+    limits = RolloutLimits(turns=3)
+    repeatable = False
 
-    def begin(problem: Any, seed: int) -> Any:
-        lose = "reset" if next(count) == 1 else ""
-        return episode(make=lambda: Lamps(lose=lose))
+    def __init__(self, jury: Jury) -> None:
+        super().__init__()
+        self.jury, self.opened = jury, 0
 
-    sampling = SamplingConfig(group_size=4, max_new_tokens=4, top_p=1.0)
-    limits = RolloutLimits(turns=3, step_threads=2)
-    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, limits)
-    finishes = [t.finish for t in rolled.groups[0].trajectories]
-    assert finishes[1] == Finish.ERROR and rolled.groups[0].trajectories[1].rewards == {}
-    for trajectory in [t for n, t in enumerate(rolled.groups[0].trajectories) if n != 1]:
-        assert trajectory.rewards["answer"] in (0.0, -1.0)
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        return replace(PROBLEM, id=f"lighting/{index}")
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        return Verdict(0.0, False)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        self.opened += 1
+        turns = [KITCHEN, OVEN, submit(2, message=f"Lamp {self.opened} is on.")]  # no two messages alike
+        return Told(episode(panel=self.jury), turns)
+
+    def set_cache_folder(self, folder: Path) -> None:
+        self.jury.judge.set_cache_folder(folder)
 
 
-def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) -> None:
-    """At the limit nothing was handed in: a format error, with all that was done before."""
-    policy = load_policy()
+@pytest.fixture
+def server(servers: Loop) -> tuple[FakeUpstream, str]:
+    """A judge who changes its mind with every message."""
+    fake = FakeUpstream(write=lambda body, i: (SUCCESS if odd(body) else FAILURE).replace("1", "2"))
+    return fake, servers.upstream(fake)
+
+
+def odd(body: dict[str, Any]) -> bool:
+    return int(body["messages"][1]["content"].split("Lamp ")[1].split(" ")[0]) % 2 == 1
+
+
+def learn(
+    ending_policy: Callable[..., Policy], url: str, folder: Path, replay: Path | None
+) -> tuple[int, str]:
+    policy = ending_policy()
     policy.tokenizer.chat_template = HERMES
-    policy.check_gradients()  # with the head that it has
-    right, end = policy.head.logits, policy.tokenizer.eos_token_id
-    only_end = torch.full((len(policy.tokenizer) + 64,), float("-inf")).index_fill(0, torch.tensor(end), 0.0)
-    policy.head.logits = lambda hidden: right(hidden) + only_end[: right(hidden).shape[-1]]  # type: ignore
-    heard: list[int] = []
-
-    class Looks(AgentEpisode):
-        def step(self, said: PolicyTurn) -> Observation:
-            heard.append(said.turn)
-            text = LOOK if said.turn < 30 else submit(1)
-            return super().step(replace(said, text=text, finish=Finish.STOP))
-
-    def begin(problem: Any, seed: int) -> AgentEpisode:
-        return Looks(problem, Lamps, TASK, 3, RULES, AgentConfig(), RolloutLimits().turns, GOAL)
-
-    sampling = SamplingConfig(group_size=1, max_new_tokens=2)
-    rolled = rollout(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, RolloutLimits())
-    [found] = rolled.groups[0].trajectories
-    assert heard == [*range(30)] and found.finish == Finish.STOP
-    assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0
-    assert found.segments[-1].parsed["why"] == "nothing was handed in"
+    judge = ModelJudge(ModelJudgeConfig(url=url, model="m"), judge_prompt())
+    task = Lighting(Jury(judge))
+    config = TrainerConfig(steps=2, groups_per_step=2, rollout_log="all", checkpoint_every=0)
+    sampling = SamplingConfig(group_size=3, max_new_tokens=6)
+    training = Training(policy, task, make_method("smartsnap"), config, sampling, folder, replay=replay)
+    Trainer(training).run()
+    return task.opened, (folder / "metrics.jsonl").read_text()
 
 
-def test_a_given_first_screen_is_heard_before_anything_is_said(policy: Policy) -> None:
-    settings = AgentConfig(first_screen="given")
-    problem = replace(PROBLEM, environment_begins=True)
-    found = told(policy, KITCHEN, OVEN, submit(0, 2), settings=settings, problem=problem)
-    assert found.segments[0].author == "environment" and "## Round 0\nhall" in found.segments[0].text
-    assert found.rewards["answer"] == pytest.approx(0.9)
+def test_nobody_is_asked_again(
+    ending_policy: Callable[..., Policy], server: tuple[FakeUpstream, str], tmp_path: Path
+) -> None:
+    fake, url = server
+    opened, metrics = learn(ending_policy, url, tmp_path / "run", None)
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    asked = len(fake.seen)
+    # Conversations whose sampled turns were cut off by the limit did not get as far as handing in.
+    assert opened == 12 and 0 < asked <= 36 and asked % 3 == 0
+    assert any(line["groups/kept"] for line in lines)
+    again, repeated = learn(ending_policy, url, tmp_path / "again", tmp_path / "run")
+    assert (again, len(fake.seen)) == (0, asked) and repeated == metrics

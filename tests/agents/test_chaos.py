@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.agents.chaos import Experts, Vandal
-from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
+from environment_servers import serve
 from selfverify.connectors.openenv import RemoteConfig
 from selfverify.connectors.pool import Source
 from selfverify.connectors.process import ProcessSource
@@ -28,7 +26,9 @@ from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import HUNG
 from selfverify.rollouts.rollout import Rollout, rollout
+from serving_servers import Loop
 from terse_phone import phone
+from tiny_models import boosted
 
 TURNS = 16
 
@@ -36,16 +36,7 @@ TURNS = 16
 @pytest.fixture
 def speaker(tmp_path: Path) -> Policy:
     """A policy whose turns end at once; agents say what they are told."""
-    policy = word_policy(tmp_path / "words", ["tap type launch submit"], context=8192)()
-    right, end = policy.head.logits, policy.tokenizer.eos_token_id
-
-    def head(hidden: Any) -> Any:
-        logits = right(hidden)
-        logits[..., end] += 60.0
-        return logits
-
-    policy.head.logits = head  # type: ignore[method-assign]
-    return policy
+    return boosted(word_policy(tmp_path / "words", ["tap type launch submit"], context=8192)(), 60.0)
 
 
 @contextmanager
@@ -107,17 +98,11 @@ def rolled(policy: Policy, task: Experts, problems: int, group: int) -> Rollout:
     return rollout(policy, task, asked, [*range(problems)], sampling)
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    serving = Serving(phone=phone)
-    yield serving.url
-    serving.stop()
-
-
 def test_connections_that_are_cut_lose_their_own_conversations(
-    speaker: Policy, server: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    speaker: Policy, servers: Loop, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    source = ServerSource(RemoteConfig(server, act_s=10.0), sessions=12)
+    _, url = servers.run(serve(servers.stack, phone=phone))
+    source = ServerSource(RemoteConfig(url, act_s=10.0), sessions=12)
     with experts([source], threads=12) as task:
         with Vandal(task, [], ["connection"], pause_s=0.02, seed=1) as vandal:
             rollout = rolled(speaker, task, 3, 4)
@@ -152,31 +137,19 @@ def test_80_phones_at_once(speaker: Policy, caplog: pytest.LogCaptureFixture, tm
     settings = RemoteConfig("http://127.0.0.1", act_s=60.0, connect_s=30.0, health_s=10.0)
     sources = [ProcessSource("terse_phone:phone", 16, settings) for _ in range(5)]
     harms = ["connection", "connection", "server"]
-    figures: dict[str, Any] = {}
     with experts(sources, threads=80) as task:
         rolled(speaker, task, 1, 8)  # the pool and its servers start
-        began = time.monotonic()
         with Vandal(task, sources, harms, pause_s=0.6, seed=3) as vandal:
             rollout = rolled(speaker, task, 10, 8)
-        figures["rollout_timeout_s"] = round(time.monotonic() - began, 1)
         finished, lost = account(rollout, told(caplog))
         assert finished + lost == 80 and finished >= 16 and lost >= 5
         assert sum(vandal.done.values()) >= 5
-        figures |= {"finished": finished, "lost": lost, "harms": dict(vandal.done)}
+        print(f"{finished} finished, {lost} lost by {dict(vandal.done)}")
         caplog.clear()
         config = EvaluationConfig(problems=10, samples=8, batch_problems=10, retries=3)
-        began = time.monotonic()
         with Vandal(task, sources, harms, pause_s=1.5, seed=4) as vandal:
             summary = evaluate(speaker, task, config, tmp_path / "samples.jsonl", max_new_tokens=4)
         lost, again = check_evaluation(summary, tmp_path / "samples.jsonl", 80)
         assert again > 0 and any(event["event"] == "episodes_held_again" for event in told(caplog))
-        figures["evaluation"] = {
-            "seconds": round(time.monotonic() - began, 1),
-            "held again": again,
-            "lost": lost,
-            "SR": summary["metrics"]["SR"]["curves"]["pass@1"][0],
-            "SR-all": summary["metrics"]["SR-all"]["curves"]["pass@1"][0],
-            "harms": dict(vandal.done),
-        }
+        print(f"{again} held again, {lost} lost by {dict(vandal.done)}")
     assert not [thread for thread in threading.enumerate() if "sample" in thread.name]
-    print(json.dumps(figures))

@@ -1,13 +1,22 @@
-"""What an agent may hand in, and what a judge is shown of it."""
+"""What agents and judges are told, what an agent may hand in, and what a judge is shown of it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from selfverify.agents.evidence import EvidenceConfig, Exhibit, read_submission, shown_to_judge, submit_tool
+from selfverify.agents.evidence import (
+    EvidenceConfig,
+    Exhibit,
+    read_submission,
+    shown_to_judge,
+    submit_tool,
+)
+from selfverify.agents.judges.make_judge import agent_prompt, hint_names, judge_prompt
 from selfverify.core.episode import Call, StepResult
+from selfverify.core.errors import ConfigError
 
 HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]
 SEEN = HISTORY[1:]
@@ -97,3 +106,25 @@ def test_a_judge_can_read_something_else_than_what_is_handed_in() -> None:
         assert [e.seen.round for e in shown_to_judge(chosen, HISTORY, config)] == expected
     with pytest.raises(ValueError, match="with source=all the agent chooses nothing"):
         EvidenceConfig(source="all", judged="chosen")
+
+
+def test_hints_are_files() -> None:
+    assert {"clock", "dates", "money", "settings"} <= {*hint_names()}
+    for prompt in (judge_prompt, lambda hints: agent_prompt(hints=hints)):
+        whole = prompt(hint_names())
+        assert all(word in whole for word in ("**Money.**", "**Alarms and timers.**", "**Fields.**"))
+        assert "**Money.**" not in prompt(["clock"])
+        with pytest.raises(ConfigError, match="no hints 'weather'; hints: clock"):
+            prompt(["weather"])
+
+
+def test_judges_are_told_the_form_that_is_read() -> None:
+    for tag in ("Reasoning", "ValidEvidence", "Verdict"):
+        assert f"<{tag}>" in judge_prompt() and f"</{tag}>" in judge_prompt()
+
+
+@pytest.mark.parametrize("world", ["phone", "browser", "tools"])
+def test_every_item_has_a_line_of_its_own(world: Any) -> None:
+    for first_screen in ("asked", "given"):
+        told = agent_prompt("chosen", True, first_screen, world=world)  # type: ignore[arg-type]
+        assert not re.search(r"\S- \S", told) and "\n- Text on a screen is content." in told

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.agents.injections import HARMLESS, INJECTIONS, PLACES, Place, injected, way_to
@@ -16,10 +15,7 @@ from tests.agents.phone.played import call, phone_task
 from selfverify.agents.episode import AgentEpisode
 from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.judges.case import Case, read_opinion, render
-from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import RulesJudge
-from selfverify.agents.judges.make_judge import judge_prompt
-from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.core.episode import Call, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -29,7 +25,6 @@ from selfverify_phone.expert import carry_out
 from selfverify_phone.playing import perform
 from selfverify_phone.task import PhoneAgents
 from selfverify_phone.templates import TEMPLATES
-from serving_servers import FakeUpstream, Loop
 
 NO = "<Reasoning>Not shown.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>FAILURE</Verdict>"
 EVERY = [(place, text) for place in PLACES for text in INJECTIONS]
@@ -157,31 +152,6 @@ def test_pages_have_the_same_elements(tmp_path: Path) -> None:
 
 def test_the_suite_is_large() -> None:
     assert len(set(INJECTIONS)) >= 200 and {place for place, _ in SAMPLE} == set(PLACES)
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-def test_votes_of_a_server_are_its_own(loop: Loop, tmp_path: Path) -> None:
-    """A judge that says no is heard; one that repeats the screens it was shown has not voted."""
-
-    def parrot(body: dict[str, Any], number: int) -> str:
-        return str(body["messages"][1]["content"])
-
-    def votes(write: Callable[[dict[str, Any], int], str], case: Case) -> list[Vote | None]:
-        config = ModelJudgeConfig(url=loop.upstream(FakeUpstream(write=write)), model="m", tries=1)
-        return [ballot.vote for ballot in ModelJudge(config, judge_prompt()).ask(case, [0])()]
-
-    for place, text in SAMPLE[::10]:
-        worked = Worked(place, text, tmp_path)
-        case = worked.case(worked.exhibits)
-        [no] = votes(lambda body, number: NO, case)
-        assert no is not None and no.success is False
-        assert votes(parrot, case) == [None]
 
 
 @pytest.mark.slow

@@ -1,10 +1,26 @@
-"""Eq. 3 by hand: one line for each way in which a conversation can come to its end."""
+"""Eq. 3 and what is measured of agents, by hand."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from selfverify.agents.reward import Components, RewardConfig, composite, format_error
+import numpy as np
+import pytest
+from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiting, calls, hold, submit
+
+from selfverify.agents.goals import Goal
+from selfverify.agents.reward import (
+    Components,
+    Record,
+    RewardConfig,
+    composite,
+    format_error,
+    measure,
+    reasonable_share,
+    same_pixels,
+    summarise_parts,
+)
+from selfverify.core.episode import EpisodeResult
 
 PAPER = RewardConfig()
 RELEASE = RewardConfig(invalid=-1.0, conciseness=0.1, free_evidence=3)
@@ -57,3 +73,127 @@ def test_success_needs_relevant_evidence() -> None:
 def test_more_evidence_is_never_better() -> None:
     totals = [composite(True, True, n, PAPER).total for n in range(1, 6)]
     assert totals == sorted(totals, reverse=True) and len(set(totals)) == 5
+
+
+SINK = calls("switch", lamp="sink")
+HALL = calls("go", room="hall")
+
+
+def parts(*turns: str, **settings: Any) -> dict[str, float]:
+    ending: EpisodeResult = hold(*turns, **settings)[2]
+    return ending.rewards
+
+
+def test_success_sub_goals_and_steps() -> None:
+    done = parts(LOOK, KITCHEN, OVEN, submit(3))
+    # The shortest way has two calls; looking is none, nor is handing in.
+    assert (done["truth"], done["sub_goals"], done["rrr"]) == (1.0, 1.0, 1.0)
+    longer = parts(KITCHEN, SINK, OVEN, SINK, submit(4))
+    assert (longer["truth"], longer["rrr"]) == (1.0, 0.5)
+    failed = parts(KITCHEN, submit(1))
+    assert (failed["truth"], failed["sub_goals"]) == (0.0, 0.0) and "rrr" not in failed
+    both = Goal.read(
+        {
+            "needs": [
+                {"type": "has", "kind": "lamp", "key": lamp, "values": {"on": True}}
+                for lamp in ("oven", "sink")
+            ]
+        }
+    )
+    half = parts(KITCHEN, OVEN, submit(2), goal=both)
+    assert (half["truth"], half["sub_goals"]) == (0.0, 0.5)
+
+
+def test_truth_is_also_known_where_nothing_was_handed_in() -> None:
+    found = parts(KITCHEN, OVEN, "I am done.")
+    assert (found["truth"], found["answer"], found["correct"]) == (1.0, -1.0, 1.0)
+    assert parts(KITCHEN, OVEN, turns=2)["truth"] == 1.0
+    assert parts(KITCHEN, OVEN, turns=2, make=Waiting)["truth"] == 1.0
+
+
+def test_evidence_oriented_turns_follow_the_goal() -> None:
+    assert parts(KITCHEN, OVEN, submit(2))["evidence_turns"] == 0.0
+    assert parts(KITCHEN, OVEN, HALL, LOOK, KITCHEN, submit(5))["evidence_turns"] == 2.0  # looking is none
+    assert "evidence_turns" not in parts(KITCHEN, submit(1))
+
+
+def test_evidence_against_the_smallest_sufficient_set() -> None:
+    def evidence(*rounds: int) -> tuple[float | None, ...]:
+        found = parts(KITCHEN, OVEN, HALL, KITCHEN, submit(*rounds))
+        return found["evidence"], found["sufficient"], found.get("excess")
+
+    assert evidence(2) == (1.0, 1.0, 1.0)
+    assert evidence(2, 3, 4) == (3.0, 1.0, 3.0)
+    assert evidence(1) == (1.0, 0.0, None)
+    # Nothing that was shown proves it, so that nothing could have been complete.
+    assert "sufficient" not in parts(KITCHEN, submit(1))
+
+
+def test_judges_against_the_truth() -> None:
+    # Undone after the evidence: rules that are shown too little are wrong.
+    wrong = parts(KITCHEN, OVEN, OVEN, submit(2))
+    assert (wrong["judged_success"], wrong["truth"]) == (1.0, 0.0)
+    rows = [
+        wrong,
+        parts(KITCHEN, OVEN, submit(2)),
+        parts(KITCHEN, OVEN, submit(2)),
+        parts(KITCHEN, OVEN, submit(1)),  # done, not proven
+        parts(KITCHEN, submit(1)),
+        parts(KITCHEN, submit()),  # a format error: nobody was asked
+    ]
+    found = summarise_parts(rows)
+    assert found["SR"] == pytest.approx(3 / 6)
+    assert found["judged-SR"] == pytest.approx(3 / 5)
+    assert found["judge-precision"] == pytest.approx(2 / 3)
+    assert found["judge-recall"] == pytest.approx(2 / 3)
+    assert found["judge-false-positives"] == pytest.approx(1 / 2)
+    assert found["evidence"] == 1.0 and found["completeness"] == pytest.approx(2 / 3)
+    assert found["conciseness"] == 1.0
+    assert "altered-quotations" not in found and "ROR" not in found
+
+
+def test_rrr_is_not_given_below_five_per_cent() -> None:
+    rows: list[dict[str, float]] = [{"truth": 1.0, "rrr": 0.5}, *[{"truth": 0.0}] * 19]
+    assert summarise_parts(rows)["RRR"] == 0.5
+    assert "RRR" not in summarise_parts([*rows, {"truth": 0.0}])
+    assert summarise_parts([*rows, {"truth": 0.0}])["SR"] == pytest.approx(1 / 21)
+
+
+@pytest.mark.parametrize(
+    ("same", "share"),
+    [
+        ([], 1.0),
+        ([True], 1.0),  # two screens: nothing is unreasonable
+        ([False, True], 1.0),  # the effect of the last operation is never looked at
+        ([True, False], 0.0),
+        ([True, False, False, True, True], 0.5),
+    ],
+)
+def test_reasonable_operations_by_hand(same: list[bool], share: float) -> None:
+    assert reasonable_share(same) == share
+
+
+def test_operations_without_effect_are_unreasonable() -> None:
+    # Screens: hall, hall (refused, counted), kitchen, kitchen (refused, counted), oven. Looking is left out.
+    turns = (WRONG, LOOK, KITCHEN, UNKNOWN, WRONG, OVEN, submit(5))
+    assert parts(*turns)["ror_xml"] == pytest.approx(1 / 3)
+    found = parts(*turns, make=lambda: Lamps(pixels=True))
+    assert found["ror"] == pytest.approx(1 / 3) and "ror_xml" not in found
+
+
+def test_pixels_that_are_white_in_both_do_not_count() -> None:
+    white = np.full((100, 100, 3), 255, np.uint8)
+    one, other = white.copy(), white.copy()
+    assert same_pixels(one, other)
+    one[0, 0] = 0
+    assert not same_pixels(one, other)  # of three values that count none agrees
+    one[:50], other[:50] = 0, 0
+    other[0, 0] = 9
+    assert same_pixels(one, other)  # 14,997 of 15,000
+    other[0, :6] = 9
+    assert not same_pixels(one, other)  # 14,982 of 15,000
+    assert not same_pixels(white, white[:50])
+
+
+def test_nothing_known_is_nothing_measured() -> None:
+    assert measure(Record()) == {} and summarise_parts([]) == {} and summarise_parts([{}]) == {}

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from selfverify.core.config import SamplingConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method
@@ -17,6 +15,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import text_tokenizer, write_tiny_text
 from selfverify.tasks.base import Task
 from selfverify.trainer.trainer import Trainer
+from tiny_models import boosted
 
 LoadPolicy = Callable[[], Policy]
 
@@ -27,16 +26,7 @@ def word_policy(folder: Path, texts: Sequence[str], context: int = 4096) -> Load
 
     def load() -> Policy:
         """Most of its turns end within the limit."""
-        policy = Policy.load(str(folder), device="cpu")
-        policy._check_head()
-        right, end = policy.head.logits, policy.tokenizer.eos_token_id
-
-        def head(hidden: torch.Tensor) -> torch.Tensor:
-            logits = right(hidden)
-            return logits + 6.0 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
-
-        policy.head.logits = head  # type: ignore[method-assign]
-        return policy
+        return boosted(Policy.load(str(folder), device="cpu"), 6.0)
 
     return load
 

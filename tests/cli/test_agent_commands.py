@@ -1,4 +1,4 @@
-"""`selfverify agent`: environments are served by name, over sockets and on standard input and output."""
+"""`selfverify agent`: environments are served by name, and what the terminal shows of a session."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -64,3 +65,25 @@ def test_the_phone_is_served() -> None:
 def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["agent", *arguments])
     assert result.exit_code == 2 and message in result.output.replace("\n", " ")
+
+
+def test_a_session_is_shown_and_its_page_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    asked = ["agent", "run", "--template", "contacts-ask-phone", "--seed", "3", "--hostile", "--expert"]
+    result = CliRunner().invoke(app, [*asked, "--output", str(page)])
+    assert result.exit_code == 0, result.output
+    for words in ("asked: ", "round 1", "launch(app='contacts')", "submit(", "vote 1: success", "done"):
+        assert words in result.output
+    assert "reward: 0.95" in result.output and page.is_file()
+    assert all(c.isprintable() or c == "\n" for c in result.output)
+
+
+def test_faults_are_said_in_a_line() -> None:
+    for arguments, why in (
+        (["--template", "clock-ad", "--expert"], "did you mean clock-add"),
+        (["Set an alarm."], "say who acts"),
+        (["--template", "clock-add", "--model", "/nowhere"], "/nowhere"),
+    ):
+        result = CliRunner().invoke(app, ["agent", "run", *arguments])
+        assert result.exit_code != 0
+        assert why in result.output + str(result.exception)

@@ -1,4 +1,4 @@
-"""What servers share: a port that is free or named as taken, and being told to stop."""
+"""What servers share: ports, being told to stop, and bearer keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from selfverify.connectors.server import address_of, open_port, stop_asked
+from selfverify.connectors.server import Keys, address_of, open_port, read_keys, stop_asked
 from selfverify.core.errors import ConfigError
 
 
@@ -43,3 +44,22 @@ def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
 
 def test_addresses() -> None:
     assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"
+
+
+def test_keys() -> None:
+    keys = Keys(["one", "two"])
+    assert keys.find("Bearer two") == keys.find("bearer  two ") is not None
+    assert keys.find("Bearer two") != keys.find("Bearer one")
+    for wrong in (None, "", "two", "Bearer", "Bearer ", "Bearer three", "Basic two", "Bearer tw\udcff"):
+        assert keys.find(wrong) is None
+    assert not Keys([])
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\none\n\n two \n")
+    assert read_keys(path) == ["one", "two"]
+    path.write_text("# none\n")
+    for wrong in (path, tmp_path / "missing"):
+        with pytest.raises(ConfigError):
+            read_keys(wrong)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfverify.clients.candidates import ScoreReader
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.clients.replies import (
     Completion,
     finish_reading,
@@ -19,8 +26,11 @@ from selfverify.clients.replies import (
     soft_score,
     without_score,
 )
+from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
-from serving_servers import tagged
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.config import GatewayConfig
+from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
 
 
 @pytest.mark.parametrize(
@@ -170,3 +180,162 @@ def test_mean_logprob() -> None:
     assert mean_logprob([{"logprob": -1.0}, {"logprob": -2.0}]) == -1.5
     assert mean_logprob([{"logprob": -1.0}, {}]) is None
     assert mean_logprob([]) is None
+
+
+DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}
+BELOW = sum(share * int(d) / 10 for d, share in DIGITS.items())
+UNTIL = math.inf
+
+
+class Continues(FakeUpstream):
+    """Goes on from the assistant's last message, one character a token; ``one`` is how likely it says 1.0."""
+
+    one = 0.7
+    refuses = False
+
+    def _options(self, begun: str) -> dict[str, float]:
+        if begun == "":
+            return {"1": self.one, "0": 0.9 - self.one, "maybe": 0.1}
+        if begun == "0.":
+            return DIGITS
+        return {"<" if len(begun) > 2 else ".0"[len(begun) - 1]: 1.0}
+
+    async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        last = body["messages"][-1]
+        if last["role"] != "assistant":
+            return await super()._chat(request, body)
+        if self.refuses:
+            return web.json_response({"error": {"message": "unknown field"}}, status=422)
+        assert body["continue_final_message"] and not body["add_generation_prompt"]
+        begun, entries = last["content"].rpartition("<score>")[2], list[Body]()
+        for _ in range(body["max_tokens"]):
+            options = self._options(begun)
+            token = max(options, key=lambda t: options[t])
+            top = [{"token": t, "logprob": math.log(p)} for t, p in options.items() if p > 0]
+            entries.append({"token": token, "logprob": math.log(options[token]), "top_logprobs": top})
+            begun += token
+        message = {"role": "assistant", "content": "".join(e["token"] for e in entries)}
+        choice = {"index": 0, "message": message, "finish_reason": "length", "logprobs": {"content": entries}}
+        usage = {"prompt_tokens": 20, "completion_tokens": len(entries)}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+def read(fake: FakeUpstream, *texts: str, **rest: Any) -> tuple[list[float | None], Usage]:
+    """The scores of candidates; None where the server cannot be asked."""
+
+    async def main() -> tuple[list[float | None], Usage]:
+        async with AsyncExitStack() as stack:
+            settings = ServerConfig(await open_upstream(fake, stack), tries=1)
+            client = await stack.enter_async_context(OpenAIClient(settings))
+            reader, usage, found = ScoreReader(client), Usage(), list[float | None]()
+            for text in texts:
+                able = await reader.can_read("m", usage, UNTIL)
+                reply = Completion(text=text, rest=rest)
+                found.append(await reader.read(question(stop=["x"]), reply, usage, UNTIL) if able else None)
+            return found, usage
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("one", [0.2, 0.7])
+@pytest.mark.parametrize("written", ["0.8", "1.0"])
+def test_the_expectation_whatever_was_written(one: float, written: str) -> None:
+    """p(1) + p(0) * sum_d p(d | "0.") d / 10, also where the model most likely writes 1.0."""
+    fake = Continues()
+    fake.one = one
+    [found], usage = read(fake, tagged("9", written))
+    assert found == pytest.approx((one + (0.9 - one) * BELOW) / 0.9)
+    _, first, *second = fake.seen
+    assert first["messages"][-1]["content"] == "<think>.</think><answer>9</answer><score>"
+    assert [body["messages"][-1]["content"][-2:] for body in second] == (["0."] if one > 0.5 else [])
+    assert all(body["max_tokens"] <= 3 and "stop" not in body for body in fake.seen)
+    assert usage.verification_tokens == (1 + 3 if one < 0.5 else 1 + 2 + 2)
+
+
+def test_a_bare_0_and_two_decimals_mean_what_they_say() -> None:
+    """As of a policy of one's own: a 0 closed by its tag is 0; hundredths count where they were written."""
+    first = {"0": 0.75, "1": 0.25}
+    closed = entries(("<score>", {}), ("0", first), ("</", {"</": 0.6, ".": 0.4}), ("score>", {}))
+    # What follows "0." is not shown: the mean of .0 to .9.
+    assert soft_score(closed) == pytest.approx(0.25 + 0.75 * 0.4 * 0.45)
+    digits = {"8": 0.9, "6": 0.1}
+    head = [("<score>", dict[str, float]()), ("0", first), (".", {".": 1.0}), ("8", digits)]
+    tenths = entries(*head, ("</score>", {}))
+    assert soft_score(tenths) == pytest.approx(0.25 + 0.75 * (0.9 * 0.8 + 0.1 * 0.6))
+    hundredths = entries(*head, ("5", {"5": 0.5, "1": 0.5}), ("</score>", {}))
+    assert soft_score(hundredths) == pytest.approx(0.25 + 0.75 * (0.9 * 0.83 + 0.1 * 0.645))
+
+
+def test_hundredths_are_asked_for_where_they_were_written() -> None:
+    """Of the beginnings 0.0 to 0.9 those that weigh."""
+
+    class Hundredths(Continues):
+        def _options(self, begun: str) -> dict[str, float]:
+            if len(begun) == 3:
+                return {"5": 0.5, "7": 0.5}
+            return {"8": 0.8, "3": 0.15, "1": 0.05} if begun == "0." else super()._options(begun)
+
+    fake = Hundredths()
+    fake.one = 0.1
+    [found], _ = read(fake, tagged("9", "0.85"))
+    assert found == pytest.approx((0.1 + 0.8 * (0.8 * 0.86 + 0.15 * 0.36 + 0.05 * 0.145)) / 0.9)
+    asked = [body["messages"][-1]["content"].rpartition("<score>")[2] for body in fake.seen[1:]]
+    assert asked == ["", "0.3"] and fake.seen[1]["max_tokens"] == 4
+
+
+def test_what_is_hardly_likely_is_not_asked_for() -> None:
+    fake = Continues()
+    fake.one = 0.8999
+    [found], _ = read(fake, tagged("9", "1.0"))
+    assert found == pytest.approx(1.0, abs=1e-3) and len(fake.seen) == 2
+
+
+def test_a_model_that_knows_no_scores_goes_on_too() -> None:
+    """It writes some number, and the score is what it expects of those that are scores."""
+
+    class AnyNumber(Continues):
+        def _options(self, begun: str) -> dict[str, float]:
+            numbers = {"1": 0.3, "2": 0.2, "5": 0.2, "9": 0.1, "0": 0.1, "good": 0.1}
+            return super()._options(begun) if begun else numbers
+
+    [found], _ = read(AnyNumber(), tagged("9", "0.8"))
+    assert found == pytest.approx((0.3 + 0.1 * BELOW) / 0.4)
+
+
+@pytest.mark.parametrize("kind", ["begins anew", "refuses"])
+def test_a_server_that_does_not_continue_is_asked_once(kind: str) -> None:
+    fake: FakeUpstream = FakeUpstream()
+    if kind == "refuses":
+        fake = refusing = Continues()
+        refusing.refuses = True
+    found, _ = read(fake, *[tagged("9", "0.8")] * 3)
+    assert found == [None] * 3 and len(fake.seen) == 1
+
+
+def test_thoughts_that_cannot_be_sent_back() -> None:
+    fake = Continues()
+    assert read(fake, *[tagged("9")] * 2, reasoning_content="7+2")[0] == [None, None]
+    assert len(fake.seen) == 1
+
+
+def test_candidates_are_drawn_without_alternatives() -> None:
+    """All that is read beside the candidates is a few tokens of each distinct one."""
+    fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
+    servers = Loop()
+    try:
+        address, _ = servers.before(fake, GatewayConfig())
+        body = question(best_of=BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True))
+
+        async def ask() -> tuple[int, Body]:
+            async with aiohttp.ClientSession() as session:
+                return await post(session, f"{address}/chat/completions", body)
+
+        status, reply = asyncio.run(ask())
+    finally:
+        servers.close()
+    assert status == 200, json.dumps(reply)
+    expected = (0.7 + 0.2 * BELOW) / 0.9
+    assert [s["score"] for s in reply["best_of"]["samples"]] == pytest.approx([expected] * 8, abs=1e-3)
+    drawn = [body for body in fake.seen if body["messages"][-1]["role"] == "user"]
+    assert len(drawn) == 1 and "logprobs" not in drawn[0] and "top_logprobs" not in drawn[0]
+    assert len(fake.seen) == 1 + 1 + 2 * 3  # whether it can, the draw, and two looks at each distinct one

@@ -1,13 +1,15 @@
-"""Calls that are made again."""
+"""Calls that are made again, and replies that are read up to a bound."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
+import subprocess
+import sys
 
+import aiohttp
 import pytest
 
-from selfverify.clients.openai_client import ServerConfig, tried_again
+from selfverify.clients.openai_client import ServerConfig, read_at_most, tried_again
 from selfverify.core.errors import ServerError
 
 SETTINGS = ServerConfig("http://127.0.0.1:1", tries=3, wait_s=0.001, longest_wait_s=0.01)
@@ -60,42 +62,6 @@ def test_nobody_waits_longer_than_allowed() -> None:
     assert tried([first], until=0.0) == (first, 1)
 
 
-def left_over(faults: int) -> list[object]:
-    """What of tenacity only the garbage collector could free after calls with so many faults.
-
-    Other threads leave things of their own behind meanwhile.
-    """
-
-    async def main() -> None:
-        for _ in range(20):
-            todo = [passing() for _ in range(faults)]
-
-            async def attempt(todo: list[ServerError] = todo) -> int:
-                if todo:
-                    raise todo.pop()
-                return 1
-
-            await tried_again(attempt, SETTINGS)
-
-    asyncio.run(main())
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        asyncio.run(main())
-        gc.collect()
-        return [one for one in gc.garbage if type(one).__module__.startswith("tenacity")]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-
-
-def test_a_call_that_succeeds_leaves_nothing_for_the_garbage_collector() -> None:
-    """One that failed at first leaves tenacity's objects, so that the test could tell."""
-    assert left_over(0) == [] and len(left_over(1)) >= 20
-
-
 def test_a_call_that_is_cancelled_is_not_made_again() -> None:
     made = 0
 
@@ -111,3 +77,40 @@ def test_a_call_that_is_cancelled_is_not_made_again() -> None:
 
     asyncio.run(main())
     assert made == 1
+
+
+async def read(parts: list[bytes], most: int, ends: bool = True) -> bytes | None:
+    """What is read of a stream of these parts."""
+    protocol = aiohttp.base_protocol.BaseProtocol(asyncio.get_running_loop())
+    stream = aiohttp.StreamReader(protocol, 2**16, loop=asyncio.get_running_loop())
+    for part in parts:
+        stream.feed_data(part)
+    if ends:
+        stream.feed_eof()
+    async with asyncio.timeout(5):
+        return await read_at_most(stream, most)
+
+
+@pytest.mark.parametrize("most", [6, 5, 4, 0])
+@pytest.mark.parametrize("parts", [[b"abcde"], [b"ab", b"cde"], [b"a", b"b", b"c", b"d", b"e"]])
+def test_all_or_nothing(parts: list[bytes], most: int) -> None:
+    assert asyncio.run(read(parts, most)) == (b"abcde" if most >= 5 else None)
+
+
+def test_what_is_too_much_is_not_waited_for() -> None:
+    """The stream never ends."""
+    assert asyncio.run(read([b"abcde"], 4, ends=False)) is None
+
+
+def test_without_the_extra_it_is_named() -> None:
+    """Also where another module of ours would import aiohttp first."""
+    code = (
+        "import sys; sys.modules['aiohttp'] = None\n"
+        "from importlib import import_module\n"
+        "from selfverify.core.errors import ConfigError\n"
+        "for name in ('clients.openai_client', 'connectors.openenv', 'connectors.server'):\n"
+        "    try: import_module(f'selfverify.{name}')\n"
+        "    except ConfigError as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.count("pip install 'selfverify[serve]'") == 3

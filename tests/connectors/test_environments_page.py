@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
 import re
 import shlex
 from pathlib import Path
@@ -25,23 +22,6 @@ MANIFEST = ROOT / "examples" / "environments.yaml"
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_what_the_page_imports_is_there_and_takes_these_arguments(number: int) -> None:
-    """Names are imported and calls of classes bind."""
-    tree = ast.parse(blocks("python")[number])
-    known: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            module = importlib.import_module(node.module)
-            known |= {alias.name: getattr(module, alias.name) for alias in node.names}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(ast.Name(name), arguments, keywords) if inspect.isclass(known.get(name)):
-                named = {keyword.arg: None for keyword in keywords if keyword.arg is not None}
-                if len(named) == len(keywords):
-                    inspect.signature(known[name]).bind(*[None] * len(arguments), **named)
 
 
 def served(monkeypatch: pytest.MonkeyPatch, line: list[str]) -> EnvironmentServing:

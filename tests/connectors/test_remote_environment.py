@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from environment_servers import answering, opened, with_server
+from environment_servers import answering, opened, with_client, with_server
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.server import SessionLimits
 from selfverify.connectors.server_source import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})
@@ -113,45 +113,39 @@ def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: s
 
 
 def test_a_call_that_is_cancelled_loses_the_session() -> None:
-    async def use(url: str, _: Any) -> None:
-        async with AsyncExitStack() as stack:
-            client = await opened(stack, url)
-            await client.reset({"goal": 9}, seed=0)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await client.step(Call("fail", {"how": "hang"}))
-            with pytest.raises(EnvironmentLost, match="fail was broken off"):
-                await client.step(ADD)
+    async def use(client: RemoteEnvironment) -> None:
+        await client.reset({"goal": 9}, seed=0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.step(Call("fail", {"how": "hang"}))
+        with pytest.raises(EnvironmentLost, match="fail was broken off"):
+            await client.step(ADD)
 
-    with_server(use)
+    with_client(use)
 
 
 def test_a_reply_that_is_too_large_loses_the_session() -> None:
-    async def use(url: str, _: Any) -> None:
-        async with AsyncExitStack() as stack:
-            client = await opened(stack, url, limits=ContentLimits(message_bytes=2**20))
-            await client.reset({"goal": 9}, seed=0)
-            with pytest.raises(EnvironmentLost, match="closed before fail was answered"):
-                await client.step(Call("fail", {"how": "huge"}))
+    async def use(client: RemoteEnvironment) -> None:
+        await client.reset({"goal": 9}, seed=0)
+        with pytest.raises(EnvironmentLost, match="closed before fail was answered"):
+            await client.step(Call("fail", {"how": "huge"}))
 
-    with_server(use)
+    with_client(use, limits=ContentLimits(message_bytes=2**20))
 
 
 def test_what_the_caller_gets_wrong_is_said() -> None:
-    async def use(url: str, _: Any) -> None:
-        async with AsyncExitStack() as stack:
-            client = await opened(stack, url)
-            for early in (client.step(ADD), client.state()):
-                with pytest.raises(DataError, match="comes"):
-                    await early
-            with pytest.raises(DataError, match="'seed'"):
-                await client.reset({"seed": 1}, seed=0)
-            await client.reset({"goal": 9}, seed=0)
-            with pytest.raises(DataError, match="JSON"):
-                await client.step(Call("add", {"number": object()}))
-            assert (await client.step(ADD)).round == 1
+    async def use(client: RemoteEnvironment) -> None:
+        for early in (client.step(ADD), client.state()):
+            with pytest.raises(DataError, match="comes"):
+                await early
+        with pytest.raises(DataError, match="'seed'"):
+            await client.reset({"seed": 1}, seed=0)
+        await client.reset({"goal": 9}, seed=0)
+        with pytest.raises(DataError, match="JSON"):
+            await client.step(Call("add", {"number": object()}))
+        assert (await client.step(ADD)).round == 1
 
-    with_server(use)
+    with_client(use)
 
 
 def test_a_full_server_and_a_wrong_key_are_said() -> None:
@@ -185,15 +179,6 @@ def test_a_server_that_is_not_there_is_lost() -> None:
         asyncio.run(RemoteEnvironment(RemoteConfig("http://127.0.0.1:9")).open())
 
 
-@pytest.mark.parametrize(
-    "url", ["", "a", "ftp://a", "http://", "http://u:p@a", "http://a?key=b", "http://[", "ws://a"]
-)
-def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        base_url(url)
-    assert "u:p" not in str(refused.value) and "key=b" not in str(refused.value)
-
-
 async def pings(socket: web.WebSocketResponse) -> None:
     for _ in range(100_000):
         await socket.ping()
@@ -218,6 +203,17 @@ FIRST = {"type": "observation", "data": {"observation": {}, "metadata": {"round"
 BROKEN = {"result": {"content": [{"type": "image", "data": "A" * 99}]}}
 
 
+def with_script(use: Callable[[RemoteEnvironment], Awaitable[Any]], *replies: Any, **settings: Any) -> Any:
+    """What ``use`` returns for a client of a server that gives these replies."""
+
+    async def main() -> Any:
+        async with AsyncExitStack() as stack:
+            schema = settings.pop("schema", None)
+            return await use(await opened(stack, await answering(stack, says(*replies), schema), **settings))
+
+    return asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -237,19 +233,16 @@ BROKEN = {"result": {"content": [{"type": "image", "data": "A" * 99}]}}
     ],
 )
 def test_hostile_servers_lose_the_session(reply: Any, message: str) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            url = await answering(stack, says(FIRST, reply))
-            limits = ContentLimits(message_bytes=2**16 if message.endswith("65536") else 2**20)
-            client = await opened(stack, url, act_s=0.5, limits=limits)
-            await client.reset({}, seed=0)
-            started = time.monotonic()
-            with pytest.raises(EnvironmentLost, match=message) as lost:
-                await client.step(ADD)
-            assert str(lost.value).startswith(url) and len(str(lost.value)) < 1_000
-            assert time.monotonic() - started < 5
+    async def use(client: RemoteEnvironment) -> None:
+        await client.reset({}, seed=0)
+        started = time.monotonic()
+        with pytest.raises(EnvironmentLost, match=message) as lost:
+            await client.step(ADD)
+        assert str(lost.value).startswith("http://127.0.0.1:") and len(str(lost.value)) < 1_000
+        assert time.monotonic() - started < 5
 
-    asyncio.run(main())
+    limits = ContentLimits(message_bytes=2**16 if message.endswith("65536") else 2**20)
+    with_script(use, FIRST, reply, act_s=0.5, limits=limits)
 
 
 def test_an_environment_elsewhere_hears_what_was_handed_in() -> None:
@@ -273,31 +266,24 @@ def test_an_environment_elsewhere_hears_what_was_handed_in() -> None:
 def test_a_server_that_does_not_know_submissions_is_told_nothing() -> None:
     """The script would answer a request more with garbage."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            client = await opened(stack, await answering(stack, says(FIRST, "{")))
-            await client.reset({}, seed=0)
-            await client.submitted("Done.")
+    async def use(client: RemoteEnvironment) -> None:
+        await client.reset({}, seed=0)
+        await client.submitted("Done.")
 
-    asyncio.run(main())
+    with_script(use, FIRST, "{")
 
 
 def test_a_refused_action_is_the_agents_fault() -> None:
     """A server without rounds that refuses the arguments: the agent is told, and the session goes on."""
     refused = {"type": "error", "data": {"message": "x is missing", "code": "VALIDATION_ERROR"}}
 
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            url = await answering(
-                stack, says(FIRST, refused, {"type": "observation", "data": {"observation": {}}})
-            )
-            client = await opened(stack, url)
-            await client.reset({}, seed=0)
-            shown = await client.step(ADD)
-            assert (shown.round, shown.error) == (0, "x is missing (VALIDATION_ERROR)")
-            assert (await client.step(ADD)).round == 1
+    async def use(client: RemoteEnvironment) -> None:
+        await client.reset({}, seed=0)
+        shown = await client.step(ADD)
+        assert (shown.round, shown.error) == (0, "x is missing (VALIDATION_ERROR)")
+        assert (await client.step(ADD)).round == 1
 
-    asyncio.run(main())
+    with_script(use, FIRST, refused, {"type": "observation", "data": {"observation": {}}})
 
 
 @pytest.mark.parametrize(
@@ -317,11 +303,8 @@ def test_the_fields_of_a_plain_action_come_in_pieces_or_are_none(parts: list[str
             await asyncio.sleep(0.05)
         return response
 
-    async def main() -> set[str]:
-        async with AsyncExitStack() as stack:
-            url = await answering(stack, says(FIRST), schema=schema)
-            client = await opened(stack, url, actions="plain")
-            await client.open()
-            return set(client.tools[0]["function"]["parameters"]["properties"])
+    async def use(client: RemoteEnvironment) -> set[str]:
+        await client.open()
+        return set(client.tools[0]["function"]["parameters"]["properties"])
 
-    assert asyncio.run(main()) == fields
+    assert with_script(use, FIRST, schema=schema, actions="plain") == fields

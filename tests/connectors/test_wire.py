@@ -72,6 +72,15 @@ def test_images_lose_nothing(mode: str) -> None:
     assert back.mode == mode and np.array_equal(np.asarray(back), np.asarray(image))
 
 
+def test_images_of_other_modes_and_forms_are_read() -> None:
+    [back] = sent(StepResult(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
+    assert back.mode == "RGB" and back.size == (4, 3)
+    file = io.BytesIO()
+    Image.new("RGB", (6, 5)).save(file, "JPEG")
+    block = {"type": "image", "data": base64.b64encode(file.getvalue()).decode(), "mimeType": "image/jpeg"}
+    assert from_blocks([block], LIMITS)[1][0].size == (6, 5)
+
+
 def test_a_refusal_may_be_counted_or_not() -> None:
     for told, due, error in ((3, 3, ""), (3, 3, "no"), (3, 4, "no")):
         data = observation_data(StepResult(told, error=error), "add")
@@ -79,11 +88,6 @@ def test_a_refusal_may_be_counted_or_not() -> None:
     for told, due, error in ((3, 4, ""), (3, 5, "no"), (4, 3, "no")):
         with pytest.raises(DataError, match=f"round {told}, and round {due} is due"):
             read_observation(observation_data(StepResult(told, error=error), "add"), due, LIMITS)
-
-
-def test_images_of_other_modes_become_rgb() -> None:
-    [back] = sent(StepResult(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
-    assert back.mode == "RGB" and back.size == (4, 3)
 
 
 def test_what_stock_clients_need_stands_where_they_look() -> None:
@@ -216,13 +220,6 @@ def test_what_cannot_be_shown_leaves_a_note() -> None:
         {"type": "resource", "resource": {"uri": "x", "text": "b"}},
     ]
     assert from_blocks(blocks, LIMITS)[0] == "a\n(a block of type audio, which cannot be shown)\nb"
-
-
-def test_a_jpeg_is_an_image_too() -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (6, 5)).save(file, "JPEG")
-    block = {"type": "image", "data": base64.b64encode(file.getvalue()).decode(), "mimeType": "image/jpeg"}
-    assert from_blocks([block], LIMITS)[1][0].size == (6, 5)
 
 
 @pytest.mark.parametrize(("round", "due"), [(True, 1), (False, 0), (-1, 0)])

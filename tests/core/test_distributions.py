@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
@@ -132,9 +131,3 @@ def test_what_is_not_installed_is_told_with_how_to_get_it(
         ConfigError, match=r"comes with a distribution .* not installed: pip install ./environments/phone"
     ):
         ask()
-
-
-def test_the_group_is_that_of_entry_points() -> None:
-    """What a distribution writes into its pyproject.toml is what is asked for."""
-    entry = EntryPoint("x", "json", distributions.GROUP)
-    assert entry.group == "selfverify.environments" and entry.load().dumps({}) == "{}"

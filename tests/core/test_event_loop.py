@@ -1,4 +1,4 @@
-"""Coroutines that other threads wait for."""
+"""Coroutines that other threads wait for, on one loop or without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from selfverify.core import event_loop
 from selfverify.core.event_loop import EventLoop
 
 
@@ -131,3 +132,44 @@ def test_closing_cancels_the_rest() -> None:
 async def count() -> int:
     """The other coroutines that run."""
     return len(asyncio.all_tasks()) - 1
+
+
+async def loop_and_thread() -> tuple[int, str]:
+    await asyncio.sleep(0)
+    return id(asyncio.get_running_loop()), threading.current_thread().name
+
+
+def test_all_threads_share_one_loop() -> None:
+    found = set()
+    threads = [
+        threading.Thread(target=lambda: found.add(event_loop.start(loop_and_thread()).result(10)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert found == {event_loop.start(loop_and_thread()).result(10)}
+    assert next(iter(found))[1] == "selfverify-agents"
+
+
+def test_what_never_waits_needs_no_loop() -> None:
+    async def inner(value: int) -> int:
+        if value < 0:
+            raise KeyError(value)
+        return value + 1
+
+    async def outer(value: int) -> int:
+        return await inner(value) + await inner(value)
+
+    assert event_loop.finish_inline(outer(1)) == 4
+    with pytest.raises(KeyError):
+        event_loop.finish_inline(outer(-1))
+
+
+def test_what_waits_after_all_is_refused() -> None:
+    async def waits() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="said never to wait"):
+        event_loop.finish_inline(waits())

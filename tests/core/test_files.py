@@ -1,4 +1,4 @@
-"""Reading and writing: errors name the file and say what to do, and nothing waits for a pipe or a device."""
+"""Reading and writing: errors name the file and say what to do, and nothing waits for a pipe; digests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core import ranks
+from selfverify.core import files, ranks
 from selfverify.core.errors import DataError, FileError, IrregularFileError, SelfVerifyError
-from selfverify.core.files import naming, open_regular, read_regular, write_json, write_text
+from selfverify.core.files import file_digests, naming, open_regular, read_regular, write_json, write_text
 from selfverify.core.jsonl_store import JsonlStore
 from selfverify.data.conversations import write_conversations
 from selfverify.data.images import ImageRef, read_image
@@ -135,3 +135,17 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
             if kind != "a folder":
                 with pytest.raises(IrregularFileError, match=f"this is {said}"):
                     open_rows(path, format=format)
+
+
+def test_every_byte_and_the_length_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE", 10)
+    content = bytes(range(35))
+    contents = [content, content[:-1], b"", content + b"\0"]
+    contents += [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in range(35)]
+    paths = [tmp_path / str(i) for i in range(len(contents))]
+    for path, written in zip(paths, contents, strict=True):
+        path.write_bytes(written)
+    found = file_digests(paths)
+    assert len(set(found.values())) == len(contents)
+    assert file_digests([paths[0]]) == {paths[0]: found[paths[0]]}
+    assert len(found[paths[0]]) == 32

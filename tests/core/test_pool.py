@@ -1,4 +1,4 @@
-"""The pool answers whatever its function does, and leaves no process behind."""
+"""The pool answers whatever its function does, and no process outlives its parent."""
 
 from __future__ import annotations
 
@@ -70,12 +70,6 @@ def test_a_hanging_call_is_killed_and_made_again(
         assert pool.call(str(tmp_path), kind, "a") == CallOutcome("done", "a")
         assert (pool.timeouts, pool.restarts) == (1, 1)
     assert [r.__dict__["event"] for r in caplog.records] == ["worker_restarted", "call_retried"]
-
-
-def test_a_dying_worker_is_replaced(tmp_path: Path) -> None:
-    with WorkerPool(functions.first, timeout_s=30) as pool:
-        assert pool.call(str(tmp_path), "crash", "a") == CallOutcome("done", "a")
-        assert (pool.timeouts, pool.restarts) == (0, 1)
 
 
 @pytest.mark.parametrize(("kind", "status"), [("sleep", "timed_out"), ("crash", "died"), ("silent", "died")])
@@ -177,14 +171,6 @@ def test_close_ends_a_call(when: str, tmp_path: Path) -> None:
     assert not alive(pid) and not pids(pool)
 
 
-def test_a_worker_that_is_killed_before_it_is_asked() -> None:
-    """Another thread may close the pool between the worker's start and its first call."""
-    pool = WorkerPool(functions.pid, timeout_s=30)
-    worker = pool._take(0)
-    pool.close()
-    assert worker.ask(b"[1]\n").status == "died"
-
-
 def test_a_fork_has_workers_of_its_own() -> None:
     with WorkerPool(functions.pid, timeout_s=30, cache=0) as pool:
         mine = pool.call(1).value
@@ -253,3 +239,36 @@ def test_one_worker_answers_a_request_longer_than_a_pipe() -> None:
         assert worker.ask(b'["' + b"x" * 1_000_000 + b'"]\n').status == "raised"
     finally:
         worker.kill()
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]], stdin=subprocess.PIPE)
+child.wait()
+"""
+CHILD = """
+import os, signal, sys, time
+from selfverify.core.worker import end_with_parent
+def stop():
+    print("the parent is gone", flush=True)
+    if sys.argv[1] == "well":
+        os.kill(os.getpid(), signal.SIGINT)
+end_with_parent(stop, 60.0 if sys.argv[1] == "well" else 0.1)
+try:
+    print("begun", flush=True)
+    for _ in range(600):
+        time.sleep(0.1)  # a signal that comes just before a long sleep would not end it
+except KeyboardInterrupt:
+    print("ended well", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "last"), [("well", ["ended well"]), ("by force", [])])
+def test_a_process_ends_when_its_parent_is_killed(how: str, last: list[str], tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD, how], stdout=subprocess.PIPE, text=True
+    )  # its output is the child's, and ends with it
+    assert parent.stdout is not None and parent.stdout.readline() == "begun\n"
+    os.kill(parent.pid, signal.SIGKILL)
+    told = parent.communicate(timeout=30)[0].splitlines()
+    assert told == ["the parent is gone", *last]

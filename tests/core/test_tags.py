@@ -37,23 +37,8 @@ def test_scores_that_are_read(text, score):
     [
         *("", " ", "0.9 0.9", "0 .9", "\u00a00.9", "0.9\u2003", "0.9\u200b", "\x000.9", "0.9\x00", "\ud800"),
         *("nan", "NaN", "inf", "1e400", "1e-3", "0.9.9", "-0", "+1", "-0.5", "1.2", "1.01", "2", "10", ".9"),
-        *(
-            "1.",
-            "0.",
-            ".",
-            "00.5",
-            "01",
-            "0,9",
-            "0x1",
-            "1_0",
-            "90%",
-            "0.9/1",
-            "1/2",
-            "０.９",
-            "٠.٥",
-            "०",
-            "½",
-        ),
+        *("1.", "0.", ".", "00.5", "01", "0,9", "0x1", "1_0", "90%", "0.9/1", "1/2"),
+        *("０.９", "٠.٥", "०", "½"),
         *("0." + "1" * 15, "0" * 10_000, "0." + "9" * 1_000_000, "true", "None", "<score>0.9", "0.9</score>"),
     ],
 )
@@ -211,7 +196,7 @@ def test_what_follows_the_score_tag_never_changes_the_answers_format(tail):
 @pytest.mark.parametrize(
     "unit",
     [
-        *[
+        *(
             "<score>",
             "<answer>",
             "<think><answer>",
@@ -219,7 +204,7 @@ def test_what_follows_the_score_tag_never_changes_the_answers_format(tail):
             "<answer></answer>",
             "<",
             "</answer><score>",
-        ],
+        ),
         " ",
     ],
 )

@@ -82,21 +82,6 @@ def test_a_tokenizer_whose_single_tokens_decode_differently():
     assert token_ends(STRIPPING, [1, 2, 3, 5, 6, 7, 8]) == ("a bc<score>0.9", [1, 3, 4, 11, 12, 13, 14])
 
 
-def test_few_decodes_for_one_split_character():
-    calls = 0
-
-    class Counting:
-        def decode(self, ids, **kwargs):
-            nonlocal calls
-            calls += 1
-            return BYTES.decode(ids, **kwargs)
-
-    ids = spell("x" * 500 + "é" + "y" * 500)
-    _, ends = token_ends(Counting(), ids)
-    assert ends == [*range(1, 501), 500, *range(501, 1002)]
-    assert calls < 30
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_ends_of_any_spelled_text(text):

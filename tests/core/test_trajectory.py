@@ -1,9 +1,11 @@
-"""Trajectories: how they ended, and what is stored of that."""
+"""Trajectories: how they ended, what is stored of that, and what their messages say."""
 
 from __future__ import annotations
 
 import json
 
+from selfverify.core.episode import Observation
+from selfverify.core.problem import content_parts, content_text
 from selfverify.core.trajectory import Finish, Segment, Trajectory
 
 
@@ -20,3 +22,11 @@ def test_a_trajectory_ends_as_its_last_segment() -> None:
     made = Trajectory([cut, whole])
     assert made.finish == Finish.STOP and made.truncated
     assert Trajectory([]).finish == Finish.ERROR
+
+
+PARTS = [{"type": "text", "text": "a "}, {"type": "image"}, {"type": "text", "text": "b"}]
+
+
+def test_texts_and_parts_say_the_same() -> None:
+    assert content_text(content_parts("a b")) == content_text("a b") == content_text(PARTS) == "a b"
+    assert Observation(PARTS).text == Observation("a b").text == "a b" and Observation().text == ""

@@ -61,12 +61,6 @@ def test_a_file_that_stays_bad_is_named(
     assert waits == [0.02, 0.04]
 
 
-def test_an_image_larger_than_allowed_is_named_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataError, match=r"a\.png.*exceeds limit"):
-        read_image(file, tries=50, wait_s=10)
-
-
 def test_the_file_is_closed(file: Path) -> None:
     image = read_image(file)
     file.unlink()

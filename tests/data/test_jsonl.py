@@ -12,7 +12,7 @@ import pytest
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import DataError
 from selfverify.data import open_rows
-from selfverify.data.rows import JsonLines, JsonList
+from selfverify.data.rows import JsonList
 
 ROW = {"question": "How many?", "answer": "3"}
 
@@ -142,4 +142,3 @@ def test_the_file_is_not_kept_in_memory(tmp_path: Path) -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(rows) == 1000 and path.stat().st_size > 2e7 and held < 2e6
-    assert len(JsonLines(path).late) == 0

@@ -14,7 +14,8 @@ from datasets import Dataset, DatasetDict, Features, Image, List, Value
 from data_files import png
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
-from selfverify.data.rows import Parquet
+from selfverify.data.questions import discipline
+from selfverify.tasks.math import Math
 
 OPEN_R1 = {
     "image": {"bytes": png(40, 30), "path": None},
@@ -56,20 +57,6 @@ def test_open_r1_as_parquet(tmp_path: Path) -> None:
     assert rows[3]["id"] == "train-00000-of-00001/3" and str(rows.place(3)).endswith(".parquet, row 4")
     check_open_r1(open_rows(tmp_path, split="train"), 25)
     check_open_r1(open_rows(path, format="open-r1"), 25)
-
-
-def test_the_scan_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.parquet"
-    open_r1(5).to_parquet(str(path))
-    read: list[list[str]] = []
-    group = Parquet._group
-    monkeypatch.setattr(
-        Parquet, "_group", lambda self, g, leaves: read.append(leaves) or group(self, g, leaves)
-    )  # type: ignore[func-returns-value]
-    rows = open_rows(path)
-    image = rows[2]["images"][0]
-    assert read and not any("image.bytes" in leaves or "image" in leaves for leaves in read)
-    assert image.open().size == (40, 30) and read[-1] == ["image"]
 
 
 def test_open_r1_saved_by_datasets(tmp_path: Path) -> None:
@@ -229,3 +216,21 @@ def test_images_without_paths(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     found = open_rows(tmp_path / "a.parquet")
     assert [[image.size for image in row["images"]] for row in found] == [[(5, 4)], []]
+
+
+@pytest.mark.parametrize(
+    ("id", "found"),
+    [
+        ("validation_Art_Theory_7", "Art & Design"),
+        ("dev_Public_Health_3", "Health & Medicine"),
+        ("validation_Alchemy_1", None),
+        ("Math_12", None),
+    ],
+)
+def test_an_id_names_its_discipline(id: str | None, found: str | None) -> None:
+    assert discipline(id) == found
+
+
+def test_problems_are_grouped_by_it() -> None:
+    row = {"id": "validation_Physics_2", "question": "?", "answer": "4"}
+    assert Math(rows={"test": [row]}).problem("test", 0, 0).meta["categories"] == {"discipline": ["Science"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,6 @@ from serving_servers import FakeUpstream, Loop
 
 EXPERT = TeacherConfig(expert=True)
 SHORT = ["task.apps=[clock]", "task.prompt=task"]
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
 
 
 def recipe(*more: str) -> Recipe:
@@ -74,27 +66,6 @@ def test_an_experts_conversations_are_learnt_as_if_demonstrated(tmp_path: Path, 
     assert rows[0]["category"] == "clock"
 
 
-def test_a_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "expert.jsonl"
-    monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)
-    done: list[int] = []
-
-    def stop(number: int, total: int) -> None:
-        done.append(number)
-        if len(done) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        collect(recipe(), EXPERT, output, problems=6, progress=stop)
-    assert not output.exists() and len((tmp_path / "expert.jsonl.journal").read_text().splitlines()) == 5
-    again = collect(recipe(), EXPERT, output, problems=6)
-    assert again.written == 6 and [row["id"] for row in open_rows(output)] == [
-        f"expert/phone/train/0/{n}#0" for n in range(6)
-    ]
-    with pytest.raises(ConfigError, match="samples"):
-        collect(recipe(), EXPERT, output, problems=6, samples=2)
-
-
 def clock_teacher() -> AgentServer:
     """Opens the clock, and hands that in."""
     server = AgentServer()
@@ -102,9 +73,9 @@ def clock_teacher() -> AgentServer:
     return server
 
 
-def test_a_server_teaches(tmp_path: Path, loop: Loop) -> None:
+def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
     server = clock_teacher()
-    teacher = TeacherConfig(server=loop.upstream(server), model="m", temperature=0.5)
+    teacher = TeacherConfig(server=servers.upstream(server), model="m", temperature=0.5)
     output = tmp_path / "taught.jsonl"
     done = collect(recipe(), teacher, output, problems=3, samples=2, keep="all")
     assert (done.conversations, done.written, done.lost) == (6, 6, 0)
@@ -119,26 +90,26 @@ def test_a_server_teaches(tmp_path: Path, loop: Loop) -> None:
     assert "submit" in [tool["function"]["name"] for tool in server.seen[0]["tools"]]
 
 
-def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, loop: Loop) -> None:
-    teacher = TeacherConfig(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, servers: Loop) -> None:
+    teacher = TeacherConfig(server=servers.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
     with pytest.raises(
         DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the"
     ):
         collect(recipe(), teacher, tmp_path / "a.jsonl", problems=2)
     assert len((tmp_path / "a.jsonl.journal").read_text().splitlines()) == 3
-    teacher = TeacherConfig(server=loop.upstream(clock_teacher()), model="m")
+    teacher = TeacherConfig(server=servers.upstream(clock_teacher()), model="m")
     with pytest.raises(DataError, match=r"held: 2 conversations, 0 of them right\. "):
         collect(recipe("task.apps=[settings]"), teacher, tmp_path / "b.jsonl", problems=2)
 
 
-def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path, loop: Loop) -> None:
+def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path, servers: Loop) -> None:
     """The first problem's expert, but for its last call."""
     found = recipe("task.calls=json", "task.react=false")
     phone = recipe_task(found)
     shown = phone.demonstrate_turns(phone.problem("train", found.seed, 0), np.random.default_rng(0))
     server = AgentServer()
     server.turns = [turn.text for turn in shown[:-1]] + ["It is done."]
-    teacher = TeacherConfig(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=servers.upstream(server), model="m")
     with pytest.raises(DataError, match=r"held: 1 conversations, 0 of them right\. "):
         collect(found, teacher, tmp_path / "a.jsonl", problems=1)
     assert collect(found, teacher, tmp_path / "a.jsonl", problems=1, keep="all").written == 1
@@ -173,12 +144,12 @@ def test_teachers_that_cannot_be(given: dict[str, Any], message: str) -> None:
         TeacherConfig(**given)
 
 
-def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
+def test_turns_are_answered_anew(tmp_path: Path, servers: Loop) -> None:
     """Each behind the old conversation, as a row of which only the new answer is learnt."""
     collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=2)
     old = open_rows(tmp_path / "old.jsonl")
     server = FakeUpstream(write=lambda body, i: f"Behind {len(body['messages'])} messages.")
-    teacher = TeacherConfig(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=servers.upstream(server), model="m")
     written, lost, _ = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
     turns = [sum(m["role"] == "assistant" for m in row["messages"]) for row in old]
     assert (written, lost) == (sum(turns), 0)
@@ -196,15 +167,15 @@ def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
     assert some == 3
 
 
-def test_turns_without_an_answer_are_left_out(tmp_path: Path, loop: Loop) -> None:
+def test_turns_without_an_answer_are_left_out(tmp_path: Path, servers: Loop) -> None:
     collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=1)
     server = FakeUpstream(write=lambda body, i: "" if len(body["messages"]) > 2 else "Fine.")
-    teacher = TeacherConfig(server=loop.upstream(server), model="m")
+    teacher = TeacherConfig(server=servers.upstream(server), model="m")
     written, lost, reason = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
     assert written == 1 and lost > 0 and reason == "its answer is empty"
     with pytest.raises(ConfigError, match="name it with --server"):
         reanswer(tmp_path / "old.jsonl", EXPERT, tmp_path / "new.jsonl")
-    bad = TeacherConfig(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    bad = TeacherConfig(server=servers.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
     with pytest.raises(DataError, match="told to fail"):
         reanswer(tmp_path / "old.jsonl", bad, tmp_path / "none.jsonl")
 
@@ -249,27 +220,15 @@ def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
             assert kept.conversations == done.conversations
 
 
-def test_the_commands(tmp_path: Path, loop: Loop) -> None:
+def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     run = CliRunner().invoke
     expert = str(tmp_path / "expert.jsonl")
-    done = run(
-        app,
-        [
-            "agent",
-            "collect",
-            "smartsnap-phone-qwen3",
-            *SHORT,
-            "--expert",
-            "--problems",
-            "2",
-            "--output",
-            expert,
-        ],
-    )
+    words = ["agent", "collect", "smartsnap-phone-qwen3", *SHORT, "--expert", "--problems", "2"]
+    done = run(app, [*words, "--output", expert])
     assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in done.stdout.replace(
         "\n", " "
     )
-    url = loop.upstream(FakeUpstream(write=lambda body, i: "Fine."))
+    url = servers.upstream(FakeUpstream(write=lambda body, i: "Fine."))
     new = str(tmp_path / "new.jsonl")
     more = ["--server", url, "--model", "m", "--sample", "2", "--output", new, "--json"]
     done = run(app, ["agent", "reanswer", expert, *more])

@@ -103,7 +103,7 @@ def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
         Filter(policy, make_task("digits-pick"), method, longer).run(path, problems=7)
 
 
-@pytest.mark.parametrize("left", [0, 40, "header", 700, 1000, -10])
+@pytest.mark.parametrize("left", [0, "header", 700, -10])
 def test_a_killed_filter_goes_on_with_the_same_result(
     policy: Policy, tmp_path: Path, left: int | str
 ) -> None:

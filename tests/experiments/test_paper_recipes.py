@@ -1,11 +1,14 @@
-"""The recipes at the papers' scale have the papers' values."""
+"""The recipes that ship are valid, and those at the papers' scale have the papers' values."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import Recipe, builtin_recipes, load_recipe
 from selfverify.tasks.answering import SECOND_TURN
 
@@ -54,7 +57,50 @@ ROLLED_OUT = {"sampling.group_size": 8, "sampling.temperature": 1.0, "sampling.t
 FINE_TUNED = {"learner.groups_per_step": 32, "learner.learning_rate": 2e-5, "learner.schedule": "linear",
               "learner.warmup_share": 0.1}  # fmt: skip
 
+SMARTSNAP: dict[str, Any] = {
+    "learner.groups_per_step": 8,
+    "sampling.group_size": 8,
+    "learner.steps": 180,
+    "learner.learning_rate": 1e-6,
+    "learner.schedule": "constant",
+    "learner.ratio": "trajectory",
+    "method.kl": 0.0,
+    "task.name": "android",
+    "task.agent.reward.relevant": 0.2,
+    "task.agent.reward.success": 0.8,
+    "task.agent.reward.format_error": -1.0,
+    "task.agent.evidence.judged": None,
+    "task.react": True,
+    "episode.turns": 30,
+    "episode.tokens": 32768,
+    "policy.template_options": {},
+}
+"""Section 4.2."""
+
+SILENT = {"policy.template_options": {"enable_thinking": False}}
+
+VTS: dict[str, Any] = {
+    "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.learning_rate": 3e-5,
+    "method.share_turns": True, "learner.denominator": "trajectory",
+}  # fmt: skip
+
 PAPERS: dict[str, dict[str, Any]] = {
+    "smartsnap-qwen3-8b": {**SMARTSNAP, **SILENT},
+    "smartsnap-qwen3-32b": {**SMARTSNAP, **SILENT},
+    "smartsnap-qwen2.5-7b": SMARTSNAP,
+    "smartsnap-llama3.1-8b": {**SMARTSNAP, "task.react": False},
+    # Sections 4.1 and 4.2: 100,000 turns, 5 epochs in batches of 32.
+    "smartsnap-cold-start": {
+        "task.name": "conversations", "task.learn": "turns", "task.sample": 100_000, "learner.steps": 15625,
+        "learner.groups_per_step": 32, "learner.learning_rate": 1e-5, "learner.schedule": "cosine",
+        "episode.tokens": 32768,
+    },
+    "vts-v-sft-qwen2.5-vl-7b": VTS,
+    "vts-v-sft-qwen2-vl-7b": VTS,
+    "vts-v-sft-llama3.2-11b": VTS,
+    "vts-v-verifier-qwen2.5-vl-7b": {
+        "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.learning_rate": 5e-6, "method.eta": 0.1,
+    },
     "adpo-math": {**ADPO, "policy.path": "Qwen/Qwen2-VL-7B-Instruct", "learner.steps": 1200},
     "adpo-grounding": {
         **ADPO, "policy.path": "Qwen/Qwen2.5-VL-7B-Instruct", "learner.steps": 1200, "method.gamma": 0.1,
@@ -91,9 +137,10 @@ TABLE = PAPERS | {
 
 def setting(recipe: Recipe, key: str) -> Any:
     """The value of a setting that is named as overrides name it."""
-    section, _, name = key.partition(".")
-    held = recipe.model_dump()[section]
-    return held[name] if name else held
+    held: Any = recipe.model_dump()
+    for name in key.split("."):
+        held = held[name]
+    return held
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -103,5 +150,32 @@ def test_a_recipe_has_its_papers_values(name: str) -> None:
 
 
 def test_every_recipe_at_the_papers_scale_is_in_the_table() -> None:
-    begins = ("adpo-", "grpo-", "adapo-")
-    assert {n for n in builtin_recipes() if n.startswith(begins) and "digits" not in n} == set(TABLE)
+    begins, small = (
+        ("adpo-", "grpo-", "adapo-", "smartsnap-", "vts-v-"),
+        ("digits", "phone", "browser", "environments"),
+    )
+    found = {n for n in builtin_recipes() if n.startswith(begins) and not any(word in n for word in small)}
+    assert found == set(TABLE)
+
+
+def test_smartsnaps_evaluation_has_a_judge_of_its_own() -> None:
+    """Section 4.2: it reads the whole trajectory; all else is as in training."""
+    for name in ("smartsnap-qwen3-8b", "smartsnap-llama3.1-8b"):
+        recipe = load_recipe(name)
+        trained, measured = recipe.task.options, recipe.measured_task.options
+        assert measured["agent"]["evidence"].pop("judged") == "all"
+        del trained["agent"]["evidence"]["judged"]
+        assert trained == measured
+
+
+@pytest.mark.parametrize("name", sorted(builtin_recipes()))
+def test_every_recipe_that_ships_is_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that begin from a model of this machine name a folder, which is somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    path = yaml.safe_load(builtin_recipes()[name].read_text())["policy"]["path"]
+    if path.startswith("./"):
+        with pytest.raises(ConfigError, match="there is no such model folder") as caught:
+            load_recipe(name)
+        assert "\n" not in str(caught.value)
+    else:
+        assert load_recipe(name).name == name

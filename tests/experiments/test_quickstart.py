@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import pytest
 
-from selfverify.cli.train import QuickstartConfig
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.headline import MOST
 from selfverify.experiments import quickstart as module
@@ -48,23 +47,6 @@ def test_a_run_with_other_settings_is_not_touched(paper: Paper, fast: bool, tmp_
     with pytest.raises(ConfigError, match=r"other settings: evaluation\.problems was \d+ and .*--overwrite"):
         quickstart(paper, tmp_path, fast=fast)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "metrics.jsonl"}
-
-
-def test_the_papers_of_the_command_are_those_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a folder of its own."""
-    made = []
-    monkeypatch.setattr(module, "load_recipe", lambda name, words: made.append((name, words[-1])) or 1 / 0)
-    for paper in get_args(Paper):
-        with pytest.raises(ZeroDivisionError):
-            quickstart(paper)
-    assert made == [
-        ("quickstart", "output=runs/quickstart"),
-        ("adapo-digits-check", "output=runs/quickstart-adapo"),
-        ("smartsnap-phone", "output=runs/quickstart-smartsnap"),
-        ("looking-digits", "output=runs/quickstart-vts-v"),
-    ]
-    assert [*SHOWCASES] == [*get_args(Paper)]
-    assert get_args(QuickstartConfig.model_fields["paper"].annotation) == get_args(Paper)
 
 
 def test_stored_figures_are_those_of_the_results() -> None:

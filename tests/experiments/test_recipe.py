@@ -125,14 +125,6 @@ def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
     assert to_yaml(again) == to_yaml(recipe)
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [("3e-4", 3e-4), ("1E-3", 1e-3), ("0.5", 0.5), ("1", 1.0), (".5", 0.5)],
-)
-def test_overrides_read_numbers_as_people_write_them(good: Path, override: str, value: float) -> None:
-    assert load_recipe(good, [f"learner.learning_rate={override}"]).learner.learning_rate == value
-
-
 def test_overrides_reach_every_kind_of_key(good: Path) -> None:
     recipe = load_recipe(
         good, ["name=other", "method.beta=0", "task.digits=9", "learner.trackers=[a]", "sampling.top_p=1"]
@@ -275,10 +267,6 @@ def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> No
     assert "holds no config.json" in refusal(good, f"policy.path={model}")
     (model / "config.json").write_text("{}")
     assert load_recipe(good, [f"policy.path={model}"]).policy.path == str(model)
-
-
-def test_a_method_finds_no_faults_by_default(good: Path) -> None:
-    assert load_recipe(good, ["method=plain", "sampling.group_size=1"]).method.name == "plain"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -224,27 +224,3 @@ def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> No
     train(wanted, before={"pass@1": 0.5})
     found = json.loads((tmp_path / "metrics.json").read_text())
     assert found["before"] == {"pass@1": 0.5} and found["after"]["problems"] == 2
-
-
-def test_star_from_a_recipe(tmp_path: Path) -> None:
-    """The shipped policy corrects some of its answers; what it learnt from is there to be read."""
-    wanted = load_recipe(
-        "adapo-digits",
-        [
-            "method.name=star", "method.second_turn=Check the answer.", "method.problems=16",
-            "learner.steps=2", "learner.warmup_steps=0", "learner.groups_per_step=4",
-            "learner.denominator=batch", "sampling.group_size=4", "evaluation.problems=2",
-            "evaluation.samples=2", f"output={tmp_path}",
-        ],
-    )  # fmt: skip
-    train(wanted, before={})
-    found = json.loads((tmp_path / "metrics.json").read_text())
-    assert "turns" in found["after"]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    assert {row["star/iteration"] for row in rows} == {1, 2}
-    first, *kept = (tmp_path / "iteration-1" / "conversations.jsonl").read_text().splitlines()
-    assert len(kept) == 16 and any(json.loads(line)["conversations"] for line in kept)
-    assert json.loads(first)["settings"]["weights"] == Policy.load(wanted.policy.path).fingerprint()
-    trained = Policy.load(str(tmp_path / "model"))
-    assert header(tmp_path / "samples-after.jsonl")["weights"] == trained.fingerprint()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -29,13 +27,6 @@ def completion(answer: str, score: str) -> str:
 def right(completions: list[str], **kwargs: Any) -> list[float]:
     """1 for a 7."""
     return [float("<answer>7<" in text) for text in completions]
-
-
-@pytest.fixture(autouse=True)
-def own_accelerator() -> Iterator[None]:
-    """TRL turns mixed precision on for the whole process, where later tests' learners would find it."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
@@ -128,12 +119,6 @@ def test_it_trains_and_logs(trainer: Any) -> None:
     assert rows[0]["adpo/verification/auc"] == pytest.approx(0.5)
     assert rows[0]["adpo/format/score"] == pytest.approx(0.75)
     assert rows[0]["adpo/reward/verification"] == pytest.approx((1 + 0 + 0.5) / 4)
-
-
-def test_sampled_nonsense_is_no_error(trainer: Any) -> None:
-    made = trainer(canned=False)
-    made.train()
-    assert [row for row in made.state.log_history if "loss" in row]
 
 
 @pytest.mark.parametrize(

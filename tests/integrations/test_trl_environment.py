@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import BatchFeature
 from transformers.processing_utils import ProcessorMixin
@@ -115,13 +114,6 @@ def test_what_the_caller_gets_wrong(factory: TrlEnvironments) -> None:
         environments[4].reset(task={"goal": 5})
 
 
-@pytest.fixture
-def own_accelerator() -> Iterator[None]:
-    """TRL turns mixed precision on for the whole process, where later tests' learners would find it."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 class Sees(ProcessorMixin):  # type: ignore[misc]
     """Qwen2.5-VL's processor without its videos, for which it wants torchvision."""
 
@@ -165,7 +157,6 @@ class Canned:
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts], None
 
 
-@pytest.mark.usefixtures("own_accelerator")
 def test_two_steps_of_trls_trainer(tiny_folder: Path, tmp_path: Path) -> None:
     """Screens become tokens with images, rewards are the environment's, a lost rollout moves nothing."""
     from trl.chat_template_utils import qwen3_vl_chat_template

@@ -65,13 +65,19 @@ def parse(page):
     return parser
 
 
+def shown(run, folder):
+    """The page about a run, which is well formed."""
+    page = write_report(run, folder / "r.html").read_text("utf-8")
+    parse(page)
+    return page
+
+
 def test_what_happened_is_told(run_copy, page):
     assert "What happened" not in page
     event = {"time": "", "step": 1, "event": "problem_skipped", "problem": ATTACK, "reason": "no image"}
     # A line that a bad disk has spoiled hides no other.
     (run_copy / "events.jsonl").write_text('{"event":\n' + json.dumps(event) + "\n")
-    told = write_report(run_copy, run_copy / "report.html").read_text("utf-8")
-    parse(told)
+    told = shown(run_copy, run_copy)
     assert "What happened" in told and "1 problem skipped" in told
     assert told.count("<script>") == 1
 
@@ -144,8 +150,7 @@ def test_missing_parts_are_told(run_copy, tmp_path):
     for gone in ("metrics.jsonl", "samples-before.jsonl"):
         (run_copy / gone).unlink()
     shutil.rmtree(run_copy / "gallery")
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(run_copy, tmp_path)
     for line in ("no learning curves", "no score histogram before training", "no problems are shown"):
         assert line in page
 
@@ -161,8 +166,7 @@ def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
             make(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
-    page = write_report(tmp_path, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(tmp_path, tmp_path)
     assert "This run has no evaluation yet." in page
     with pytest.raises(DataError, match="no evaluated samples"):
         write_overview(tmp_path, tmp_path / "o.png")
@@ -203,8 +207,7 @@ def test_conversations_are_reported(run_copy, tmp_path):
     assert found["pass@1"]["title"] == "Success rate" and found["majority@{n}"]["after"] is None
     assert found["best@{n}"]["after"] is not None
     assert "2.0 turns" in sentence(load_run(run_copy)) and "vote" not in sentence(load_run(run_copy))
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(run_copy, tmp_path)
     assert ">tool<" in page and "2.75 s" in page
     for kind in ("How conversations end", "Time of conversations", "Turns", "Tool calls", "Tool errors"):
         assert f"{kind} over training" in page
@@ -212,8 +215,7 @@ def test_conversations_are_reported(run_copy, tmp_path):
 
 def test_several_runs_are_shown_side_by_side(run_dir, run_copy, tmp_path):
     other = run_copy.rename(tmp_path / "other-run")
-    page = write_report([run_dir, other], tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown([run_dir, other], tmp_path)
     assert "2 runs compared" in page
     assert "Side by side, after training" in page
     assert page.count("<figure>") == 4 + 5 + 2 + 4
@@ -290,14 +292,12 @@ def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
         "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
     }  # fmt: skip
     (run_copy / "metrics.json").write_text(json.dumps(metrics))
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(run_copy, tmp_path)
     titles = [page.index(f"<h2>{t}</h2>") for t in ("In short", "What more samples buy", "Before and after")]
     assert titles == sorted(titles) and page.index("Scores of right and of wrong answers") < titles[2]
     assert '<th scope="row">plain vote</th><td data-label="before">0.587</td>' in page
     assert "[1] stored" in page and page.count("<script>") == 1 and "<code>selfverify &lt;" in page
-    both = write_report([run_copy, run_dir], tmp_path / "both.html").read_text("utf-8")
-    parse(both)
+    both = shown([run_copy, run_dir], tmp_path)
     assert both.count("<h2>In short</h2>") == 1
     metrics["headline"]["rows"] = [["plain vote", 0.587]]
     (run_copy / "metrics.json").write_text(json.dumps(metrics))
@@ -318,8 +318,7 @@ def test_what_ends_looking_is_told_and_drawn(tmp_path):
     write_samples(tmp_path / "samples.jsonl", {}, [made.sample("p", 0, True, None)])
     told = sentence(load_run(tmp_path))
     assert all(number in told for number in ("83.0", "4.5", "84.0", "6.8"))
-    page = write_report(tmp_path, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(tmp_path, tmp_path)
     assert "<h2>When looking ends</h2>" in page and "the verifier 83%" in page and '"tiles"' not in page
     del rules["self-stop"]["steps"]
     (tmp_path / "metrics.json").write_text(json.dumps({"stopping": found}))
@@ -342,6 +341,5 @@ def test_figures_without_a_count_are_shown(run_copy, tmp_path):
     table = {"topic": {"sums": {"accuracy": figure}}}
     summary = {"samples_per_problem": 2, "categories": table, "turns_by_category": {"topic": {"sums": {}}}}
     (run_copy / "metrics.json").write_text(json.dumps({"after": summary}))
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    parse(page)
+    page = shown(run_copy, tmp_path)
     assert "topic: sums" in page and "0.500" in page

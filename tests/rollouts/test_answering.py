@@ -1,20 +1,25 @@
-"""Two-turn trajectories: channels, rewards of both answers, cut-off and unjudged turns."""
+"""Two-turn trajectories: channels, rewards of both answers, turns that were cut off or have no verdict."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from tests.rollouts.test_unjudged import Outage
 
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Trajectory, valid_trajectories
+from selfverify.methods.metrics import group_metrics
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite, roll_out
 from selfverify.rollouts.score_reading import before_score
 from selfverify.tasks.answering import SelfCorrection
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum
 from tiny_models import boosted
 
@@ -23,11 +28,8 @@ PROBLEM = TASK.problem("train", 0, 0)
 RIGHT, WRONG = PROBLEM.target, PROBLEM.target + 1
 
 
-def said(policy: Policy, answer: object, finish: str = "stop") -> Sample:
-    text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
-    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+def said(policy: Policy, answer: object, ends: bool = True) -> Sample:
+    return drawn(policy, f"<think>1</think><answer>{answer}</answer><score>0.5</score>", ends)
 
 
 def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = TASK) -> Trajectory:
@@ -70,7 +72,7 @@ def test_a_score_of_its_own(policy: Policy) -> None:
 
 
 def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
-    made = told(policy, [said(policy, RIGHT, "length"), said(policy, RIGHT)])
+    made = told(policy, [said(policy, RIGHT, ends=False), said(policy, RIGHT)])
     assert [s.channel for s in made.segments] == ["turn_1"]
     assert made.truncated and made.rewards["correct"] == 0.0 and made.rewards["answer_format"] == 0.0
 
@@ -93,3 +95,36 @@ def test_words_without_room_end_the_conversation(load_policy: Any, caplog: pytes
     events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
     assert [event["problem"] for event in events] == [PROBLEM.id] * 2
     assert f"limit of {room} tokens" in caplog.text
+
+
+class Outage(DigitsSum):
+    """Answers of 1 cannot be judged, those of 2 break the judge's data."""
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        match tagged.fields["answer"]:
+            case "1":
+                return Verdict(1.0, True, unjudged="timed out twice")
+            case "2":
+                raise DataError("the reference is gone")
+        return super().judge(problem, tagged)
+
+
+def test_unjudged_trajectories_take_no_part(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    task = Outage()
+    problem = task.problem("train", 0, 0)
+    right = problem.target
+    rows = [
+        recite(policy, problem, task.open(problem, 0), [said(policy, answer)])
+        for answer in (1, 2, right, "nonsense")
+    ]
+    group = Group(problem, rows)
+    assert [t.finish for t in rows] == ["error", "error", "stop", "stop"]
+    assert valid_trajectories(group, False).tolist() == [False, False, True, True]
+    # Their rewards are nobody's: two answers with a verdict, one of them right.
+    assert group_metrics([group])["accuracy"] == 0.5
+    assert group_metrics([Group(problem, rows[:2])]) == {}
+    assert [r.__dict__["fields"]["reason"] for r in caplog.records] == [
+        "timed out twice",
+        "the reference is gone",
+    ]
+    assert all(r.__dict__["fields"]["problem"] == problem.id for r in caplog.records)

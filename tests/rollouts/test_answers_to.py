@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from PIL import Image
 
+from rounding import assert_close
+from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import decimals_of
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import ask_policy
+from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.score_reading import read_rollout_scores, written_score
 from selfverify.tasks.base import user_turn
 
 ASKED = Problem("p", user_turn("Judge this.", images=0))
@@ -35,3 +43,38 @@ def test_pictures_are_shown_and_what_cannot_be_shown_has_no_answer(policy: Polic
     picture = Observation([{"type": "image"}, {"type": "text", "text": "?"}], [Image.new("RGB", (56, 56))])
     shown, broken = tokens(policy, [picture, Observation([{"type": "image"}])])
     assert len(shown) == 2 and broken == []
+
+
+@pytest.mark.parametrize(
+    ("text", "decimals"),
+    [
+        ("0.8</score>", 1),
+        ("1</score>", 1),
+        ("0.85</score>.", 2),
+        ("0.8500</score>", 2),
+        (" 0.07 </score>", 2),
+    ],
+)
+def test_the_decimals_of_a_written_score(text: str, decimals: int) -> None:
+    assert decimals_of(written_score(Trajectory([Segment("score", [1], text=text)]))) == decimals
+
+
+def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:
+    """Two decimals give another expectation than tenths; neighbours change nothing."""
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+
+    def group(*scores: str) -> Group:
+        texts = [f"<think>1+1=2</think><answer>1 1</answer><score>{score}</score>" for score in scores]
+        told = [recite(policy, problem, task.open(problem, 0), [drawn(policy, text)]) for text in texts]
+        return Group(problem, told)
+
+    def read(*scores: str, as_written: bool = True) -> list[float]:
+        made = group(*scores)
+        read_rollout_scores(policy, Rollout(policy.encode([problem]), [made]), as_written=as_written)
+        return [trajectory.scores["soft"] for trajectory in made.trajectories]
+
+    [tenths], [hundredths] = read("0.8"), read("0.85")
+    assert_close(read("0.8", "0.85", "0.31"), [tenths, hundredths, hundredths])
+    assert_close(read("0.85", as_written=False), read("0.8", as_written=False))
+    assert abs(tenths - hundredths) > 1e-3

@@ -238,8 +238,6 @@ ODD: dict[str, Callable[[], Any]] = {
     "hangs": lambda: time.sleep(1.0),
     "a text": lambda: "Hello.",
     "cuts": lambda: Observation("Hello.", channels=[("a", 0)]),
-    "no image": lambda: Observation([{"type": "image"}]),
-    "far too long": lambda: Observation("a" * 10_000_000),
 }
 
 

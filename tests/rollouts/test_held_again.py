@@ -74,7 +74,7 @@ def rolled(policy: Policy, task: Lighting, retries: int) -> Any:
     return roll_out(policy, task, problems, [7, 8], SAMPLING, retries=retries)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def endless(load_policy: Any) -> Policy:
     """Its turns are cut off."""
     policy = load_policy()
@@ -82,10 +82,12 @@ def endless(load_policy: Any) -> Policy:
     return policy
 
 
-@pytest.fixture
-def policy(endless: Policy) -> Policy:
+@pytest.fixture(scope="module")
+def policy(load_policy: Any) -> Policy:
     """Its turns are short and end by themselves."""
-    return boosted(endless, 10.0)
+    policy = boosted(load_policy(), 10.0)
+    policy.tokenizer.chat_template = HERMES
+    return policy
 
 
 def test_what_was_lost_becomes_what_it_would_have_been(policy: Policy) -> None:

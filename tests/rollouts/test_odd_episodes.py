@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from PIL import Image
@@ -15,7 +15,7 @@ from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.score_reading import before_score
@@ -44,8 +44,11 @@ class Anything(Task):
 class Polite(Episode):
     """Replies once."""
 
+    opened: ClassVar[list[Polite]] = []
+
     def __init__(self) -> None:
-        self.turns = 0
+        self.turns = self.closed = 0
+        self.opened.append(self)
 
     def step(self, said: PolicyTurn) -> Observation:
         self.turns += 1
@@ -54,8 +57,11 @@ class Polite(Episode):
     def result(self) -> EpisodeResult:
         return EpisodeResult({"answer": 1.0})
 
+    def release(self) -> None:
+        self.closed += 1
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def short(load_policy: Any) -> Policy:
     """A policy of which every turn ends within the limit."""
     return boosted(load_policy(), 4.0)
@@ -103,6 +109,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "a text that is none": replying(lambda said: Observation([{"type": "text", "text": None}])),
     "no images": replying(lambda said: Observation("Look.", images=None)),  # type: ignore[arg-type]
     "a thin image": replying(lambda said: Observation([{"type": "image"}], [Image.new("RGB", (9000, 1))])),
+    "raises": replying(lambda said: raises()),
     "exit": replying(lambda said: sys.exit(2)),
     "no ending": ending(lambda: None),
     "an ending in words": ending(lambda: "good"),
@@ -117,15 +124,31 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("limits", [LIMITS, THREADS], ids=["inline", "threads"])
+@pytest.fixture(scope="module", params=[LIMITS, THREADS], ids=["inline", "threads"])
+def limits(request: pytest.FixtureRequest) -> RolloutLimits:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def whole(short: Policy, limits: RolloutLimits) -> list[Trajectory]:
+    """The conversations without a fault."""
+    made = hold(short, Polite, limits)
+    assert all(t.segments[0].finish == Finish.STOP and len(t.segments[0].tokens) > 3 for t in made)
+    return made
+
+
 @pytest.mark.parametrize("odd", ODD)
 def test_nonsense_ends_its_own_conversation_only(
-    short: Policy, odd: str, limits: RolloutLimits, caplog: pytest.LogCaptureFixture
+    short: Policy, whole: list[Trajectory], odd: str, limits: RolloutLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = hold(short, Polite, limits)
-    assert all(t.segments[0].finish == Finish.STOP and len(t.segments[0].tokens) > 3 for t in whole)
+    Polite.opened.clear()
     found = hold(short, ODD[odd], limits)
     assert found[1].finish == Finish.ERROR and found[1].rewards == {}
+    assert {episode.closed for episode in Polite.opened} == {1}
+    begun = odd not in ("foreseen", "no episode", "exit at once")  # what was said is kept
+    assert found[1].segments[0].tokens == (whole[1].segments[0].tokens if begun else [])
+    group = Group(Anything().problem("train", 0, 0), found)
+    assert valid_trajectories(group, False).tolist() == [True, False, True]
     assert any("problem p, turn" in record.getMessage() for record in caplog.records)
     for place in (0, 2):
         assert (found[place].tokens, found[place].rewards) == (whole[place].tokens, {"answer": 1.0})

@@ -6,7 +6,6 @@ device without its number is found, too. Results are compared with those on the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,7 @@ from tests.trainer.test_loss import pair
 from tests.updating import update
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
 from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
@@ -379,28 +376,6 @@ def test_second_turns_as_a_verifier() -> None:
         solution = solve(policy, task, problem, verifier, choosing, DrawsConfig(max_new_tokens=30))
         found.append([candidate.score for candidate in solution.candidates])
     assert found[0] == pytest.approx(found[1], abs=1e-3)
-
-
-def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = {
-        "policy.device": DEVICE,
-        "policy.lora.rank": 4,
-        "learner.steps": 1,
-        "learner.warmup_steps": 0,
-        "learner.groups_per_step": 2,
-        "evaluation.problems": 2,
-        "evaluation.samples": 2,
-    }
-    calls = [
-        ["train", "adpo-digits", "output=run", *(f"{name}={value}" for name, value in small.items())],
-        ["merge", "run", "whole"],
-    ]
-    for call in calls:
-        result = CliRunner().invoke(app, call)
-        assert result.exit_code == 0, result.output
-    assert (tmp_path / "whole/config.json").is_file()
-    assert json.loads((tmp_path / "run/metrics.json").read_text())["after"]["pass@1"] >= 0
 
 
 # --- what is forgotten is found --------------------------------------------------------------------------

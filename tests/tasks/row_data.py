@@ -1,8 +1,10 @@
-"""Rows in memory for the tasks that read data files."""
+"""Rows in memory for the tasks that read data files, and responses that are damaged at random."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from PIL import Image
@@ -67,3 +69,25 @@ def call_answer(arguments: dict[str, Any] | str) -> Tagged:
     if not isinstance(text, str):
         text = json.dumps({"name": "mobile_use", "arguments": text})
     return parse_tagged(f"<tool_call>\n{text}\n</tool_call><score>0.5</score>", ("tool_call", "score"))
+
+
+def mutated(seeds: Sequence[str], pieces: Sequence[str], count: int, seed: int) -> Iterator[str]:
+    """``count`` responses with one to four deletions, insertions, repetitions, swaps or changed bytes."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        text = rng.choice(seeds)
+        for _ in range(rng.randint(1, 4)):
+            i, j = sorted(rng.randint(0, len(text)) for _ in range(2))
+            j = min(j, i + rng.choice((1, 2, 8, 40)))
+            match rng.randrange(5):
+                case 0:
+                    text = text[:i] + text[j:]
+                case 1:
+                    text = text[:i] + rng.choice(pieces) + text[i:]
+                case 2:
+                    text = text[:j] + text[i:j] + text[j:]
+                case 3:
+                    text = text[:i] + rng.choice(pieces) + text[j:]
+                case 4:
+                    text = text[:i] + chr(rng.randrange(1, 128)) + text[i + 1 :]
+        yield text

@@ -1,4 +1,4 @@
-"""Tool calls in the policy's words: which there are, and what each broken one comes to."""
+"""Tool calls in words: which there are, what each broken one comes to, and how calls are written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.core.episode import PolicyTurn
+from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
-from selfverify.tasks.tool_calls import ToolCall, ToolCalls, read_calls
+from selfverify.tasks.tool_calls import CallForm, ToolCall, ToolCalls, read_calls, written_call
 
 PARAMETERS = {"type": "object", "properties": {"box": {"type": "array"}, "label": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "zoom", "parameters": PARAMETERS}}]
@@ -166,3 +166,17 @@ def test_time_grows_with_the_text_only(unit: str) -> None:
         started = time.process_time()
         read(head + unit * (1_000_000 // len(unit)))
         assert time.process_time() - started < 2.0
+
+
+CALL = Call("submit", {"message": "Done.", "evidences": [1, 3]})
+
+
+@pytest.mark.parametrize("form", ["tagged", "json"])
+def test_what_is_written_is_read_again(form: CallForm) -> None:
+    (read,) = read_calls(PolicyTurn(written_call(CALL, form), [], Finish.STOP, 0)).calls
+    assert (read.name, read.arguments) == (CALL.name, CALL.arguments)
+
+
+def test_spaced_texts_begin_with_a_space_and_nothing_else_changes() -> None:
+    written = json.loads(written_call(CALL, "spaced"))
+    assert written == {"name": "submit", "arguments": {"message": " Done.", "evidences": [1, 3]}}

@@ -78,7 +78,7 @@ TASK = Find()
 PROBLEM = TASK.problem("train", 0, 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(load_policy: Callable[..., Policy]) -> Policy:
     policy = load_policy()
     policy.tokenizer.chat_template = QWEN3
@@ -197,16 +197,12 @@ def test_a_tool_that_ends(policy: Policy) -> None:
     ("said", "told"),
     [
         (call("jump"), "Error: there is no tool 'jump'; there are look, submit"),
-        (call("__init__"), "Error: there is no tool '__init__'"),
         (call("x" * 1000), f"Error: there is no tool '{'x' * 57}...'"),
         (call("look"), "Error: the arguments of look do not fit: 'what'"),
         (call("look", '{"what": "cat", "times": 0}'), "'times'"),
         (call("look", '{"what": "cat", "self": 1}'), "'self'"),
-        (call("look", '{"what": "cat", "times": "2"}'), "'times'"),
         (call("look", '{"what": "\\ud800"}'), "Error: the arguments of look do not fit"),
         (LOOK[:-1] + "x", "Error: the tool call cannot be read: something other than </tool_call> follows"),
-        ("<tool_call>look(cat)</tool_call>", "Error: the tool call cannot be read: Expecting value"),
-        (f"<tool_call>{LOOK}</tool_call>", "Error: the tool call cannot be read: <tool_call> stands inside"),
         (LOOK + LOOK, "Error: 2 calls in one message, and at most 1 may be"),
     ],
 )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
+from selfverify.evaluation.visual_metrics import run_to_cap
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.digits import digit_bank
+from selfverify.policy.policy import Policy
 from selfverify.visual.digits_far import DigitsFar, closer
 from selfverify.visual.episode import VisualEpisode
 
@@ -148,19 +151,6 @@ def test_a_model_is_told_when_to_answer() -> None:
     assert 8 <= sum(stopped) <= 32
 
 
-def test_the_scans_are_those_of_the_split(task: DigitsFar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations show digits that were never trained on."""
-    asked: list[Any] = []
-
-    def bank(split: Any) -> Any:
-        asked.append(split)
-        return digit_bank(split)
-
-    monkeypatch.setattr("selfverify.visual.digits_far.digit_bank", bank)
-    task.canvas("validation", 0, 0)
-    assert asked == ["validation"]
-
-
 @pytest.mark.parametrize(
     ("think", "tags"), [("way", ("think", "answer")), ("none", ("answer",))], ids=["way", "none"]
 )
@@ -221,19 +211,27 @@ def test_what_looks_show_can_be_taken_away() -> None:
         ({"stop": "after:2", "tools": "none"}, "stop needs tools"),
         ({"results": "blanked", "tools": "none"}, "results needs tools"),
         ({"think": "none"}, "think: none needs tools: none"),
+        ({"far": (8, 40)}, "far"),
+        ({"near": (30, 20)}, "near"),
+        ({"near": (2, 9)}, "near"),
+        ({"cell": 50}, "cell"),
     ],
 )
-def test_options_that_need_tools(options: dict[str, Any], said: str) -> None:
-    """They are refused where there are none."""
+def test_options_that_cannot_work(options: dict[str, Any], said: str) -> None:
+    """They are refused with the setting's name."""
     with pytest.raises(ValueError, match=said):
         make_task("digits-far", **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"far": (8, 40)}, {"near": (30, 20)}, {"near": (2, 9)}, {"cell": 50}],
-)
-def test_sizes_that_cannot_be(options: dict[str, Any]) -> None:
-    """They are refused with the setting's name."""
-    with pytest.raises(ValueError, match=next(iter(options))):
-        make_task("digits-far", **options)
+@pytest.mark.parametrize("problems", [5, pytest.param(128, marks=pytest.mark.slow)])
+def test_it_looks_to_the_0_and_answers_whenever_it_is_told_to(problems: int, tmp_path: Path) -> None:
+    task = make_task("digits-far", terminate="refuse")
+    assert isinstance(task, DigitsFar)
+    config = EvaluationConfig(problems=problems, samples=1, temperature=0.0, split="test")
+    policy = Policy.load("builtin:looking", device="cpu")
+    rows = run_to_cap(policy, task, config, tmp_path / "looked.jsonl", max_new_tokens=32)
+    talks = [talk for row in rows.values() for talk in row.talks]
+    found = [talk for talk in talks if talk.enough]
+    assert len(found) >= 0.7 * problems and len({talk.enough for talk in found}) > 1
+    behind = [step.correct for talk in found for step in talk.steps[talk.enough - 1 :]]
+    assert sum(right == 1 for right in behind) >= 0.9 * len(behind)

@@ -112,23 +112,6 @@ def test_steps_on_kept_keys_equal_the_whole_anew(
     assert turns[0, 0][2].values[LOG_RATIO_PLAN] == 0.0
 
 
-def test_each_step_forwards_its_own_tokens(load_policy: Callable[..., Policy]) -> None:
-    """Both models read as many tokens as are new, not the history."""
-    policy = adapted(load_policy)
-    verifier = StepVerifier(policy, reasoner=policy)
-    verifier.begin({(0, 0): question(1)})
-    read = [0]
-    for number, text in enumerate(STEPS):
-        words = said_by(policy, text, number)
-        verifier.said({(0, 0): words})
-        counts = {reader.threads.forwarded for reader in verifier._readers}  # type: ignore[attr-defined]
-        assert len(counts) == 1
-        read.append(counts.pop())
-        assert read[-1] - read[-2] == len(words.tokens)
-        verifier.shown({(0, 0): shown(number)})
-        read[-1] = verifier._readers[0].threads.forwarded  # type: ignore[attr-defined]
-
-
 def test_a_reasoner_with_other_tokens(load_policy: Callable[..., Policy]) -> None:
     """Text from elsewhere is tokenised with the end of a message; special tokens in it mean nothing."""
     policy = adapted(load_policy)

@@ -1,15 +1,162 @@
-"""Traces: what is flattened and merged, and why one is dropped."""
+"""Traces: what is flattened and merged, why one is dropped, which pairs two make, and the leak test."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.experiments.looks.looks_recipe import trace
 
+from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import IMAGES
-from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
+from selfverify.visual.traces import (
+    Curation,
+    Demands,
+    Pair,
+    Pairing,
+    VisualTrace,
+    estimated_length,
+    flattened,
+    leak_test,
+    make_pairs,
+    paired,
+    said_length,
+    words_of,
+)
+
+
+def test_what_both_have_becomes_the_prompt(tmp_path: Path) -> None:
+    """Turns, replies and images of the longest common beginning; cuts go with their turns."""
+    right = trace(tmp_path, "r", "a crop", "b crop", "5")
+    near = trace(tmp_path, "n", "a crop", "c crop", "6", right=False)
+    far = trace(tmp_path, "f", "d crop", "6", right=False)
+    pairs, dropped = make_pairs([right, far, near], Pairing(match_lengths=False))
+    assert [pair.id for pair in pairs] == ["r > n", "r > f"] and not dropped
+    first = pairs[0]
+    assert first.prompt == right.messages[:3] and first.chosen == right.messages[3:]
+    assert first.rejected == near.messages[3:] and first.kind == "wrong"
+    assert first.chosen_cuts == right.cuts[1:] and len(first.rejected_cuts) == 2
+    assert pairs[1].prompt == right.messages[:1]
+
+
+def test_pairs_whose_beginnings_do_not_fit(tmp_path: Path) -> None:
+    """They are left out with the reason, never put right."""
+    right = trace(tmp_path, "r", "a crop", "b crop", "5")
+    shown = trace(tmp_path, "s", "a crop", "b crop", "6", right=False)
+    shown.messages[2]["content"][0]["text"] = "something else"
+    assert paired(right, shown, "wrong") == "the same words are replied to differently"
+    longer = trace(tmp_path, "l", "a crop", "b crop", "5", right=False)
+    longer.messages += [{"role": "user", "content": "Too early."}, {"role": "assistant", "content": "6"}]
+    assert paired(right, longer, "wrong") == "one is the beginning of the other"
+    other = trace(tmp_path, "o", "a crop", "6", right=False, problem="q")
+    assert paired(right, other, "wrong") == "the two are asked differently"
+    _, dropped = make_pairs([right, shown, other], Pairing())
+    assert [*dropped.values()] == [1, 1]
+
+
+def test_induced_traces_are_never_chosen(tmp_path: Path) -> None:
+    """Whoever was asked to be wrong and is right is no example of either."""
+    right = trace(tmp_path, "r", "a crop", "5")
+    lied = trace(tmp_path, "i", "a crop", "5 it is", source="induced")
+    pairs, dropped = make_pairs([right, lied], Pairing())
+    assert not pairs and dropped["induced to be wrong, and right"] == 1
+    lied.rewards["correct"] = 0.0
+    [pair] = make_pairs([right, lied], Pairing(match_lengths=False, longest_ratio=9))[0]
+    assert pair.source == "induced" and pair.rejected[0]["content"] == "5 it is"
+
+
+def test_wasteful_pairs(tmp_path: Path) -> None:
+    """On request, of two right traces the one with fewer looks is preferred."""
+    short = trace(tmp_path, "a", "a crop", "5")
+    long = trace(tmp_path, "b", "a crop", "b crop", "5")
+    assert make_pairs([short, long], Pairing())[0] == []
+    [pair] = make_pairs([short, long], Pairing(wasteful=True))[0]
+    assert (pair.id, pair.kind) == ("a > b", "wasteful") and pair.chosen == short.messages[-1:]
+
+
+def test_a_trace_is_rejected_once_and_a_problem_has_so_many_pairs(tmp_path: Path) -> None:
+    rights = [trace(tmp_path, f"r{n}", f"{n} crop", "5") for n in "ab"]
+    wrongs = [trace(tmp_path, f"w{n}", f"{n} crop", "6", right=False) for n in "cdefg"]
+    how = Pairing(most=3, match_lengths=False)
+    pairs, dropped = make_pairs([*rights, *wrongs], how)
+    assert len(pairs) == 3 and len({pair.id.rpartition(" > ")[2] for pair in pairs}) == 3
+    assert dropped == {"the problem has 3 pairs already": 2}
+    assert make_pairs([*reversed(wrongs), *rights], how)[0] == pairs
+
+
+def test_lengths_are_matched(tmp_path: Path) -> None:
+    """The chosen side is longer as often as the rejected one; what differs most leaves first."""
+    traces = []
+    for number, (right, wrong) in enumerate([(3, 9), (3, 4), (3, 6), (8, 3), (5, 5)]):
+        name = f"p{number}"
+        traces += [
+            trace(tmp_path, f"r{number}", "a crop", "x" * right, problem=name),
+            trace(tmp_path, f"w{number}", "a crop", "y" * wrong, problem=name, right=False),
+        ]
+    pairs, dropped = make_pairs(traces, Pairing(longest_ratio=5))
+    gaps = sorted(said_length(pair.chosen) - said_length(pair.rejected) for pair in pairs)
+    assert gaps == [-1, 0, 5] and dropped == {"the rejected side would be longer more often": 2}
+    _, dropped = make_pairs(traces, Pairing(longest_ratio=1.5))
+    assert dropped["one side is more than 1.5 times as long as the other"] == 3
+
+
+def told(number: int, chosen: str, rejected: str) -> Pair:
+    return Pair(
+        f"{number}", f"p{number}", "wrong", "sampled", [{"role": "user", "content": "tell <answer>"}],
+        [{"role": "assistant", "content": chosen}], [{"role": "assistant", "content": rejected}],
+    )  # fmt: skip
+
+
+def test_a_tag_that_only_one_side_has_is_found() -> None:
+    """As in the pairs that VTS-V's authors published."""
+    pairs = [told(n, f"The sign says {n}.", f"It is <answer>{n + 1}</answer>.") for n in range(20)]
+    leak = leak_test(pairs)
+    assert leak.accuracy == 1.0 and not leak.passes and leak.pairs == 20
+    assert {word for word, _ in leak.rejected} >= {"<answer>", "</answer>"}
+    assert "says" in {word for word, _ in leak.chosen}
+
+
+def test_equal_words_pass_whatever_the_numbers() -> None:
+    """Numbers are masked, so that 5 and 6 are the same; equal texts count half."""
+    pairs = [told(n, f"Cell {n}, 5.", f"Cell {n + 3}, 6.") for n in range(10)]
+    assert leak_test(pairs).accuracy == 0.5 and leak_test(pairs).passes
+    assert words_of(pairs[0].chosen) == ["cell", "<number>", "<number>"]
+
+
+def test_what_a_problem_is_about_does_not_help() -> None:
+    """A word that tells the sides of one problem only is not seen in another fold."""
+    pairs = [
+        told(100 * p + n, f"word{chr(97 + p)}x", f"word{chr(97 + p)}y") for p in range(10) for n in range(3)
+    ]
+    grouped = [replace(pair, problem=f"p{i // 3}") for i, pair in enumerate(pairs)]
+    assert leak_test(grouped).accuracy == pytest.approx(0.5)
+    assert leak_test(grouped) == leak_test(grouped)
+
+
+def test_too_few_problems_for_a_leak_test() -> None:
+    with pytest.raises(DataError, match="5 problems or more, not 4"):
+        leak_test([told(n, "a", "b") for n in range(4)])
+    assert leak_test([told(n, "5", "") for n in range(5)]).pairs == 5
+    assert leak_test([told(n, "--", "!") for n in range(5)]).accuracy == 0.5
+
+
+def test_hasty_pairs(tmp_path: Path) -> None:
+    """Whoever was told to answer and is wrong loses against going on; there are as many as wasteful ones."""
+    first, more = trace(tmp_path, "a", "a crop", "5"), trace(tmp_path, "b", "a crop", "b crop", "5")
+    early = trace(tmp_path, "h", "6", right=False, source="hurried")
+    pairs, dropped = make_pairs([first, more, early], Pairing(wasteful=True))
+    assert [(pair.id, pair.kind) for pair in pairs] == [("a > h", "hasty"), ("a > b", "wasteful")]
+    assert pairs[0].source == "hurried" and len(pairs[0].chosen) > len(pairs[0].rejected) and not dropped
+    # A hasty answer that is right is the better side of a wasteful pair, and of these there is one too many.
+    lucky = trace(tmp_path, "l", "a crop", "7", source="hurried")
+    pairs, dropped = make_pairs([first, more, early, lucky, trace(tmp_path, "c", "d crop", "e", "f", "5")],
+                                Pairing(wasteful=True))  # fmt: skip
+    assert sum(pair.kind == "wasteful" for pair in pairs) == 1
+    assert dropped["there would be more wasteful pairs than of the opposite"] >= 1
+    # Without wasteful pairs nothing leaves, whatever the lengths are.
+    assert [pair.kind for pair in make_pairs([first, early], Pairing())[0]] == ["hasty"]
 
 
 def dropped(folder: Path, one: VisualTrace, **demands: Any) -> str:

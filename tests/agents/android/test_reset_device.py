@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,6 @@ from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 
 TASK = {"task_id": "notes_1", "instruction": "Write.", "app": "Notes", "package": NOTES}
-SERIAL = "emulator-5554"
-
-
-@pytest.fixture
-def phone() -> Phone:
-    return Phone()
-
-
-@pytest.fixture
-def server(phone: Phone) -> Iterator[Server]:
-    with adb_server({SERIAL: phone}) as running:
-        yield running
 
 
 def environment(server: Server, first: FirstScreens | None = None, **reset: Any) -> AndroidEnvironment:

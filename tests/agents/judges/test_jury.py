@@ -1,16 +1,19 @@
-"""Votes and what they come to."""
+"""Votes and what they come to; judges that need no model, and one that errs as often as it is told to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from selfverify.agents.evidence import Submission, Vote
+from selfverify.agents.evidence import Exhibit, Submission, Vote
+from selfverify.agents.goals import Goal
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
 from selfverify.agents.judges.config import JuryConfig
-from selfverify.agents.judges.jury import Jury, tally
+from selfverify.agents.judges.jury import FlippedVotes, Jury, RulesJudge, admits_failure, tally
+from selfverify.core.episode import Call, StepResult
 
 S, F, I = Vote(True, True), Vote(True, False), Vote(False, False)  # noqa: E741
 """Success; failure that relevant evidence proves; evidence that is not relevant."""
@@ -86,14 +89,15 @@ def test_a_judgement_is_plain_json() -> None:
 
 
 class Written(Judge):
-    """Gives the votes that it was made with, and remembers which were asked for."""
+    """Gives the votes that it was made with, again and again, and remembers which were asked for."""
 
     def __init__(self, *votes: Vote | None) -> None:
         self.votes, self.asked = votes, list[list[int]]()
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         self.asked.append([*numbers])
-        return lambda: [ballots(self.votes)[n] for n in numbers]
+        given = self.votes * (max(numbers) + 1)
+        return lambda: [ballots(given)[n] for n in numbers]
 
 
 def test_all_votes_are_asked_for_at_once() -> None:
@@ -126,3 +130,126 @@ def test_stopping_early_saves_the_third_vote(
 def test_both_sides_cannot_win(votes: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match="more than half"):
         JuryConfig(**votes)
+
+
+CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(1000)]
+
+
+def wrong(vote: Vote, votes: int, share: float = 0.1) -> float:
+    """The share of verdicts that are not what an unflipped judge would say."""
+    jury = Jury(FlippedVotes(Written(vote), share), JuryConfig(votes=votes, deciding=votes // 2 + 1))
+    return float(np.mean([jury.ask(case)().success is not vote.success for case in CASES]))
+
+
+@pytest.mark.parametrize("vote", [Vote(True, True), Vote(True, False), Vote(False, False)])
+def test_three_votes_err_less_than_one(vote: Vote) -> None:
+    """One vote errs at 0.1, two of three at 3 * 0.1^2 * 0.9 + 0.1^3 = 0.028."""
+    assert wrong(vote, 1) == pytest.approx(0.1, abs=0.03)
+    assert wrong(vote, 3) == pytest.approx(0.028, abs=0.016)
+    assert wrong(vote, 1, share=0.0) == 0.0
+
+
+def test_a_flipped_vote_says_so_and_stays_possible() -> None:
+    juror = FlippedVotes(Written(Vote(False, False, "The hall.", (1,))), 1.0)
+    [ballot] = juror.ask(CASES[0], [2])()
+    # There is no success by irrelevant evidence.
+    assert ballot.vote == Vote(True, True, "The hall.", (1,)) and ballot.about["flipped"] is True
+    assert ballot.number == 2
+    [back] = FlippedVotes(Written(Vote(True, True)), 1.0).ask(CASES[0], [0])()
+    assert back.vote == Vote(True, False)
+
+
+def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
+    juror = FlippedVotes(Written(Vote(True, True)), 0.5)
+    votes = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
+    again = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
+    assert votes == again
+    said = np.array([[vote.success for vote in row if vote] for row in votes])
+    assert abs(np.corrcoef(said.T)[0, 1]) < 0.2
+    # A message of other words is another case.
+    other = Case("phone/0", "Set an alarm.", Submission("It is set.", []), 1)
+    drawn = [[b.about.get("flipped") for b in juror.ask(c, range(20))()] for c in (CASES[0], other)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_missing_vote_stays_missing() -> None:
+    [ballot] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
+    assert ballot.vote is None and "flipped" not in ballot.about
+
+
+GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
+ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)
+OTHER, ELSEWHERE = ("lamp/oven", "colour", "red"), ("lamp/door", "on", True)
+
+
+def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
+    exhibits = [
+        Exhibit(Call("look"), StepResult(n, info={"facts": [fact]}))
+        for n, fact in enumerate(screens, start=1)
+    ]
+    case = Case("lamps/1", "Switch on the oven's lamp.", Submission(message, exhibits), 3, GOAL)
+    ballots = RulesJudge().ask(case, [0, 1])()
+    assert [ballot.number for ballot in ballots] == [0, 1] and ballots[0].vote == ballots[1].vote
+    assert ballots[0].vote is not None
+    return ballots[0].vote
+
+
+@pytest.mark.parametrize(
+    ("screens", "valid", "success"),
+    [
+        ([ON], True, True),
+        ([OFF], True, False),  # it proves the failure, and has to do with the task
+        ([OTHER], True, False),  # what is not shown is not assumed
+        ([ELSEWHERE], False, False),
+        ([ON, OFF], True, False),  # the later screen wins
+        ([OFF, ON], True, True),
+        ([ON, ELSEWHERE], True, True),
+    ],
+)
+def test_only_what_is_proven_is_a_success(
+    screens: list[tuple[str, str, object]], valid: bool, success: bool
+) -> None:
+    found = vote("The lamp is on.", *screens)
+    assert (found.valid, found.success) == (valid, success)
+
+
+def test_reasons_name_rounds() -> None:
+    found = vote("The lamp is on.", ELSEWHERE, ON)
+    assert found.rounds == (2,) and found.words == "lamp oven: on is True: shown"
+    assert vote("Sorry.", OTHER).words.splitlines() == [
+        "The message admits a failure.",
+        "lamp oven: on is True: not shown",
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "I could not find the alarm.",
+        "I couldn’t set it.",
+        "It is impossible.",
+        "The app FAILED to save it.",
+        "I was not able to do it.",
+        "I'm unable to open the app, sorry",
+        "The task cannot be completed.",
+        "It is not done.",
+        "I gave up.",
+    ],
+)
+def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
+    assert admits_failure(message)
+    found = vote(message, ON)
+    assert (found.valid, found.success) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12"],
+)
+def test_other_messages_admit_nothing(message: str) -> None:
+    assert not admits_failure(message)
+
+
+def test_a_case_without_a_goal_is_refused() -> None:
+    with pytest.raises(ValueError, match="phone/1 has no goal"):
+        RulesJudge().ask(Case("phone/1", "", Submission("", []), 0), [0])

@@ -6,25 +6,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("adbutils")
 
 from pydantic import ValidationError
-from tests.agents.word_policy import two_steps, word_policy
+from tests.agents.told import held
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.core.episode import Call, PolicyTurn
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.tool_calls import written_call
 
 YAML = f"""\
 APP: Settings
@@ -84,19 +80,6 @@ class Reader(Judge):
         return lambda: [Ballot(number, Vote(True, shown, "Round 2")) for number in numbers]
 
 
-def held(made: AndroidAgents, problem: Problem, *calls: Call) -> Any:
-    """What comes of a conversation."""
-    episode = made.open(problem, 0)
-    try:
-        episode.reset()
-        for number, call in enumerate(calls):
-            reply = episode.step(PolicyTurn(written_call(call, "tagged"), [], Finish.STOP, number))
-            assert reply.done == (number + 1 == len(calls)), reply
-        return episode.result()
-    finally:
-        episode.release()
-
-
 LOOK = Call("get_current_xml")
 TAP = Call("tap", {"x1": 900, "y1": 200, "x2": 1040, "y2": 280})
 
@@ -141,17 +124,6 @@ def test_devices_are_lent_to_one_conversation_each(
     again = made.open(made.problem("test", 0, 1), 0)
     again.reset()
     again.release()
-
-
-@pytest.mark.parametrize("method", ["smartsnap", "grpo"])
-def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path, method: str) -> None:
-    """Four conversations a step on two devices, in two waves."""
-    made = task(files, server.address, prompt="task")
-    texts = [written_call(call, "tagged") for call in (LOOK, TAP, Call("submit", {"message": "Done."}))]
-    policy = word_policy(tmp_path / "model", texts)()
-    lines = two_steps(policy, made, method, tmp_path)
-    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0
-    assert lines[0]["conversation/error"] == 0.0
 
 
 def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +190,3 @@ def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
             ):
                 episode.reset()
             episode.release()
-
-
-def test_demonstrations_are_not_there(files: Path) -> None:
-    made = task(files)
-    with pytest.raises(ConfigError, match="no demonstrated conversations"):
-        made.demonstrate_turns(made.problem("test", 0, 0), np.random.default_rng(0))

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tests.agents.told import held
 from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
 from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgents, EnvironmentAgentsConfig
-from selfverify.core.episode import Call, PolicyTurn, StepResult
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
+from serving_servers import Loop
 from tiny_environment import Counter
 
 ROWS = [
@@ -46,34 +44,23 @@ class Unseen(Counter):
         return StepResult(self.round, f"The count is {self.count}.", reward=reward)
 
 
-class Serving:
-    """A server on a loop of its own."""
-
-    def __init__(self, **factories: Any) -> None:
-        self._ready, self._stop = threading.Event(), asyncio.Event()
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(factories)))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self, factories: dict[str, Any]) -> None:
-        async with AsyncExitStack() as stack:
-            _, self.url = await serve(stack, **factories)
-            self._ready.set()
-            await self._stop.wait()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+LENDING: list[EnvironmentAgents] = []
+"""Tasks that a test has made."""
 
 
 @pytest.fixture
-def counters() -> Iterator[str]:
-    serving = Serving()
-    yield serving.url
-    serving.stop()
+def serving(servers: Loop) -> Iterator[Callable[..., str]]:
+    """``serving(counter=Counter)`` is a server's address; it ends after those who lend from it."""
+    yield lambda **factories: servers.run(serve(servers.stack, **factories))[1]
+    while LENDING:
+        LENDING.pop()._lender.close()
+    servers.run(servers.stack.aclose())
     assert Counter.opened == []
+
+
+@pytest.fixture
+def counters(serving: Callable[..., str]) -> str:
+    return serving()
 
 
 def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
@@ -83,19 +70,8 @@ def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
     }  # fmt: skip
     made = make_task("environment", **given | more)
     assert isinstance(made, EnvironmentAgents)
+    LENDING.append(made)
     return made
-
-
-def held(made: EnvironmentAgents, index: int, *calls: Call) -> Any:
-    episode = made.open(made.problem("test", 0, index), 0)
-    try:
-        episode.reset()
-        for number, call in enumerate(calls):
-            reply = episode.step(PolicyTurn(written_call(call, "tagged"), [], Finish.STOP, number))
-        assert reply.done
-        return episode.result()
-    finally:
-        episode.release()
 
 
 def test_rows_become_problems(files: Path, counters: str) -> None:
@@ -104,28 +80,24 @@ def test_rows_become_problems(files: Path, counters: str) -> None:
     assert one.id == "environment/test/counting/to-three" and one.meta["question"] == "Count to three."
     assert one.target == {"reset": {"goal": 3}, "seed": 0, "goal": None}
     assert one.meta["categories"] == {"app": ["small"]} and other.meta["steps"] == 2
-    assert (
-        other.target["reset"] == {"goal": 9}
-        and other.target["seed"] == made.problem("test", 0, 1).target["seed"]
-    )
+    assert other.target["reset"] == {"goal": 9}
+    assert other.target["seed"] == made.problem("test", 0, 1).target["seed"]
     assert [tool["function"]["name"] for tool in one.tools] == ["add", "fail", "submit"]
     passes = [made.problem("train", 0, n) for n in range(4)]
     of_nine = [p.target["seed"] for p in passes if "to-nine" in p.id]
     assert len({*of_nine}) == 2, "a row without a seed has another one in each pass"
-    made._lender.close()
 
 
 def test_the_environments_rewards_are_the_truth(files: Path, counters: str) -> None:
     made = task(files, counters)
     submit = Call("submit", {"message": "Three.", "evidences": [1]})
-    done = held(made, 0, Call("add", {"number": 3}), submit)
+    done = held(made, made.problem("test", 0, 0), Call("add", {"number": 3}), submit)
     assert done.rewards["truth"] == 1.0 and done.rewards["answer"] == pytest.approx(0.95)
-    missed = held(made, 0, Call("add", {"number": 2}), submit)
+    missed = held(made, made.problem("test", 0, 0), Call("add", {"number": 2}), submit)
     assert missed.rewards["truth"] == 0.0 and missed.rewards["answer"] == pytest.approx(-0.05)
-    made._lender.close()
 
 
-def test_goals_of_rows_are_for_rules(tmp_path: Path) -> None:
+def test_goals_of_rows_are_for_rules(tmp_path: Path, serving: Callable[..., str]) -> None:
     """Our phone behind a server: its screens' facts come over the wire, so that rules can judge."""
     local = make_task("phone", text="terse", prompt="task", agent={"first_screen": "given"})
     posed = local.problem("test", 0, 0)
@@ -134,44 +106,34 @@ def test_goals_of_rows_are_for_rules(tmp_path: Path) -> None:
         "goal": json.dumps(posed.target["goal"]), "steps": posed.meta["steps"],
     }  # fmt: skip
     (tmp_path / "phone.jsonl").write_text(json.dumps(row) + "\n")
-    serving = Serving(phone=lambda: PhoneEnvironment(PhoneConfig(text="terse", first_screen="given")))
-    try:
-        made = task(tmp_path / "phone.jsonl", serving.url, judge={"kind": "rules"}, done_from=None)
-        turns = local.demonstrate_turns(posed, np.random.default_rng(0))
-        episode = made.open(made.problem("test", 0, 0), 0)
-        episode.reset()
-        for number, turn in enumerate(turns):
-            reply = episode.step(PolicyTurn(turn.text, [], Finish.STOP, number))
-        rewards = episode.result().rewards
-        episode.release()
-        assert reply.done and rewards["truth"] == 1.0 and rewards["rrr"] > 0
-        assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
-        made._lender.close()
-    finally:
-        serving.stop()
+    url = serving(phone=lambda: PhoneEnvironment(PhoneConfig(text="terse", first_screen="given")))
+    made = task(tmp_path / "phone.jsonl", url, judge={"kind": "rules"}, done_from=None)
+    turns = local.demonstrate_turns(posed, np.random.default_rng(0))
+    rewards = held(made, made.problem("test", 0, 0), *[turn.text for turn in turns]).rewards
+    assert rewards["truth"] == 1.0 and rewards["rrr"] > 0
+    assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
 
 
-def test_two_steps_of_training(files: Path, tmp_path: Path) -> None:
+def test_two_steps_of_training(files: Path, tmp_path: Path, serving: Callable[..., str]) -> None:
     """Four conversations a step, on two sessions of a counter that shows no pictures."""
-    serving = Serving(counter=Unseen)
-    made = task(files, serving.url, prompt="task")
+    made = task(files, serving(counter=Unseen), prompt="task")
     texts = [written_call(Call("add", {"number": 3}), "tagged")]
     lines = two_steps(word_policy(tmp_path / "model", texts)(), made, "smartsnap", tmp_path)
     assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0 and lines[0]["conversation/error"] == 0.0
-    made._lender.close()
-    serving.stop()
 
 
+@pytest.mark.usefixtures("serving")
 def test_a_process_is_a_source(files: Path) -> None:
     """Of a Gymnasium environment, too: whatever a factory makes."""
-    made = task(
-        files, "", sources=[{"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}]
+    source = {"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}
+    made = task(files, "", sources=[source])
+    done = held(
+        made,
+        made.problem("test", 0, 0),
+        Call("add", {"number": 3}),
+        Call("submit", {"message": "3", "evidences": [1]}),
     )
-    try:
-        done = held(made, 0, Call("add", {"number": 3}), Call("submit", {"message": "3", "evidences": [1]}))
-        assert done.rewards["truth"] == 1.0
-    finally:
-        made._lender.close()
+    assert done.rewards["truth"] == 1.0
 
 
 def test_a_server_that_is_down(files: Path) -> None:
@@ -223,23 +185,12 @@ def test_settings_that_cannot_work(
         EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})
 
 
-@pytest.mark.parametrize(
-    ("goal", "message"),
-    [
-        ({"needs": []}, "done from the start"),
-        ({"needs": [{"type": "was", "kind": "alarm"}]}, "needs.0: "),
-        ({"kind": "query", "needs": [], "answer": {"form": "yes-no", "value": "Yes"}}, "answer: "),
-    ],
-)
-def test_a_goal_that_is_none_is_found_before_a_conversation_begins(
-    tmp_path: Path, counters: str, goal: dict[str, Any], message: str
-) -> None:
-    row = {"id": "odd", "instruction": "Count.", "task": {"goal": 1}, "goal": goal}
+def test_a_goal_that_is_none_is_found_before_a_conversation_begins(tmp_path: Path, counters: str) -> None:
+    row = {"id": "odd", "instruction": "Count.", "task": {"goal": 1}, "goal": {"needs": []}}
     (tmp_path / "odd.jsonl").write_text(json.dumps(row) + "\n")
     made = task(tmp_path / "odd.jsonl", counters)
-    with pytest.raises(DataError, match=rf"environment/test/odd/odd: goal: .*{message}"):
+    with pytest.raises(DataError, match=r"environment/test/odd/odd: goal: .*done from the start"):
         made.problem("test", 0, 0)
-    made._lender.close()
 
 
 class Submitting(Counter):
@@ -251,12 +202,7 @@ class Submitting(Counter):
         return [first, first | {"function": first["function"] | {"name": "submit"}}]
 
 
-def test_a_tool_that_is_called_as_the_agents_own_is_refused(files: Path) -> None:
-    serving = Serving(counter=Submitting)
-    try:
-        made = task(files, serving.url)
-        with pytest.raises(ConfigError, match="two tools are called 'submit'"):
-            made.check_files("test")
-        made._lender.close()
-    finally:
-        serving.stop()
+def test_a_tool_that_is_called_as_the_agents_own_is_refused(files: Path, serving: Callable[..., str]) -> None:
+    made = task(files, serving(counter=Submitting))
+    with pytest.raises(ConfigError, match="two tools are called 'submit'"):
+        made.check_files("test")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.samples import IMAGES
 from selfverify.experiments.command_config import TeacherConfig
+from selfverify.experiments.recipe import to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.visual_data import (
     INDUCE,
@@ -39,16 +36,9 @@ EXPERT = TeacherConfig(expert=True)
 FREE = Pairing(match_lengths=False)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-def wrong_server(loop: Loop, text: str = "<think>7</think><answer>0</answer>") -> tuple[str, FakeUpstream]:
+def wrong_server(servers: Loop, text: str = "<think>7</think><answer>0</answer>") -> tuple[str, FakeUpstream]:
     fake = FakeUpstream(write=lambda body, i: text)
-    return loop.upstream(fake), fake
+    return servers.upstream(fake), fake
 
 
 def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
@@ -108,11 +98,11 @@ def test_traces_are_learnt_as_if_demonstrated(tmp_path: Path, policy: Policy) ->
     ],
 )
 def test_a_server_goes_on_wrongly_from_the_middle(
-    way: Way, asked: str, kind: str, why: str, tmp_path: Path, loop: Loop
+    way: Way, asked: str, kind: str, why: str, tmp_path: Path, servers: Loop
 ) -> None:
     """It is shown what was shown then, with the request; the trace does not have the request in it."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
-    url, fake = wrong_server(loop)
+    url, fake = wrong_server(servers)
     server = TeacherConfig(server=url, model="m")
     done = branch_looks(far_recipe(), server, tmp_path, way)
     assert (done.traces, done.correct, done.lost) == (5, 0, 0) and len(fake.seen) == 5
@@ -157,6 +147,9 @@ def test_the_own_policy_looks_and_branches(tmp_path: Path) -> None:
 def test_what_cannot_go_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
         branch_looks(far_recipe(), TeacherConfig(own=True), tmp_path, "branched")
+    with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
+        judge_looks(tmp_path / "none", TeacherConfig(server="http://127.0.0.1:9", model="m"))
+    assert not (tmp_path / "none").exists()
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=2)
     with pytest.raises(ConfigError, match="a script cannot go on"):
         branch_looks(far_recipe(), EXPERT, tmp_path, "branched")
@@ -166,20 +159,20 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
         TeacherConfig(own=True, expert=True)
 
 
-def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, loop: Loop) -> None:
+def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, servers: Loop) -> None:
     """A conversation that cannot be held again as it was is not gone on from."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=1)
     path = tmp_path / "collected.jsonl"
     path.write_text(path.read_text().replace('"2:"', '"3:"'))
-    url, _ = wrong_server(loop)
+    url, _ = wrong_server(servers)
     done = branch_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, "branched")
     assert done.lost == 1 and "replied to otherwise" in done.reason
 
 
-def test_examples_are_put_before_the_question_in_words(tmp_path: Path, loop: Loop) -> None:
+def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: Loop) -> None:
     collect_looks(far_recipe(), EXPERT, tmp_path / "shown", problems=3)
     make_sets(tmp_path / "shown", Demands(), FREE)
-    url, fake = wrong_server(loop)
+    url, fake = wrong_server(servers)
     server = TeacherConfig(server=url, model="m")
     collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=tmp_path / "shown" / "sft.jsonl")
     [body] = fake.seen
@@ -194,7 +187,7 @@ def test_examples_are_put_before_the_question_in_words(tmp_path: Path, loop: Loo
         collect_looks(far_recipe(), server, tmp_path / "x", 1, shots=tmp_path / "bad.jsonl")
 
 
-def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
+def test_a_model_judges_answers(tmp_path: Path, servers: Loop) -> None:
     """What it finds wrong or says nothing about is dropped, each with its reason."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=4)
 
@@ -204,7 +197,7 @@ def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
         return ("CORRECT", "Surely INCORRECT.", "I cannot say.")[target % 3]
 
     fake = FakeUpstream(write=write)
-    server = TeacherConfig(server=loop.upstream(fake), model="m")
+    server = TeacherConfig(server=servers.upstream(fake), model="m")
     right, wrong, neither = judge_looks(tmp_path, server)
     assert right + wrong + neither == 4 and len(fake.seen) == 4
     assert judge_looks(tmp_path, server) == (right, wrong, neither) and len(fake.seen) == 4
@@ -218,8 +211,8 @@ def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
         judge_looks(tmp_path, TeacherConfig(own=True))
 
 
-def test_nothing_right_says_why(tmp_path: Path, loop: Loop) -> None:
-    url, _ = wrong_server(loop)
+def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
+    url, _ = wrong_server(servers)
     collect_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, problems=2)
     with pytest.raises(DataError, match="no right trace is left of 2; dropped: 2 because no tool was used"):
         make_sets(tmp_path, Demands(), FREE)
@@ -257,13 +250,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None
             read()
 
 
-def test_nothing_was_collected(tmp_path: Path) -> None:
-    """Whoever judges or shows it is told so, and nothing is written."""
-    with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
-        judge_looks(tmp_path / "none", TeacherConfig(server="http://127.0.0.1:9", model="m"))
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_collection_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted one stores what it has; the same files come out as of one that was not."""
     monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)
@@ -288,40 +274,12 @@ def test_a_collection_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest
     }
 
 
-@pytest.mark.slow
-def test_kill_9(tmp_path: Path) -> None:
-    """Killed at whatever moment, again and again, a collection ends as if nothing had happened."""
-    (tmp_path / "far.yaml").write_text(
-        "name: far\npolicy: {path: builtin:digits}\ntask: {name: digits-far}\n"
-        "method: {name: conversations-sft}\nlearner: {steps: 1}\n"
-    )
-    command = [
-        sys.executable, "-m", "selfverify", "visual", "collect", str(tmp_path / "far.yaml"), "--expert",
-        "--problems", "200", "--output", str(tmp_path / "a"),
-    ]  # fmt: skip
-    for wait in (6.0, 7.0, 8.0):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            process.wait(wait)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    collect_looks(far_recipe(), EXPERT, tmp_path / "b", problems=200)
-    assert (tmp_path / "a" / "collected.jsonl").read_bytes() == (
-        tmp_path / "b" / "collected.jsonl"
-    ).read_bytes()
-
-
-def test_the_commands(tmp_path: Path, loop: Loop) -> None:
+def test_the_commands(tmp_path: Path, servers: Loop) -> None:
     """Each says what it made and what it left out; a leak ends with status 1."""
     recipe = tmp_path / "far.yaml"
-    recipe.write_text(
-        "name: far\npolicy: {path: builtin:digits}\ntask: {name: digits-far}\n"
-        "method: {name: conversations-sft}\nlearner: {steps: 1}\n"
-    )
+    recipe.write_text(to_yaml(far_recipe()))
     folder = str(tmp_path / "looks")
-    url, _ = wrong_server(loop)
+    url, _ = wrong_server(servers)
 
     def run(*words: str) -> Any:
         return CliRunner().invoke(app, ["visual", *words])

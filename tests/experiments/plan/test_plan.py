@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2_5_VLConfig
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
@@ -16,12 +15,11 @@ from selfverify.core.config import EpisodeConfig, RolloutLimits
 from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.dry_run import Meter
-from selfverify.experiments.plan import Plan, make_plan, room
+from selfverify.experiments.plan import Plan, make_plan
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import tiny_image_processor, tiny_tokenizer
 from selfverify.tasks.digits_pick import DigitsPick
 
 SETTINGS = [
@@ -99,59 +97,6 @@ def test_vllm_is_told_apart(tiny_folder: Path) -> None:
     """Its work is not planned."""
     made = make_plan(recipe_of(tiny_folder, "sampling.engine=vllm"))
     assert "sampling" not in made.memory and "which keeps 30% of the GPU" in made.lines()[-1]
-
-
-def write_config(folder: Path) -> Path:
-    """Qwen2.5-VL-3B as published, without weights, beside our tokenizer and image processor."""
-    tokenizer = tiny_tokenizer()
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128000,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-            "tie_word_embeddings": True,
-        },
-        vision_config={
-            "depth": 32,
-            "hidden_size": 1280,
-            "intermediate_size": 3420,
-            "num_heads": 16,
-            "patch_size": 14,
-            "out_hidden_size": 2048,
-            "window_size": 112,
-            "fullatt_block_indexes": [7, 15, 23, 31],
-        },
-        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        video_token_id=2**30,
-        tie_word_embeddings=True,
-    )
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    processor = tiny_image_processor()
-    processor.patch_size, processor.temporal_patch_size = 14, 2
-    processor.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.slow
-def test_a_real_size(tmp_path: Path) -> None:
-    """A folder without any weights is enough; the count is the published one."""
-    write_config(tmp_path)
-    more = (
-        "policy.gradient_checkpointing=true",
-        "learner.micro_batch_groups=1",
-        "sampling.max_new_tokens=200",
-    )
-    made = make_plan(recipe_of(tmp_path, *more))
-    assert made.parameters[0] == 3_754_622_976
-    assert 40e9 < made.total < 80e9
 
 
 def test_meter_counts_live_bytes() -> None:
@@ -233,7 +178,3 @@ def test_second_turns(method: str) -> None:
     problem, request = make_task("digits-pick").problem("train", 0, 0), Observation("Check the answer.")
     between = ReplyEncoder(policy.encoder).encode(problem, request, 1)
     assert len(made.lengths.trained) == 40 + len(between.tokens)
-
-
-def test_room_doubles() -> None:
-    assert [room(n) for n in (1, 64, 65, 129)] == [64, 64, 128, 256]

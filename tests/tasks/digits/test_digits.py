@@ -208,12 +208,13 @@ def test_unreadable_integers(text: str) -> None:
     assert read_integers(text, 3, 9) is None
 
 
+JUDGED = [(task, task.problem("validation", 0, 1)) for task in map(make_task, OWN)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80))
 def test_judging_never_raises(text: str) -> None:
-    for name in OWN:
-        task = make_task(name)
-        problem = task.problem("validation", 0, 1)
+    for task, problem in JUDGED:
         assert 0 <= task.judge(problem, answer(text)).reward <= 1
         assert 0 <= task.judge(problem, parse_tagged(text, task.tags)).reward <= 1
 

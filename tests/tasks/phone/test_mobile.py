@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.tasks.row_data import SCREEN, call_answer, mobile, mobile_row
+from tests.tasks.row_data import call_answer, mobile, mobile_row
 
 from sampled_threads import drawn
-from selfverify.core.config import EvaluationConfig, SamplingConfig
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from selfverify.core.tags import parse_tagged
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
-from selfverify.experiments.run import learn
 from selfverify.methods.metrics import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout, recite
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.mobile import Mobile
-from selfverify.tasks.mobile_scoring import parse_tool_call
 
 
 def texts(task: Mobile) -> tuple[str, str]:
@@ -60,15 +53,6 @@ def test_prompt_shows_goal_history_and_the_screen_as_the_model_sees_it() -> None
     assert "\nActions so far:\n3. scrolled down\nScreen" in texts(mobile(row, history=1))[1]
     assert "Actions so far: none\n" in texts(mobile(mobile_row(history=[])))[1]
     assert "Actions so far: none\n" in texts(mobile(row, history=0))[1]
-
-
-def test_the_documented_prompt_is_what_the_model_gets() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "tasks-mobile.md").read_text()
-    blocks = page.split("### The prompt")[1].split("```")
-    history: list[Any] = [{"action": "open", "text": "Clock"}, "scrolled down"]
-    row = mobile_row(history=history, step_instruction="Tap the switch")
-    system, user = texts(mobile(row, space=(1092, 2408)))
-    assert [blocks[1].strip(), blocks[3].strip()] == [system, user.strip()]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +115,9 @@ def test_earlier_screens_may_have_been_turned() -> None:
     ("changes", "options", "message"),
     [
         ({"goal": None}, {}, "its goal is missing"),
-        ({"action": None}, {}, "its action is None"),
         ({"action": {"action": "click"}}, {}, r"its action click .*misses \['coordinate'\]"),
-        ({"action": {"action": "click", "coordinate": [1081, 5]}}, {}, r"its coordinate \[1081, 5\]"),
         ({"action": {"action": "click", "coordinate": [5, -1]}}, {}, r"its coordinate \[5, -1\]"),
         ({"history": [{"action": "fly"}]}, {}, "history step 1: its action is "),
-        ({"screen": (0, 5)}, {}, "its screen is 0 x 5"),
-        ({"screen": "big"}, {}, "its screen is 'big', not a list"),
-        ({"ui_boxes": [[1, 2, 3]]}, {}, "its ui_boxes has 3 numbers, not 4"),
         ({"action": {"action": "wait"}}, {"profile": "ui-r1"}, "profile ui-r1 does not count wait steps"),
     ],
 )
@@ -146,11 +125,6 @@ def test_broken_rows_are_named(changes: dict[str, Any], options: dict[str, Any],
     task = mobile(mobile_row(**changes), **options)
     with pytest.raises(DataError, match=rf"mobile/test/7/2: {message}"):
         task.problem("test", 0, 0)
-
-
-def test_an_untold_task_refuses_to_make_problems() -> None:
-    with pytest.raises(ConfigError, match="use_space"):
-        Mobile(rows={"test": [mobile_row()]}).problem("test", 0, 0)
 
 
 ACTIONS = [
@@ -259,27 +233,3 @@ def test_expected_credit_reads_the_scores_behind_a_call(policy: Policy) -> None:
     adpo = make_method("adpo", verification_credit="expected")
     _, score = adpo.credit(group, torch.ones(4, dtype=torch.bool))
     assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 2, 3}
-
-
-def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
-    """A cold start, ADPO and an evaluation; the summary has the three step metrics."""
-    rows = [mobile_row(id=str(i), action=action, screen=SCREEN) for i, action in enumerate(ACTIONS[:4])]
-    task = Mobile(rows={"train": rows, "test": rows})
-    policy, learner = load_policy(), TrainerConfig(steps=1, groups_per_step=2)
-    learn(policy, task, make_method("sft"), learner, output=tmp_path / "sft")
-    sampling = SamplingConfig(group_size=2, max_new_tokens=8)
-    learn(policy, task, make_method("adpo"), learner, sampling, output=tmp_path / "adpo")
-    [line] = (tmp_path / "adpo/metrics.jsonl").read_text().splitlines()
-    assert {"reward/type", "reward/arguments"} <= json.loads(line).keys()
-    store = tmp_path / "samples.jsonl"
-    found = evaluate(policy, task, EvaluationConfig(problems=4, samples=2), store, max_new_tokens=8)
-    assert found["rewards"] == {"answer": 0.0, "arguments": 0.0, "format": 0.0, "grounding": 0.0, "type": 0.0}
-    again = evaluate(policy, task, EvaluationConfig(problems=4, samples=2), store, max_new_tokens=8)
-    assert again == found
-
-
-def test_own_prompt_shows_a_call_that_is_read() -> None:
-    """The history is written as the answer is to be."""
-    _, user = texts(mobile())
-    line = next(line for line in user.splitlines() if line.startswith("1. "))
-    assert parse_tool_call(line.removeprefix("1. ")) == {"action": "open", "text": "Clock"}

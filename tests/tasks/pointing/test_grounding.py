@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +10,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 from tests.tasks.row_data import box_answer, grounding, grounding_row
 
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trainer_config import TrainerConfig
+from selfverify.data.grounding import IGNORED
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.tasks.grounding import Grounding
+from selfverify.selection.rules import box_iou
+from selfverify.tasks.base import Floats
+from selfverify.tasks.grounding import MAX_CHARS, Grounding, MaskOverlap, box_overlap, parse_box
+from selfverify.tasks.row_task import clip_box, convert
+from selfverify.tasks.tool_calls import read_json
 
 
 @pytest.mark.parametrize(
@@ -107,3 +114,167 @@ def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Pa
     learn(policy, task, make_method("adpo", gamma=0.1), learner, sampling, output=tmp_path / "adpo")
     found = evaluate(policy, task, EvaluationConfig(problems=3, samples=2), max_new_tokens=8)
     assert found["problems"] == 3 and found["rewards"]["answer"] == 0.0
+
+
+BOX = [10.0, 20.0, 30.5, 40.0]
+
+FORMS = [
+    "[10, 20, 30.5, 40]",
+    "10 20 30.5 40",
+    " 10, 20,30.5 , 40\n",
+    '{"bbox_2d": [10, 20, 30.5, 40], "label": "the dog"}',
+    '{"bbox": [10, 20, 30.5, 40]}',
+    '{"label": "x", "box": [[10, 20], [30.5, 40]]}',
+    '[{"bbox_2d": [10, 20, 30.5, 40]}, {"bbox_2d": [1, 2, 3, 4]}]',
+    '```json\n[\n\t{"bbox_2d": [10, 20, 30.5, 40], "label": "the dog"}\n]\n```',
+    "```\n[10, 20, 30.5, 40]\n```",
+    "{'bbox': [10, 20, 30.5, 40], 'points_1': [3, 4]}",
+    "[{'bbox_2d': [10, 20, 30.5, 40]}]",
+    "(10, 20), (30.5, 40)",
+    "(10,20),(30.5,40)",
+    "(10,20)(30.5,40)",
+    "[(10, 20), (30.5, 40)]",
+    "(10, 20, 30.5, 40)",
+    "[[10, 20], [30.5, 40]]",
+    "[[10, 20, 30.5, 40]]",
+    "<box>10 20 30.5 40</box>",
+    "<box>[[10, 20, 30.5, 40]]</box>",
+    "<box>(10,20),(30.5,40)</box>",
+    "<|box_start|>(10,20),(30.5,40)<|box_end|>",
+    "<|object_ref_start|>the dog<|object_ref_end|><|box_start|>(10,20),(30.5,40)<|box_end|>",
+    '"[10, 20, 30.5, 40]"',
+    '"10 20 30.5 40"',
+    '{"bbox_2d": "[10, 20, 30.5, 40]"}',
+    '[{"bbox_2d": "10, 20, 30.5, 40"}]',
+    "The dog (on the left) is at [10, 20, 30.5, 40], I am 90 % sure.",
+    '{"bbox_2d": [1e1, 2.0e1, 30.5, 40]}',
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_every_form_is_read(text: str) -> None:
+    assert parse_box(text) == BOX
+
+
+NONE = [
+    *("", "nothing", "10 20 30.5", "10 20 30.5 40 50", "10,,20 30.5 40", "10 20 30.5 40 px"),
+    *("1e1 20 30.5 40", "１０ 20 30.5 40", "\x1c10 20 30.5 40", "10\u00a020 30.5 40", "[10, 20, 30.5]"),
+    *("[]", "[[]]", "[10, 20, 30.5, 40", "[10, 20, 30.5, 40, 50]", "[NaN, 20, 30.5, 40]"),
+    *("[10, 20, Infinity, 40]", "[10, 20, 1e999, 40]", "[10, 20, 100001, 40]", "[true, 20, 30.5, 40]"),
+    *('["10", "20", "30.5", "40"]', f"[10, 20, {'9' * 400}, 40]", "[[[[[[[[10, 20, 30.5, 40]]]]]]]]"),
+    *(
+        "(10, 20), (30.5, 40",
+        "(10, 20), (30.5)",
+        "<box>10 20 30.5 40",
+        "<|box_start|>(10,20),(30.5,40)</box>",
+    ),
+    *("<box>10 20 30.5</box>[10, 20, 30.5, 40]", "[10, 20, 30.5] or rather [10, 20, 30.5, 40]"),
+    '{"bbox_2d": [10, 20, 30.5, 40]',
+    '{"bbox_2d": [10, 20, 30.5, 40],}',
+    '{"bbox_2d": [10, 20, 30.5, 40], "bbox_2d": [10, 20, 30.5, 40]}',
+    '{"bbox_2d": [10, 20, 30.5, 40], "bbox": [10, 20, 30.5, 40]}',
+    *('{"box_2d": [10, 20, 30.5, 40]}', '{"bbox_2d": null}', '{"bbox_2d": {"x": 10}}'),
+    '[{"label": "no box"}, {"bbox_2d": [10, 20, 30.5, 40]}]',
+    " " * MAX_CHARS + "[10, 20, 30.5, 40" + " " * MAX_CHARS,
+    "[10, 20, 30.5, 40]" + "x" * MAX_CHARS,
+    *("[10, 20, 30.5, 40]" * 60_000, "[" * 4000, '{"a":' * 600, "(1, 2" * 200_000, "1 " * 500_000),
+    *("<box>" * 200_000, '"' * 1_000_000),
+]
+
+
+@pytest.mark.parametrize("text", NONE, ids=lambda text: text[:40])
+def test_what_is_no_box(text: str) -> None:
+    assert parse_box(text) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200) | st.text("[]{}()<>box_2d|start\"',.:0123456789 -+eE\n`", max_size=80))
+def test_reading_never_raises(text: str) -> None:
+    found = parse_box(text)
+    assert found is None or (len(found) == 4 and all(abs(v) <= 100_000 for v in found))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-2000, 9000) | st.floats(-2000, 9000, width=32), min_size=4, max_size=4))
+def test_json_is_read_exactly(values: list[float]) -> None:
+    assert parse_box(json.dumps({"bbox_2d": values})) == [float(v) for v in values]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1, "a": 1}', "[NaN]", "[-Infinity]", "1e400", "1" * 16, "[" * 100_000, "1 2", "", "{'a': 1}"],
+)
+def test_strict_json_refuses(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_json(text)
+
+
+def test_conversion() -> None:
+    """Thousandths of 640 x 480; Qwen2.5-VL's 1092 x 2408 pixels of a screen of 1080 x 2400."""
+    assert convert([500, 250, 1000, 1000], (1000, 1000), (640, 480)) == [320, 120, 640, 480]
+    assert convert([546, 602], (1092, 2408), (1080, 2400)) == [540, 600]
+    assert convert(convert([3, 7], (640, 480), (1000, 1000)), (1000, 1000), (640, 480)) == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("box", "inside"),
+    [
+        ([10, 10, 20, 20], [10, 10, 20, 20]),
+        ([-5, -5, 200, 20], [0, 0, 100, 20]),
+        ([90, 40, 110, 60], [90, 40, 100, 50]),
+        ([20, 10, 10, 20], None),
+        ([10, 10, 10, 20], None),
+        ([100, 10, 120, 20], None),
+        ([-20, -20, 0, 0], None),
+        ([-20, 60, 300, 70], None),
+    ],
+)
+def test_clipping(box: list[float], inside: list[float] | None) -> None:
+    """To an image of 100 x 50. What is swapped, flat or outside has no area in it."""
+    assert clip_box(box, (100, 50)) == inside
+
+
+def mask_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:
+    """Pixels of intersection and union ``[2]`` of one problem's mask ``[H, W]`` with its target.
+
+    Pixels where the target is 255 are left out. No mask (an unreadable answer) covers nothing.
+    """
+    target = np.asarray(target)
+    counted, wanted = target != IGNORED, (target != 0) & (target != IGNORED)
+    found = np.zeros_like(wanted) if mask is None else np.asarray(mask, dtype=bool) & counted
+    return np.array([(found & wanted).sum(), (found | wanted).sum()], dtype=np.float64)
+
+
+def box_mask(box: ArrayLike, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """The pixels ``[H, W]`` of an image of ``size`` (width, height) whose middle lies in a box."""
+    x1, y1, x2, y2 = np.asarray(box, dtype=np.float64)
+    x, y = np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5
+    return ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None]
+
+
+def test_boxes() -> None:
+    """IoU 50/150 on a small target, 1 on a large one, 0 for an unreadable answer and for swapped corners."""
+    nan = float("nan")
+    boxes = [[5, 0, 15, 10], [0, 0, 100, 10], [nan] * 4, [10, 10, 0, 0]]
+    targets = [[0, 0, 10, 10], [0, 0, 100, 10], [0, 0, 10, 10], [0, 0, 10, 10]]
+    found = box_overlap(boxes, targets)
+    assert found.tolist() == [[50, 150], [1000, 1000], [0, 100], [0, 100]]
+    assert found[:, 0] / found[:, 1] == pytest.approx(box_iou(boxes, targets))
+
+
+def test_masks_leave_ignored_pixels_out() -> None:
+    """Of 4 x 2 pixels two are wanted and one is ignored; the box covers the upper row, no box nothing."""
+    target = np.array([[1, 255, 0, 0], [1, 0, 0, 0]])
+    assert MaskOverlap(target)([[0, 0, 3, 1], [np.nan] * 4]).tolist() == [[1, 3], [0, 2]]
+
+
+def test_running_sums_count_what_pixels_do() -> None:
+    rng = np.random.default_rng(0)
+    target = rng.choice([0, 1, 255], (37, 53), p=[0.5, 0.3, 0.2])
+    whole = (target == 1).astype(np.int64)
+    boxes = rng.uniform(-10, 70, (200, 4))
+    boxes[:3] = [[0, 0, 53, 37], [5.5, 5.5, 6.5, 6.5], [np.nan] * 4]
+    boxes[3:50, 2:] = boxes[3:50, :2] + rng.uniform(0, 40, (47, 2))
+    for mask in (target, whole):
+        slow = [mask_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), mask) for b in boxes]
+        assert MaskOverlap(mask)(boxes).tolist() == np.array(slow).tolist()

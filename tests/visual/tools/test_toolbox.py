@@ -128,12 +128,6 @@ def test_schema() -> None:
     assert function["parameters"]["required"] == ["image_index", "bounding_box"]
 
 
-def test_no_such_tool() -> None:
-    """The names that there are are told."""
-    with pytest.raises(ToolError, match=r"no tool 'scale'; there are crop, zoom_in, overlay"):
-        TOOLS.chosen("scale", {})
-
-
 def test_missing_tools_are_not_offered_and_say_why() -> None:
     """A tool without its model has no schema, and a call of it says what is missing."""
     box = Toolbox([Crop(), Odd(None, "no weights here")])
