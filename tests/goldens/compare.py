@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 class Allowed:
-    """What may be missing from the working tree, be new in it, or have another value there (`deleted.yaml`)."""
+    """What may be missing from the working tree, be new in it, or be another value (`deleted.yaml`)."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self.rows = {way: list(table.get(way) or []) for way in ("deleted", "added", "changed")}

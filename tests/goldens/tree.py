@@ -83,7 +83,7 @@ class Names:
         return back.get(value, value) if isinstance(value, str | int | bool) else value
 
     def stored_value(self, key: str, value: Any) -> Any:
-        """Return the old name of a value that is stored under the last part of its key, or its key in full."""
+        """Return the old name of a value that is stored under its key, or under the key's last part."""
         for row in self.values:
             if key == row or key == row.rpartition(".")[2]:
                 value = self.old_value(row, value)
