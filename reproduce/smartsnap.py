@@ -74,7 +74,8 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         by: The category by which Table 3 divides the problems.
 
     Raises:
-        ConfigError: A folder is not there, has no such stage, or was measured on a task without agents.
+        ConfigError: A folder is not there, has no such stage, or was measured on a task without agents;
+            or two rows have one name.
         DataError: A file in it is damaged.
     """
     found = Tables()
@@ -135,6 +136,8 @@ def _add(found: Tables, row: Labels, summary: Mapping[str, Any], by: str) -> Non
             f"counts, it is {percent(every)}."
         )
     groups = (summary.get("categories") or {}).get(by, {})
+    if row in found.figures:
+        raise ConfigError(f"two rows are called {name}; name them TYPE:MODEL=FOLDER")
     found.figures[row] = figures
     found.apps[row] = {a: _figure(of, "SR" if known else ACCURACY.name) for a, of in groups.items()}
     found.counts[row] = {app: int(of["problems"]) for app, of in groups.items()}
@@ -157,10 +160,8 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
     """
     head, cited = ["type", "model", "problems"], f"[{PAPER['cited']}]"
     figures: dict[Labels, Figures] = dict(tables.figures)
-    counted = {
-        tuple(of.items()): " ".join(row[:2]).strip() for row, of in reversed(tables.counts.items()) if of
-    }
-    shares = [_shares(dict(counts), name) for counts, name in counted.items()]
+    counted = {tuple(of.items()): row for row, of in reversed(tables.counts.items()) if of}
+    shares = [_shares(dict(counts), " ".join(row[:2]).strip()) for counts, row in counted.items()]
     theirs: dict[Labels, Figures] = {}
     for row in PAPER["rows"] if paper else ():
         labels = (row["type"], f"{row['model']} {cited}", "138")

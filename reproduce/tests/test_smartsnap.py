@@ -76,6 +76,8 @@ def test_a_run_has_a_row_for_each_stage(run: Path) -> None:
 def test_rows_have_names_and_gains(run: Path, tmp_path: Path) -> None:
     vanilla = write(tmp_path / "vanilla", after=summary(0.02))
     named = [f"PT:small={run}@before", f"FT vanilla:small={vanilla}", f"RL:small={run}"]
+    with pytest.raises(ConfigError, match="two rows are called PT small"):
+        agent_tables([named[0], named[0]])
     found = agent_tables(named)
     assert [row[:2] for row in found.figures] == [
         ("PT", "small"), ("FT vanilla", "small"), ("RL", "small"),
