@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
+from selfverify.cli.run_folders import dry_run_lines
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import only_writer
@@ -211,6 +213,25 @@ def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:
     assert before["weights"] != after["weights"]
     trained = Policy.load(str(tmp_path / "model"))
     assert after["weights"] == trained.fingerprint()
+
+
+def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What judging or training wants in its middle; `--dry-run` says so, too."""
+    found = importlib.util.find_spec
+
+    def gone(name: str, package: str | None = None) -> Any:
+        return None if name in ("peft", "math_verify", "bitsandbytes") else found(name, package)
+
+    monkeypatch.setattr("selfverify.experiments.run.find_spec", gone)
+    lora = load_recipe("adpo-digits", [f"output={tmp_path}", "policy.lora.rank=4"])
+    maths = load_recipe("adpo-digits", [f"output={tmp_path}", "task.name=math", "task.train=none.jsonl"])
+    eight = load_recipe("adpo-digits", [f"output={tmp_path}", "learner.optimizer=adamw_8bit"])
+    for wanted, extra in ((lora, "lora"), (maths, "math"), (eight, "8bit")):
+        with pytest.raises(ConfigError, match=rf"pip install 'selfverify\[{extra}\]'"):
+            train(wanted)
+        assert any(extra in line for line in dry_run_lines(wanted, False))
+    assert not any("NOT READY" in line for line in dry_run_lines(recipe(tmp_path, 1), False))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def holds_a_run(folder: Path) -> bool:
 
 def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     """Return lines that tell people what ``train`` would do."""
+    from selfverify.experiments.run import missing_packages
+
     learner, sampling = recipe.learner, recipe.sampling
     rollouts = learner.steps * learner.groups_per_step
     updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs
@@ -35,6 +37,7 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
         f"writes to {recipe.output}"
         + (" (already holds a run: needs --resume or --overwrite)" if held else ""),
     ]
+    lines += [f"NOT READY: {line}" for line in missing_packages(recipe)]
     if resume:
         lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")
     return lines

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
 from selfverify.experiments.recipe import Recipe, to_yaml
-from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.registry import TASKS, make_method, make_task
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
@@ -370,8 +371,29 @@ def _train(
     return folder
 
 
+def missing_packages(recipe: Recipe) -> list[str]:
+    """Return a line for each package that a run would want in its middle and that is not installed."""
+    task = TASKS.get(recipe.task.name, Task)
+    wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in task.packages.items()]
+    if recipe.policy.lora is not None:
+        wanted.append(("policy.lora", "lora", "peft"))
+    if recipe.learner.optimizer == "adamw_8bit":
+        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
+    return [
+        f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
+        for who, extra, package in wanted
+        if find_spec(package) is None
+    ]
+
+
 def start_processes(recipe: Recipe) -> None:
-    """Join the other processes, if a launcher started several. This has to come before anything else."""
+    """Join the other processes, if a launcher started several. This has to come before anything else.
+
+    Raises:
+        ConfigError: A package is missing that the run would want later.
+    """
+    if missing := missing_packages(recipe):
+        raise ConfigError("\n".join(missing))
     ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
 
 

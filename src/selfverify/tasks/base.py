@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -186,6 +186,7 @@ class Task(ABC):
         repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
             asked. Where it does not, training logs what was said (``learner.rollout_log``).
         judges: Whether it knows which answers are right.
+        packages: Packages that judging wants, by the names of the extras that bring them.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Task(ABC):
     limits: RolloutLimits = RolloutLimits(turns=1)
     repeatable: bool = True
     judges: bool = True
+    packages: ClassVar[Mapping[str, str]] = {}
     config: TaskConfig
 
     def __init__(self, config: TaskConfig | None = None) -> None:

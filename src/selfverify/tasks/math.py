@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -156,6 +156,7 @@ class Math(RowTask):
     name = "math"
     summary = "maths problems of a data file, short answers (discrete)"
     config_class = MathConfig
+    packages: ClassVar[Mapping[str, str]] = {"math": "math_verify"}
     config: MathConfig
 
     def __init__(
