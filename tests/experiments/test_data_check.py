@@ -10,14 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from data_files import (
-    ANDROID_ACTIONS,
-    android_episode,
+    END,
     base64_png,
     png,
-    write_android_control,
     write_jsonl,
     write_odyssey,
     write_reasonseg,
+    write_steps,
 )
 from selfverify.cli.main import app
 from selfverify.core.policy_config import PolicyConfig
@@ -106,7 +105,7 @@ def test_the_summary_names_what_matters(file: Path) -> None:
 
 def test_json_is_for_programs(file: Path, tmp_path: Path) -> None:
     found = json.loads(run(file, "--json", "--limit", 3))
-    assert found["rows"] == 3 and found["broken"] == [] and len(found["samples"]) == 2
+    assert found["rows"] == 3 and found["broken"] == [] and len(found["samples"]) == 3
     assert found["prompt_tokens"]["max"] == found["longest"][0]["tokens"]
     found = json.loads(run(file, "--json", code=1))
     assert [bad["line"] for bad in found["broken"]] == [6, 7, 8]
@@ -123,14 +122,14 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
     for path in (
         write_reasonseg(tmp_path / "r"),
         write_odyssey(tmp_path / "o"),
-        write_android_control(tmp_path / "android_control-0", [android_episode(1, ANDROID_ACTIONS[:3])]),
+        write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END]),
     ):
         found = json.loads(run(path, "--json"))
         kinds[found["format"]] = (found["kinds"], found["distinct_images"])
     assert kinds == {
         "reasonseg": ({"box": 2}, 1),
         "gui-odyssey": ({"step": 9}, 9),
-        "android-control": ({"step": 4}, 4),
+        "parquet": ({"step": 2}, 2),
     }
 
 
@@ -162,6 +161,34 @@ def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder:
     assert [bad.line for bad in checked.broken] == [2, 4] and checked.rows == 2
     assert "is 64 x 48, the file says 128 x 96" in checked.broken[0].reason
     assert "one of them is turned" in checked.broken[1].reason
+
+
+def test_columns_and_what_looks_wrong(tmp_path: Path) -> None:
+    """Letters without options, answers that cannot be read back, boxes out of the screen, ids that repeat."""
+    asked = {"problem": "How many?", "solution": "3", "mystery": "x"}
+    step = {"goal": "g", "image": base64_png(64, 48), "action": {"action": "wait"}}
+    path = write_jsonl(
+        tmp_path / "a.jsonl",
+        [
+            {**asked, "pid": "same"},
+            {**asked, "pid": "same"},
+            {**asked, "solution": "B"},
+            {**asked, "solution": "B", "problem": "Which?\nA. one\nB. two"},
+            {**asked, "solution": "B", "options": ["one", "two"]},
+            {**asked, "solution": "it is what one would say of it if one had to say it, which nobody has"},
+            {**step, "ui_boxes": [[0, 0, 64, 48]]},
+            {**step, "ui_boxes": [[0, 0, 65, 48]]},
+            *({**asked, "solution": None, "pid": k} for k in (7, 8)),
+        ],
+    )
+    found = json.loads(run(path, "--json", code=1))
+    assert found["columns"] == {"id": "pid", "question": "problem", "answer": "solution", "images": "image"}
+    assert found["unread"] == ["mystery"] and found["rows"] == 8
+    assert sorted(found["odd"].values()) == [["a/2"], ["a/5"], ["a/7"], ["a/same#2"]]
+    out = run(path, code=1)
+    assert "columns: " in out and "question from problem" in out and "not read: mystery" in out
+    assert "  1 row: the answer is a letter, and neither the row nor its question has options (a/2)" in out
+    assert "left out:\n  2 rows: its answer is missing\n" in out and out.count("\n--- ") == 3
 
 
 def test_prompts_longer_than_the_model_reads_are_counted(tmp_path: Path, tiny_folder: Path) -> None:
