@@ -191,27 +191,17 @@ def action_of(action: Any, screen: tuple[int, int]) -> dict[str, Any]:
     return check_action(found, screen)
 
 
-def _holds(box: list[int], x: int, y: int) -> bool:
-    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
-
-
 def steps(features: Features) -> Iterator[dict[str, Any] | DataError]:
     """Yield the rows of an episode, up to the first step that cannot be read, and its error.
 
     Raises:
         DataError: The episode's lists do not fit each other.
     """
-    texts = {
-        name: [
-            value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-            for value in features[name]
-        ]
-        for name in ("goal", "actions", "step_instructions")
-    }
-    [episode], [goal], images = features["episode_id"], texts["goal"], features["screenshots"]
+    [episode], [goal] = features["episode_id"], features["goal"]
+    images, actions, asked = (features[name] for name in ("screenshots", "actions", "step_instructions"))
     sizes = list(zip(features["screenshot_widths"], features["screenshot_heights"], strict=True))
-    if not len(images) == len(sizes) == len(texts["actions"]) + 1 == len(texts["step_instructions"]) + 1:
-        raise DataError(f"{len(images)} screenshots, {len(sizes)} sizes, {len(texts['actions'])} actions")
+    if not len(images) == len(sizes) == len(actions) + 1 == len(asked) + 1:
+        raise DataError(f"{len(images)} screenshots, {len(sizes)} sizes, {len(actions)} actions")
     history: list[dict[str, Any]] = []
     for step, (image, size) in enumerate(zip(images, sizes, strict=True)):
         added = step == len(images) - 1
@@ -219,16 +209,17 @@ def steps(features: Features) -> Iterator[dict[str, Any] | DataError]:
             screen = screen_of(*size)
             done: dict[str, Any] = {"action": "terminate", "status": "success"}
             if not added:
-                done = action_of(json.loads(texts["actions"][step]), screen)
+                done = action_of(json.loads(actions[step]), screen)
             boxes = forest_boxes((features.get("accessibility_trees") or [b""] * len(images))[step])
         except (DataError, ValueError, TypeError, IndexError) as error:
             yield DataError(f"step {step} of episode {episode}: {error}")
             return
-        is_press = done["action"] in ("click", "long_press")
-        around = [box for box in boxes if is_press and _holds(box, *done["coordinate"])]
+        x, y = done["coordinate"] if done["action"] in ("click", "long_press") else (-1, -1)
+        around = [box for box in boxes if box[0] <= x <= box[2] and box[1] <= y <= box[3]]
         yield {
-            "id": f"{episode}/{step}", "source": "AndroidControl", "category": done["action"], "goal": goal,
-            "step_instruction": None if added else texts["step_instructions"][step] or None,
+            "id": f"{episode}/{step}", "source": "AndroidControl", "category": done["action"],
+            "goal": str(goal, "utf-8", "replace"),
+            "step_instruction": None if added else str(asked[step], "utf-8", "replace") or None,
             "history": list(history), "action": done, "screen": list(screen), "image": image,
             "ui_boxes": sorted(around, key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))[:1],
             "episode": str(episode), "step": step, "added": added,

@@ -76,13 +76,8 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
     tools = listed(record["tools"], "tools") if filled(record.get("tools")) else []
-    category = optional(record, ("category", "app"), LONGEST_NAME)
     row: Row = {
-        "id": optional(record, ("id", "problem"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
-        "category": category,
-        "categories": {} if category is None else {"app": [category]},
+        **_shared(record, ("id", "problem")),
         "messages": messages,
         "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
         "taught": taught,
@@ -90,6 +85,17 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     if filled(record.get("cuts")):
         row["cuts"] = read_cuts(record["cuts"], messages, "cuts")
     return [row]
+
+
+def _shared(record: Record, ids: Sequence[str]) -> Row:
+    category = optional(record, ("category", "app"), LONGEST_NAME)
+    return {
+        "id": optional(record, ids, LONGEST_NAME),
+        "images": [],
+        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
+        "category": category,
+        "categories": {} if category is None else {"app": [category]},
+    }
 
 
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -396,13 +402,8 @@ def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence
     ``instruction`` is what is asked, ``task`` what the environment's reset takes, ``goal`` what has to be so
     in the end (`agents.goals`), ``steps`` how many calls the task takes; the last two where they are known.
     """
-    category = optional(record, ("category", "app"), LONGEST_NAME)
     row: Row = {
-        "id": optional(record, ("id", "task_id"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
-        "category": category,
-        "categories": {} if category is None else {"app": [category]},
+        **_shared(record, ("id", "task_id")),
         "instruction": text(record.get("instruction"), "instruction", LONGEST_INSTRUCTION),
         "task": mapped(record.get("task"), "task"),
         "goal": mapped(record["goal"], "goal") if filled(record.get("goal")) else None,

@@ -21,7 +21,7 @@ from selfverify.data.conversations import (
     read_messages,
     with_role,
 )
-from selfverify.data.fields import Images, Place, Record, Row, filled, optional, shown
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
 
 SIDES = ("chosen", "rejected")
 
@@ -77,9 +77,7 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
 def _divided(record: Record) -> dict[str, list[Any]]:
     """A record's prompt and sides as lists of messages."""
     sides = {side: [record[side]] if isinstance(record[side], dict) else list(record[side]) for side in SIDES}
-    prompt = next(
-        (record[name] for name in ("prompt", "messages", "conversations") if filled(record.get(name))), None
-    )
+    prompt = first(record, "prompt", "messages", "conversations")
     if prompt is None:
         same = 0
         for one, other in zip(*sides.values(), strict=False):
