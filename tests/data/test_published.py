@@ -143,6 +143,40 @@ QUESTIONS: dict[str, Published] = {
         },
         "A. 1\nB. 2", "B", "A", NOTHING,
     ),
+    "MathVerse, VLMEvalKit": (
+        "tsv",
+        {
+            "index": "3", "sample_index": "3", "problem_index": "1", "problem_version": "Vision Only",
+            "question": "", "image": CODED, "answer": "7", "question_type": "free-form",
+            "metadata": "{'split': 'testmini', 'subject': 'Plane Geometry'}", "question_for_eval": "Find x.",
+        },
+        "Answer the question in the image.", "7", "8", NOTHING,
+    ),
+    "MMMU, VLMEvalKit": (
+        "tsv",
+        {
+            "index": "1", "id": "validation_Art_1", "question": "<image 1> Which?", "image": f"['{CODED}']",
+            "A": "Gothic", "B": "new", "C": "", "D": "", "answer": "B", "category": "Art",
+            "split": "validation", "image_path": "['1.png']", "question_type": "multiple-choice",
+        },
+        "A. Gothic\nB. new", "B", "A", NOTHING,
+    ),
+    "AI2D, VLMEvalKit": (
+        "tsv",
+        {
+            "index": "0", "image": CODED, "question": "What eats it?", "A": "fox", "B": "owl", "C": "sun",
+            "D": "0", "answer": "B", "category": "foodChains", "image_path": "1.png",
+        },
+        "B. owl\nC. sun\nD. 0", "B", "A", NOTHING,
+    ),
+    "BLINK, VLMEvalKit": (
+        "tsv",
+        {
+            "index": "0", "image": CODED, "question": "How many?", "A": "1", "B": "2", "C": "",
+            "answer": "B", "category": "Counting", "split": "val",
+        },
+        "A. 1\nB. 2", "2", "A", NOTHING,
+    ),
     "V*": (
         "jsonl",
         {
