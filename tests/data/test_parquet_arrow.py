@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +232,18 @@ def test_images_without_paths(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     found = open_rows(tmp_path / "a.parquet")
     assert [[image.size for image in row["images"]] for row in found] == [[(5, 4)], []]
+
+
+def test_the_library_is_imported_when_a_file_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("question\tanswer\nHow much?\t1.50\n")
+    program = (
+        "import sys; from selfverify.data import open_rows; "
+        "assert open_rows('a.tsv')[0]['answer'] == '1.50'; "
+        "assert not {'datasets', 'pandas', 'pyarrow'} & sys.modules.keys()"
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
