@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # Before torch is imported: small models gain nothing from more threads, and threads that spin while they wait
 # make tests many times slower where other programs want the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before `datasets` is imported: what it makes of the tests' small files is of no use to anybody else.
+os.environ.setdefault("HF_DATASETS_CACHE", f"{tempfile.gettempdir()}/selfverify-tests-{os.getuid()}/datasets")
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

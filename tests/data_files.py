@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import io
 import json
 import struct
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,112 +40,33 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-# CRC32C bit by bit (RFC 3720), so that what is tested does not check itself.
+def write_tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    """A TAR archive, as WebDataset has its samples."""
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    return path
 
 
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
+END = {"action": "terminate", "status": "success"}
 
 
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+def write_steps(path: Path, actions: Sequence[Mapping[str, Any]]) -> Path:
+    """An episode on a phone in our own columns, as `reproduce/convert_android_control.py` writes it."""
+    import pyarrow
+    import pyarrow.parquet
 
-
-def tfrecord(records: Sequence[bytes]) -> bytes:
-    framed = b""
-    for record in records:
-        length = struct.pack("<Q", len(record))
-        framed += length + masked(length) + record + masked(record)
-    return framed
-
-
-def varint(value: int) -> bytes:
-    value &= 2**64 - 1
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
-def part(number: int, content: bytes | int) -> bytes:
-    """One field of a protocol buffer."""
-    if isinstance(content, int):
-        return varint(number << 3) + varint(content)
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def example(features: Mapping[str, Sequence[Any]]) -> bytes:
-    """A `tf.train.Example` of bytes, texts and integers (packed, as TensorFlow writes them)."""
-    entries = b""
-    for name, values in features.items():
-        if values and isinstance(values[0], int):
-            feature = part(3, part(1, b"".join(map(varint, values))))
-        elif values and isinstance(values[0], float):
-            feature = part(2, part(1, struct.pack(f"<{len(values)}f", *values)))
-        else:
-            texts = [v.encode() if isinstance(v, str) else v for v in values]
-            feature = part(1, b"".join(part(1, text) for text in texts))
-        entries += part(1, part(1, name.encode()) + part(2, feature))
-    return part(1, entries)
-
-
-def forest(
-    boxes: Sequence[tuple[int, int, int, int]], hidden: Sequence[tuple[int, int, int, int]] = ()
-) -> bytes:
-    """An `AndroidAccessibilityForest` of one window, with visible and hidden nodes."""
-    nodes = b""
-    for shown, some in ((1, boxes), (0, hidden)):
-        for number, box in enumerate(some):
-            # Zeros are left out, as in proto3.
-            rect = b"".join(part(side, value) for side, value in enumerate(box, 1) if value)
-            node = part(1, number) + part(2, rect) + part(3, b"android.view.View") + part(14, 1)
-            nodes += part(1, node + (part(23, 1) if shown else b""))
-    return part(1, part(3, 7) + part(11, nodes))
-
-
-ANDROID_ACTIONS: list[dict[str, Any]] = [
-    {"action_type": "open_app", "app_name": "Clock"},
-    {"action_type": "click", "x": 540, "y": 1200},
-    {"action_type": "scroll", "direction": "down"},
-    {"action_type": "input_text", "text": "7:30"},
-    {"action_type": "long_press", "x": 10, "y": 20},
-    {"action_type": "navigate_back"},
-    {"action_type": "navigate_home"},
-    {"action_type": "wait"},
-]
-
-
-def android_episode(
-    number: int = 7, actions: Sequence[Mapping[str, Any]] = ANDROID_ACTIONS, **changes: Any
-) -> bytes:
-    """An episode of AndroidControl, screenshots smaller than the screen they are said to be of."""
-    steps = len(actions) + 1
-    features: dict[str, Any] = {
-        "episode_id": [number],
-        "goal": ["Set an alarm for 7:30"],
-        "screenshots": [png(54, 120, shade=step) for step in range(steps)],
-        "accessibility_trees": [
-            forest([(0, 0, 1080, 2400), (500, 1100, 600, 1300)], [(530, 1190, 550, 1210)])
-            for _ in range(steps)
-        ],
-        "screenshot_widths": [1080] * steps,
-        "screenshot_heights": [2400] * steps,
-        "actions": [json.dumps(action) for action in actions],
-        "step_instructions": [f"do step {step}" for step in range(len(actions))],
-    }
-    return example(features | changes)
-
-
-def write_android_control(path: Path, episodes: Sequence[bytes], zipped: bool = True) -> Path:
-    framed = tfrecord(episodes)
-    path.write_bytes(gzip.compress(framed, mtime=0) if zipped else framed)
+    rows = [
+        {
+            "id": f"1/{step}", "goal": "Set an alarm", "category": action["action"],
+            "history": list(actions[:step]), "action": action, "screen": [1080, 2400], "added": action == END,
+            "image": png(54, 120, shade=step), "episode": "1", "step": step,
+        }
+        for step, action in enumerate(actions)
+    ]  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 

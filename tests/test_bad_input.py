@@ -111,7 +111,7 @@ def test_a_cut_off_parquet_file(policy: Policy, tmp_path: Path) -> None:
         lambda: evaluate(policy, make_task("math", test=str(path)), ALL),
         lambda: train(policy, "math", path, tmp_path / "run"),
     ):
-        with pytest.raises(DataError, match=r"a\.parquet: it is no whole Parquet file; was it cut off"):
+        with pytest.raises(DataError, match=r"a\.parquet: it cannot be read as a whole; was it cut off"):
             use()
 
 

@@ -131,7 +131,7 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
             read_image(path)
         with pytest.raises(DataError, match=f"this is {said}"):
             _ = ImageRef("row 1", path=path).size
-        for format in ("parquet", "arrow", "jsonl", "tsv", "android-control", None):
+        for format in ("parquet", "arrow", "jsonl", "tsv", "webdataset", None):
             if kind != "a folder":
                 with pytest.raises(IrregularFileError, match=f"this is {said}"):
                     open_rows(path, format=format)

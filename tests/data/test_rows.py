@@ -14,21 +14,23 @@ import pyarrow.parquet as parquet
 import pytest
 
 from data_files import (
-    android_episode,
+    END,
     base64_png,
     huge_png,
     png,
-    write_android_control,
     write_jsonl,
     write_odyssey,
     write_reasonseg,
+    write_steps,
+    write_tar,
 )
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EventLog, read_events, story
 from selfverify.data import FORMATS, open_rows
-from selfverify.data.rows import detect
+from selfverify.data.formats import detect
 
 ROW = {"question": "How many?", "answer": "3"}
+SAMPLE = {"json": json.dumps(ROW).encode(), "png": png()}
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_what_a_file_is_says_its_content(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path, numbers: Path) -> None:
     with pytest.raises(ConfigError, match="no file or folder"):
         open_rows(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"no format 'xml'; formats: jsonl, json, parquet"):
+    with pytest.raises(ConfigError, match=r"no format 'xml'; formats: parquet, arrow, jsonl"):
         open_rows(numbers, format="xml")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no files of a format"):
@@ -86,7 +88,9 @@ def test_a_folder_of_files_is_one_set(tmp_path: Path) -> None:
 def test_rows_are_the_same_at_every_opening(tmp_path: Path) -> None:
     """In any order of access, whatever has been read before."""
     paths = [
-        write_android_control(tmp_path / "a", [android_episode(k) for k in range(3)]),
+        write_steps(
+            tmp_path / "a.parquet", [{"action": "wait"}, {"action": "click", "coordinate": [5, 6]}, END]
+        ),
         write_odyssey(tmp_path / "o"),
         write_reasonseg(tmp_path / "r"),
     ]
@@ -254,7 +258,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "format", ["jsonl", "json", "csv", "parquet", "android-control", "gui-odyssey", "reasonseg"]
+    "format", ["jsonl", "json", "csv", "parquet", "webdataset", "gui-odyssey", "reasonseg"]
 )
 def test_any_damage_ends_in_rows_or_in_an_error_of_ours(tmp_path: Path, format: str) -> None:
     rows = [{**ROW, "id": k, "image": base64_png()} for k in range(6)]
@@ -266,8 +270,8 @@ def test_any_damage_ends_in_rows_or_in_an_error_of_ours(tmp_path: Path, format: 
             file.write_text("index,question,answer\n" + '1,"a, b","1"\n' * 5)
         case "parquet":
             parquet.write_table(pa.Table.from_pylist([{**ROW, "image": png()}] * 6), file, row_group_size=2)
-        case "android-control":
-            write_android_control(file, [android_episode(1), android_episode(2)], zipped=False)
+        case "webdataset":
+            write_tar(file, {f"{k}.{kind}": part for k in range(6) for kind, part in SAMPLE.items()})
         case "gui-odyssey":
             file = write_odyssey(tmp_path / "o") / "annotations" / "0001.json"
         case "reasonseg":

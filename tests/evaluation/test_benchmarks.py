@@ -18,12 +18,12 @@ import pytest
 from typer.testing import CliRunner
 
 from data_files import (
-    android_episode,
+    END,
     base64_png,
     png,
-    write_android_control,
     write_odyssey,
     write_reasonseg,
+    write_steps,
 )
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
@@ -207,8 +207,8 @@ def refcoco(folder: Path) -> Path:
 
 
 def android_control(folder: Path) -> Path:
-    actions = [{"action_type": "click", "x": 540, "y": 1200}, {"action_type": "navigate_back"}]
-    return write_android_control(folder / "android_control-00000-of-00020", [android_episode(1, actions)])
+    done = [{"action": "click", "coordinate": [540, 1200]}, {"action": "system_button", "button": "Back"}]
+    return write_steps(folder / "android_control-00000-of-00020.parquet", [*done, END])
 
 
 def gui_odyssey(folder: Path) -> Path:
@@ -299,7 +299,10 @@ BENCHMARKS = {
     "RefCOCO": Benchmark(
         "grounding", refcoco, [BOXES, BOXES], {"category": {"refcoco_testA", "refcoco_testB"}}
     ),
-    "AndroidControl": Benchmark("mobile", android_control, STEPS, {"action": {"click", "system_button"}}),
+    "AndroidControl": Benchmark(
+        "mobile", android_control, STEPS,
+        {"action": {"click", "system_button"}, "category": {"click", "system_button"}},
+    ),
     "GUI-Odyssey": Benchmark(
         "mobile", gui_odyssey, STEPS, {"category": {"Shopping"}, "action": {"click", "system_button"}}
     ),

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from data_files import (
+    END,
     base64_png,
     png,
     write_jsonl,
+    write_odyssey,
+    write_reasonseg,
+    write_steps,
 )
 from selfverify.cli.main import app
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.data import open_rows
 from selfverify.experiments.data_check import check_rows, summary
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.tasks.math import Math
 
@@ -81,9 +87,25 @@ def test_tokens_are_those_of_the_model(file: Path, tiny_folder: Path, policy: Po
     assert "How many?" in first.text and "image_pad" not in first.text
 
 
+def test_the_summary_names_what_matters(file: Path) -> None:
+    out = run(file, "--model", "builtin:digits", "--samples", 1, code=1)
+    for said in (
+        "jsonl, 5 usable rows, 3 broken",
+        "asks for: question 4, options 1",
+        "images per row: 0 1, 1 3, 2 1",
+        "duplicates: 1 row\n  a/same asks what a/one does",
+        "a.jsonl, line 6: the image cannot be read: it is in none of the formats",
+        "--- a/one: ",
+    ):
+        assert (
+            said in out
+            or said.replace("the image cannot", f"the image {file.parent / 'text.png'} cannot") in out
+        )
+
+
 def test_json_is_for_programs(file: Path, tmp_path: Path) -> None:
     found = json.loads(run(file, "--json", "--limit", 3))
-    assert found["rows"] == 3 and found["broken"] == [] and len(found["samples"]) == 2
+    assert found["rows"] == 3 and found["broken"] == [] and len(found["samples"]) == 3
     assert found["prompt_tokens"]["max"] == found["longest"][0]["tokens"]
     found = json.loads(run(file, "--json", code=1))
     assert [bad["line"] for bad in found["broken"]] == [6, 7, 8]
@@ -93,6 +115,34 @@ def test_a_file_without_a_usable_row_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1cut")
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.parquet")])
     assert result.exit_code == 2 and "was it cut off" in result.output.replace("\n", " ")
+
+
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {}
+    for path in (
+        write_reasonseg(tmp_path / "r"),
+        write_odyssey(tmp_path / "o"),
+        write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END]),
+    ):
+        found = json.loads(run(path, "--json"))
+        kinds[found["format"]] = (found["kinds"], found["distinct_images"])
+    assert kinds == {
+        "reasonseg": ({"box": 2}, 1),
+        "gui-odyssey": ({"step": 9}, 9),
+        "parquet": ({"step": 2}, 2),
+    }
+
+
+def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
+    for name, path, target in (
+        ("math", file, "3"),
+        ("grounding", write_reasonseg(tmp_path / "r"), [10, 10, 100, 80]),
+        ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
+    ):
+        task = make_task(name, test=str(path))
+        task.set_coordinate_space(lambda size: (1000, 1000))
+        problem = task.problem("test", 0, 0)
+        assert problem.target == target and len(problem.images) == 1
 
 
 def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder: Path) -> None:
@@ -111,6 +161,34 @@ def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder:
     assert [bad.line for bad in checked.broken] == [2, 4] and checked.rows == 2
     assert "is 64 x 48, the file says 128 x 96" in checked.broken[0].reason
     assert "one of them is turned" in checked.broken[1].reason
+
+
+def test_columns_and_what_looks_wrong(tmp_path: Path) -> None:
+    """Letters without options, answers that cannot be read back, boxes out of the screen, ids that repeat."""
+    asked = {"problem": "How many?", "solution": "3", "mystery": "x"}
+    step = {"goal": "g", "image": base64_png(64, 48), "action": {"action": "wait"}}
+    path = write_jsonl(
+        tmp_path / "a.jsonl",
+        [
+            {**asked, "pid": "same"},
+            {**asked, "pid": "same"},
+            {**asked, "solution": "B"},
+            {**asked, "solution": "B", "problem": "Which?\nA. one\nB. two"},
+            {**asked, "solution": "B", "options": ["one", "two"]},
+            {**asked, "solution": "it is what one would say of it if one had to say it, which nobody has"},
+            {**step, "ui_boxes": [[0, 0, 64, 48]]},
+            {**step, "ui_boxes": [[0, 0, 65, 48]]},
+            *({**asked, "solution": None, "pid": k} for k in (7, 8)),
+        ],
+    )
+    found = json.loads(run(path, "--json", code=1))
+    assert found["columns"] == {"id": "pid", "question": "problem", "answer": "solution", "images": "image"}
+    assert found["unread"] == ["mystery"] and found["rows"] == 8
+    assert sorted(found["odd"].values()) == [["a/2"], ["a/5"], ["a/7"], ["a/same#2"]]
+    out = run(path, code=1)
+    assert "columns: " in out and "question from problem" in out and "not read: mystery" in out
+    assert "  1 row: the answer is a letter, and neither the row nor its question has options (a/2)" in out
+    assert "left out:\n  2 rows: its answer is missing\n" in out and out.count("\n--- ") == 3
 
 
 def test_prompts_longer_than_the_model_reads_are_counted(tmp_path: Path, tiny_folder: Path) -> None:

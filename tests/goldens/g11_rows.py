@@ -103,7 +103,6 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         (v_star / f"sa_{number}.jpg").write_bytes(png(number, 56, 42))
         (v_star / f"sa_{number}.json").write_text(json.dumps(about))
     talks = lines(folder / "talks.jsonl", [talk, {**talk, "id": "d", "taught": "last"}])
-    control = helpers.write_android_control(folder / "android_control-0", [helpers.android_episode()])
     return {
         "jsonl": (lines(folder / "questions.jsonl", QUESTIONS), None, "math"),
         "json": (folder / "whole.json", None, "math"),
@@ -116,7 +115,6 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         "vstar": (folder / "vstar", "vstar", "math"),
         "looking": (folder / "vstar", "vstar", "look"),
         "steps": (lines(folder / "steps.jsonl", steps), None, "mobile"),
-        "android-control": (control, "android-control", "mobile"),
         "gui-odyssey": (helpers.write_odyssey(folder / "odyssey"), "gui-odyssey", "mobile"),
         "verl": (parquet(folder / "verl.parquet", [talk]), "verl", "conversations"),
         "sharegpt": (folder / "shared.json", "sharegpt", "conversations"),

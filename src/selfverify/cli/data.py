@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Check data files, and filter them.
 @app.command()
 @settings_as_options
 def check(
-    path: Annotated[Path, typer.Argument(help="A data file, or a folder of them.")],
+    path: Annotated[Path, typer.Argument(help="A data file, a folder of them, or the hub's OWNER/NAME.")],
     settings: CheckConfig,
     as_json: Json = False,
 ) -> None:
@@ -44,6 +44,8 @@ def check(
         path,
         format=settings.format,
         split=settings.split,
+        config=settings.config,
+        revision=settings.revision,
         images=settings.images,
         limit=settings.limit,
         note_bad=False,

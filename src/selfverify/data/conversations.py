@@ -19,14 +19,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, written_whole
-from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown, text
+from selfverify.data.fields import (
+    Images,
+    Place,
+    Record,
+    Row,
+    filled,
+    first,
+    listed,
+    mapped,
+    optional,
+    shown,
+    text,
+)
 from selfverify.data.images import ImageRef
 
 LONGEST_NAME = 500
@@ -34,6 +46,8 @@ LONGEST_MESSAGE = 1_000_000
 """Characters of a message; a longer one means that the file is broken."""
 ROLES = ("system", "user", "assistant", "tool")
 TAUGHT = ("all", "last")
+SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""LLaMA-Factory's names of roles."""
 IMAGE_MARK = "<image>"
 """A place for an image in a text, where a record has a column of images."""
 
@@ -61,14 +75,9 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     taught = first(record, "taught") or "all"
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
-    tools = _listed(record.get("tools"), "tools") if filled(record.get("tools")) else []
-    category = optional(record, ("category", "app"), LONGEST_NAME)
+    tools = listed(record["tools"], "tools") if filled(record.get("tools")) else []
     row: Row = {
-        "id": optional(record, ("id", "problem"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
-        "category": category,
-        "categories": {} if category is None else {"app": [category]},
+        **_shared(record, ("id", "problem")),
         "messages": messages,
         "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
         "taught": taught,
@@ -78,22 +87,34 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     return [row]
 
 
+def _shared(record: Record, ids: Sequence[str]) -> Row:
+    category = optional(record, ("category", "app"), LONGEST_NAME)
+    return {
+        "id": optional(record, ids, LONGEST_NAME),
+        "images": [],
+        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
+        "category": category,
+        "categories": {} if category is None else {"app": [category]},
+    }
+
+
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`: ``conversations`` with ``from`` and ``value``, as well as ``messages``."""
     if not filled(record.get("messages")):
-        told = _listed(record.get("conversations"), "conversations")
-        speakers = {
-            "human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool",
-        }  # fmt: skip
-        given = [
-            {"role": speakers.get(str(turn.get("from")), turn.get("from")), "content": turn.get("value")}
-            for turn in told
-            if isinstance(turn, dict)
-        ]
+        given = [with_role(turn) for turn in listed(record.get("conversations"), "conversations")]
         if filled(record.get("system")):
             given.insert(0, {"role": "system", "content": record["system"]})
         record = {**record, "messages": given}
     return convert_conversation(record, place, images)
+
+
+def with_role(turn: Any) -> Any:
+    """Return a message with ``from`` and ``value``, as LLaMA-Factory has them, with ``role`` and
+    ``content``."""
+    if not isinstance(turn, Mapping) or "from" not in turn or "role" in turn:
+        return turn
+    who = turn["from"]
+    return {"role": SPEAKERS.get(str(who), who), "content": turn.get("value")}
 
 
 class Shows:
@@ -153,7 +174,10 @@ def read_messages(value: Any, name: str, shows: Shows) -> list[dict[str, Any]]:
     Raises:
         DataError: They are none; the message says which one.
     """
-    return [_message(message, number, shows) for number, message in enumerate(_listed(value, name), 1)]
+    messages = listed(value, name)
+    if not messages:
+        raise DataError(f"its {name} is empty")
+    return [_message(message, number, shows) for number, message in enumerate(messages, start=1)]
 
 
 def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list[list[tuple[str, int]]]:
@@ -164,7 +188,7 @@ def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list
         DataError: They do not fit the messages.
     """
     said = [message["content"] for message in messages if message["role"] == "assistant"]
-    given = [list(map(tuple, cuts)) for cuts in _listed(value, name)]
+    given = [list(map(tuple, cuts)) for cuts in listed(value, name)]
     if len(given) != len(said):
         raise DataError(f"its {name} are of {len(given)} turns, and the assistant speaks {len(said)} times")
     for number, (cuts, turn) in enumerate(zip(given, said, strict=True), start=1):
@@ -202,8 +226,8 @@ def _message(message: Any, number: int, shows: Shows) -> dict[str, Any]:
     if role == "assistant":
         if not isinstance(found["content"], str):
             raise DataError(f"{where}: the assistant shows images")
-        listed = [] if calls is None else _listed(calls, f"{where}: tool_calls")
-        found["calls"] = [_call(call, f"{where}, call {n}") for n, call in enumerate(listed, start=1)]
+        told = [] if calls is None else listed(calls, f"{where}: tool_calls")
+        found["calls"] = [_call(call, f"{where}, call {n}") for n, call in enumerate(told, start=1)]
     elif filled(calls) and calls != []:
         raise DataError(f"{where}: a message of role {role} calls tools")
     if not found["content"] and not found.get("calls") and role != "tool":
@@ -249,13 +273,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise DataError(f"{where} is {shown(call)}: it needs the name of a function")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _json(arguments or "{}", f"{where}: its arguments")
-    arguments = {} if arguments is None else without_nulls(arguments)
-    if not isinstance(arguments, dict):
-        raise DataError(f"{where}: its arguments are {shown(arguments)}, not an object")
-    return {"name": function["name"], "arguments": arguments}
+    given = function.get("arguments")
+    arguments = {} if given is None or given == "" else mapped(given, f"{where}: arguments")
+    return {"name": function["name"], "arguments": without_nulls(arguments)}
 
 
 def _tool(tool: Any, number: int) -> dict[str, Any]:
@@ -264,21 +284,6 @@ def _tool(tool: Any, number: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise DataError(f"tool {number} is {shown(tool)}: it needs a function with a name")
     return dict(tool)
-
-
-def _listed(value: Any, name: str) -> list[Any]:
-    if isinstance(value, str):
-        value = _json(value, f"its {name}")
-    if not isinstance(value, list) or (not value and name == "messages"):
-        raise DataError(f"its {name} is {shown(value)}, not a list")
-    return value
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{what} are no JSON ({error})") from None
 
 
 def without_nulls(value: Any) -> Any:
@@ -347,37 +352,29 @@ def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
 def _parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     pa, parquet = _pyarrow(path)
-    left = iter(rows)
-    begin = [_storable(row) for row in islice(left, _BATCH)]
-    if not begin:
-        return 0
-    schema = pa.Table.from_pylist(begin).schema
-    count = 0
-    with parquet.ParquetWriter(path, schema) as writer:
-        for batch in _batches(chain(begin, map(_storable, left))):
+    left, count, writer = map(_storable, rows), 0, None
+    try:
+        while batch := list(islice(left, _BATCH)):
             try:
-                table = pa.Table.from_pylist(batch, schema=schema)
+                table = pa.Table.from_pylist(batch, schema=writer and writer.schema)
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise DataError(
                     f"{path.with_suffix('')}: conversations {count + 1} to {count + len(batch)} have other "
                     f"columns than the first ones ({error}); write them as .jsonl, or as several files"
                 ) from None
+            writer = writer or parquet.ParquetWriter(path, table.schema)
             writer.write_table(table)
             count += len(batch)
+    finally:
+        if writer is not None:
+            writer.close()
     return count
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as Parquet can hold it: no list of nothing, and no half characters."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-    found: dict[str, Any] = json.loads(text)
-    return {name: value for name, value in found.items() if value != []}
-
-
-def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    left = iter(rows)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
+    return {name: value for name, value in json.loads(text).items() if value != []}
 
 
 def _pyarrow(path: Path) -> tuple[Any, Any]:
@@ -405,32 +402,15 @@ def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence
     ``instruction`` is what is asked, ``task`` what the environment's reset takes, ``goal`` what has to be so
     in the end (`agents.goals`), ``steps`` how many calls the task takes; the last two where they are known.
     """
-    category = optional(record, ("category", "app"), LONGEST_NAME)
     row: Row = {
-        "id": optional(record, ("id", "task_id"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
-        "category": category,
-        "categories": {} if category is None else {"app": [category]},
+        **_shared(record, ("id", "task_id")),
         "instruction": text(record.get("instruction"), "instruction", LONGEST_INSTRUCTION),
-        "task": _object(record.get("task"), "task"),
-        "goal": _object(record["goal"], "goal") if filled(record.get("goal")) else None,
+        "task": mapped(record.get("task"), "task"),
+        "goal": mapped(record["goal"], "goal") if filled(record.get("goal")) else None,
         "seed": _whole(record, "seed"),
         "steps": _whole(record, "steps"),
     }
     return [row]
-
-
-def _object(value: Any, name: str) -> dict[str, Any]:
-    """An object, which may be written as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"its {name} is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise DataError(f"its {name} is {shown(value)}, not an object")
-    return value
 
 
 def _whole(record: Record, name: str) -> int | None:

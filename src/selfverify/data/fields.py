@@ -64,58 +64,34 @@ class RowSource(ABC):
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.late: dict[int, str] = {}
-        """Records that turn out to be broken only when the whole file has been read, and why."""
 
     @abstractmethod
-    def walk(self) -> Iterator[Any]:
-        """Yield every record as it is stored, or its error, and remember where each stands.
+    def scan(self) -> Iterator[Record | DataError]:
+        """Yield every record in order, or what is wrong with it, and remember where each stands.
 
         Raises:
             DataError: Nothing can be read from here on.
         """
 
     @abstractmethod
-    def stored(self, number: int) -> Any:
-        """Return a record that `walk` has passed, as it is stored.
+    def record(self, number: int) -> Record:
+        """Return the record with this number, from 0, which `scan` has passed.
 
         Raises:
-            DataError: The record cannot be read any more.
-        """
-
-    @abstractmethod
-    def parsed(self, stored: Any, number: int) -> Record:
-        """Return what a stored record says, by column.
-
-        Raises:
-            DataError: What is stored is no record.
+            DataError: The record cannot be read, or not any more.
         """
 
     @abstractmethod
     def place(self, number: int) -> Place:
-        """Return where a record stands that `walk` has passed."""
+        """Return where a record stands that `scan` has passed."""
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """Yield the number (from 0), the place and the content of every record; a broken one is an error.
-
-        Raises:
-            DataError: Nothing can be read from here on.
-        """
-        for number, stored in enumerate(self.walk()):
+    def records(self, count: int) -> Iterator[Record | DataError]:
+        """Yield the first ``count`` records by their numbers, or what is wrong with them."""
+        for number in range(count):
             try:
-                if isinstance(stored, DataError):
-                    raise stored
-                yield number, self.place(number), self.parsed(stored, number)
+                yield self.record(number)
             except DataError as error:
-                yield number, self.place(number), error
-
-    def record(self, number: int) -> Record:
-        """Return a record that `scan` has passed.
-
-        Raises:
-            DataError: The record cannot be read any more.
-        """
-        return self.parsed(self.stored(number), number)
+                yield error
 
 
 class Convert(Protocol):
@@ -147,7 +123,7 @@ class Images:
         Raises:
             DataError: A value is none of these, or an item of a list is empty.
         """
-        if value is None or value == "" or value == b"":
+        if not filled(value) or value == b"":
             return []
         if isinstance(value, list | tuple):
             found = [self.refs(item, place) for item in value]
@@ -190,7 +166,7 @@ class Images:
             return unbase64(value)
         if "\0" in value or len(value) > 4096 or _HALF.search(value):
             raise DataError(f"{shown(value)} is no path of an image")
-        return self.root / value
+        return self.root / value.removeprefix("file://")
 
 
 def unbase64(text: str) -> bytes:
@@ -293,25 +269,44 @@ def number(value: Any, name: str) -> float:
     return found
 
 
+def decoded(value: Any, name: str, kind: str = "a value") -> Any:
+    """Return a value that may be written as JSON or as a Python literal, as in tables of benchmarks.
+
+    Raises:
+        DataError: The value is a text that is neither.
+    """
+    if not isinstance(value, str):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    raise DataError(f"its {name} is {shown(value)}, not {kind}, nor one as JSON")
+
+
 def listed(value: Any, name: str) -> list[Any]:
-    """Return a list, which may be written as JSON or as a Python literal, as in benchmarks' tables.
+    """Return a list, which may be written as `decoded` reads it.
 
     Raises:
         DataError: The value is something else.
     """
-    if isinstance(value, str):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                found = read(value)
-                break
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-        else:
-            raise DataError(f"its {name} is {shown(value)}, not a list")
-        value = found
-    if not isinstance(value, list | tuple):
+    found = decoded(value, name, "a list")
+    if not isinstance(found, list | tuple):
         raise DataError(f"its {name} is {shown(value)}, not a list")
-    return list(value)
+    return list(found)
+
+
+def mapped(value: Any, name: str) -> dict[str, Any]:
+    """Return an object, which may be written as `decoded` reads it.
+
+    Raises:
+        DataError: The value is something else.
+    """
+    found = decoded(value, name, "an object")
+    if not isinstance(found, dict):
+        raise DataError(f"its {name} is {shown(value)}, not an object")
+    return found
 
 
 def sides(value: Any, name: str) -> list[float]:

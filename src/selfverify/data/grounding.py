@@ -16,8 +16,20 @@ from PIL import Image, ImageDraw
 from selfverify.core.errors import DataError
 from selfverify.core.files import read_regular
 from selfverify.data import fields
-from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, number, shown
-from selfverify.data.questions import ANSWER_TAG, MODEL, asked, common, spoken
+from selfverify.data.fields import (
+    LONGEST_QUESTION,
+    Images,
+    Place,
+    Record,
+    Row,
+    filled,
+    first,
+    listed,
+    number,
+    shown,
+)
+from selfverify.data.questions import ANSWER_TAG, MODEL, asked, common, convert_vqa, spoken
+from selfverify.data.records import PICTURES
 
 SIDES = ("x1", "y1", "x2", "y2")
 ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*\Z", re.DOTALL)
@@ -25,12 +37,14 @@ ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes our own columns, VLM-R1's RefCOCO files and VLMEvalKit's RefCOCO table.
+    """See `Convert`. Takes our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table, and COCO's
+    columns.
 
     A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width
     and height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of
     ``conversations``; always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where
-    ``width`` and ``height`` are missing.
+    ``width`` and ``height`` are missing. Only beside COCO's other columns is ``bbox`` x, y, width and height;
+    a list ``answer`` beside it is what the box is called (lmms-lab's RefCOCO), each a row.
     """
     row = common(record, images, place)
     image = fields.one_image(row["images"])
@@ -38,13 +52,7 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
         size = int(number(record["width"], "width")), int(number(record["height"], "height"))
     else:
         size = images.size(image)
-    found = asked(record, "normal_caption", "question", "problem")
-    question = fields.text(found, "question", fields.LONGEST_QUESTION)
-    row |= {
-        "question": ASKS_FOR_A_BOX.sub(r"\1", question),
-        "box": fields.box(_box(record, size), size),
-        "size": size,
-    }
+    row |= {"box": fields.box(_box(record, size), size), "size": size}
     for name in ("polygons", "ignored"):
         if filled(record.get(name)):
             row[name] = [fields.polygon(points) for points in listed(record[name], name)]
@@ -53,7 +61,21 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
         row["id"] = f"{split}_{row['id']}" if row["id"] is not None else None
         if row["category"] is None:
             row |= {"category": str(split), "categories": row["categories"] | {"category": [str(split)]}}
-    return [row]
+    named = record.get("answer") if _is_coco(record) else None
+    asked_for = asked(record, "normal_caption", "question", "problem")
+    phrases = named if isinstance(named, list) and named else [named if filled(named) else asked_for]
+    found: list[Row | DataError] = []
+    for phrase in phrases:
+        try:
+            question = fields.text(phrase, "question", LONGEST_QUESTION)
+            found.append({**row, "question": ASKS_FOR_A_BOX.sub(r"\1", question)})
+        except DataError as error:
+            found.append(error)
+    return found
+
+
+def _is_coco(record: Record) -> bool:
+    return "bbox" in record and bool(record.keys() & {"area", "iscrowd", "segmentation"})
 
 
 def _box(record: Record, size: tuple[int, int]) -> Any:
@@ -62,6 +84,8 @@ def _box(record: Record, size: tuple[int, int]) -> Any:
     if all(filled(record.get(f"bbox_{side}_norm")) for side in SIDES):
         values = [number(record[f"bbox_{side}_norm"], f"bbox_{side}_norm") for side in SIDES]
         return [value * of for value, of in zip(values, (*size, *size), strict=True)]
+    if _is_coco(record) and filled(record["bbox"]):
+        return _corners(record["bbox"])
     found = first(record, "box", "bbox", "bbox_2d", "solution", "answer")
     found = spoken(record, MODEL) if found is None else found
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
@@ -69,6 +93,12 @@ def _box(record: Record, size: tuple[int, int]) -> Any:
     if not filled(found):
         raise DataError("its box is missing")
     return found
+
+
+def _corners(box: Any) -> list[float]:
+    """Return the corners of a box of x, y, width and height, as COCO and V* write it."""
+    x, y, width, height = fields.sides(box, "bbox")
+    return [x, y, x + width, y + height]
 
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
@@ -91,11 +121,10 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
     """
     path = image_beside(place.file, images.root)
     refs = images.refs(path, place)
-    width, height = size = images.size(refs[0])
-    shapes = listed(record.get("shapes"), "shapes")
+    width, height = images.size(refs[0])
     polygons: list[Any] = []
     ignored: list[Any] = []
-    for shape in shapes:
+    for shape in listed(record.get("shapes"), "shapes"):
         label = shape.get("label") if isinstance(shape, dict) else None
         if not isinstance(label, str):
             raise DataError("one of its shapes has no label")
@@ -106,28 +135,23 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
         raise DataError("none of its shapes is a target")
     xs, ys = ([point[axis] for points in polygons for point in points] for axis in (0, 1))
     # Outlines may run along the edge and a little over it; a target that is elsewhere is caught by `box`.
-    around = [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)]
-    category = "long" if record.get("is_sentence") else "short"
-    found: list[Row | DataError] = []
+    shared = {
+        "image": path,
+        "source": "ReasonSeg",
+        "category": "long" if record.get("is_sentence") else "short",
+        "box": [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)],
+        "polygons": polygons,
+        "ignored": ignored,
+    }
     questions = record.get("text")
-    for index, question in enumerate(
-        [questions] if isinstance(questions, str) else listed(questions, "text")
-    ):
+    found: list[Row | DataError] = []
+    for index, text in enumerate([questions] if isinstance(questions, str) else listed(questions, "text")):
         try:
-            found.append(
-                {
-                    "id": f"{place.file.stem}/{index}",
-                    "images": refs,
-                    "source": "ReasonSeg",
-                    "category": category,
-                    "categories": {"category": [category]},
-                    "question": fields.text(question, "text", fields.LONGEST_QUESTION),
-                    "box": fields.box(around, size),
-                    "polygons": polygons,
-                    "ignored": ignored,
-                    "size": size,
-                }
-            )
+            about = {
+                "id": f"{place.file.stem}/{index}",
+                "question": fields.text(text, "text", LONGEST_QUESTION),
+            }
+            found += convert_grounding(shared | about, place, images)
         except DataError as error:
             found.append(error)
     return found
@@ -190,9 +214,8 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
     y, width, height.
     """
     if is_vstar_line(record):
-        return [_of_list(record, place, images)]
+        return _of_list(record, place, images)
     path = image_beside(place.file, images.root)
-    refs = images.refs(path, place)
     texts = [
         fields.written(text, "option", fields.LONGEST_ANSWER) for text in listed(record["options"], "options")
     ]
@@ -200,65 +223,47 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
         raise DataError(f"its options are {shown(texts)}: two or more different ones are needed")
     seed = int.from_bytes(hashlib.blake2b(place.file.stem.encode(), digest_size=8).digest())
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    options = {string.ascii_uppercase[n]: texts[old] for n, old in enumerate(order)}
-    question = fields.text(record["question"], "question", fields.LONGEST_QUESTION)
-    answer = string.ascii_uppercase[order.index(0)]
-    boxes = _boxes(record["bbox"], images.size(refs[0]))
-    return [_row(place.file.stem, refs, place.file.parent.name, question, options, answer, boxes)]
+    about = {
+        "id": place.file.stem,
+        "image": path,
+        "category": place.file.parent.name,
+        "question": fields.text(record["question"], "question", LONGEST_QUESTION),
+        "options": {string.ascii_uppercase[n]: texts[old] for n, old in enumerate(order)},
+        "answer": string.ascii_uppercase[order.index(0)],
+    }
+    return _with_boxes(about, record["bbox"], place, images)
 
 
-def _of_list(record: Record, place: Place, images: Images) -> Row:
+def _of_list(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """The row of a line of the list; its boxes stand in the file beside its image, where that is there."""
-    refs = images.refs(record["image"], place)
-    text = fields.text(record["text"], "text", fields.LONGEST_QUESTION)
+    text = fields.text(record["text"], "text", LONGEST_QUESTION)
     options = dict(_OPTION.findall(text))
     if not options:
         raise DataError(f"its text has no options: lines such as (A) red are needed behind {shown(text)}")
     label = fields.text(record["label"], "label", 10).strip("()")
-    if len(options) < 2 or label not in options:
+    if label not in options:
         raise DataError(f"its label {shown(record['label'])} is none of the options in its text")
-    name = str(record["image"])
-    beside = (images.root / name).with_suffix(".json") if refs and refs[0].path is not None else None
-    boxes: list[list[float]] = []
+    name, boxes = str(record["image"]), []
+    beside = (images.root / name).with_suffix(".json") if name.lower().endswith(PICTURES) else None
     if beside is not None and beside.is_file():
         try:
-            about = json.loads(read_regular(beside))
-            boxes = _boxes(about["bbox"], images.size(refs[0]))
+            boxes = json.loads(read_regular(beside))["bbox"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{beside}: its boxes cannot be read ({type(error).__name__}: {error})") from None
-    question = text[: _OPTION.search(text).start()].strip()  # type: ignore[union-attr]  # it was found above
-    category = fields.optional(record, ("category",), 100) or Path(name).parent.name
-    return _row(Path(name).stem, refs, category, question, options, label, boxes)
-
-
-def _row(
-    id: str,
-    refs: Sequence[Any],
-    category: str,
-    question: str,
-    options: dict[str, str],
-    answer: str,
-    boxes: Sequence[Sequence[float]],
-) -> Row:
-    return {
-        "id": id,
-        "images": list(refs),
-        "source": "V*",
-        "category": category,
-        "categories": {"category": [category]},
-        "question": question,
-        "answer": answer,
+    about = {
+        "id": Path(name).stem,
+        "image": record["image"],
+        "category": fields.optional(record, ("category",), 100) or Path(name).parent.name,
+        "question": _OPTION.split(text)[0].strip(),
         "options": options,
-        "answer_type": None,
-        "precision": None,
-        "target_boxes": [list(box) for box in boxes],
+        "answer": label,
     }
+    return _with_boxes(about, boxes, place, images)
 
 
-def _boxes(value: Any, size: tuple[int, int]) -> list[list[float]]:
-    """Boxes ``[x, y, width, height]`` as corners."""
-    found = []
-    for box in listed(value, "bbox"):
-        x, y, wide, high = fields.sides(box, "bbox")
-        found.append(fields.box([x, y, x + wide, y + high], size))
-    return found
+def _with_boxes(about: Record, boxes: Any, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """Return the row of a question in our own columns, with the boxes of what is asked about."""
+    [row] = convert_vqa({**about, "source": "V*"}, place, images)
+    size = images.size(row["images"][0]) if boxes else (0, 0)
+    row["target_boxes"] = [fields.box(_corners(box), size) for box in listed(boxes, "bbox")]
+    return [row]

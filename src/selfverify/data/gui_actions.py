@@ -1,4 +1,6 @@
-"""Actions on a phone's screen in one form, and steps of AndroidControl and GUI-Odyssey in this form.
+"""Actions on a phone's screen in one form, steps in this form, and GUI-Odyssey's episodes.
+
+AndroidControl's TFRecords are made into such steps by `reproduce/convert_android_control.py`.
 
 The form is the arguments of Qwen's `mobile_use`, in pixels of the screenshot: a dictionary with ``action``
 (one of `ACTIONS`) and, by it, ``coordinate`` [x, y] and ``coordinate2`` [x, y], ``text``, ``button``,
@@ -7,28 +9,14 @@ The form is the arguments of Qwen's `mobile_use`, in pixels of the screenshot: a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.data import fields
-from selfverify.data.fields import (
-    Images,
-    Place,
-    Record,
-    Row,
-    first,
-    listed,
-    number,
-    optional,
-    shown,
-    text,
-    written,
-)
+from selfverify.data.fields import Images, Place, Record, Row, listed, mapped, number, shown, text
 from selfverify.data.questions import common
-from selfverify.data.tfrecord import forest_boxes
 
 Action = dict[str, Any]
 
@@ -60,19 +48,24 @@ def check_action(action: Any, screen: tuple[int, int]) -> Action:
         DataError: The value is no known action, a parameter is missing, unknown or malformed, or a place is
             not on the screen.
     """
+    action = fields.decoded(action, "action")
     if isinstance(action, dict) and "arguments" in action:
-        action = action["arguments"]
+        action = fields.decoded(action["arguments"], "action's arguments")
     if not isinstance(action, dict) or action.get("action") not in tuple(ACTIONS):
         raise DataError(f"its action is {shown(action)}; actions: {', '.join(ACTIONS)}")
     kind = action["action"]
     needed = {"action", *ACTIONS[kind]}
     allowed = needed | ({"time"} if kind in TIMED else set())
-    if not needed <= action.keys() <= allowed:
-        extra, missing = sorted(action.keys() - allowed), sorted(needed - action.keys())
+    # In Parquet every action has the fields of all, null or empty where it has none.
+    given = {
+        key for key, value in action.items() if value is not None and (key in needed or value not in ("", []))
+    }
+    if not needed <= given <= allowed:
+        extra, missing = sorted(given - allowed), sorted(needed - given)
         raise DataError(f"its action {kind} has {extra} too much and misses {missing}")
     found: Action = {"action": kind}
     for key in (*ACTIONS[kind], "time"):
-        if key in action:
+        if key in given:
             found[key] = _parameter(key, action[key], screen)
     return found
 
@@ -107,49 +100,9 @@ def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> 
     return [x, y]
 
 
-def from_android_control(action: Any, screen: tuple[int, int]) -> Action:
-    """Return one of AndroidControl's actions (google-research/android_control) in canonical form.
-
-    A ``scroll`` names where the content goes on; the finger moves the other way, here through the middle
-    half of the screen.
-
-    Raises:
-        DataError: AndroidControl has no such action, or the action is not on the screen.
-    """
-    kind = action.get("action_type") if isinstance(action, dict) else None
-    match kind:
-        case "click" | "long_press":
-            found = {"action": kind, "coordinate": [action.get("x"), action.get("y")]}
-        case "scroll":
-            found = _swipe_against(action.get("direction"), screen)
-        case "input_text" | "type":
-            found = {"action": "type", "text": action.get("text")}
-        case "open_app":
-            found = {"action": "open", "text": action.get("app_name")}
-        case "navigate_home" | "navigate_back":
-            found = {"action": "system_button", "button": "Home" if kind == "navigate_home" else "Back"}
-        case "wait":
-            found = {"action": "wait"}
-        case _:
-            raise DataError(f"its action is {shown(action)}, which AndroidControl does not have")
-    return check_action(found, screen)
-
-
-def _swipe_against(direction: Any, screen: tuple[int, int]) -> Action:
-    width, height = screen
-    near_x, far_x, near_y, far_y = width // 4, width - width // 4, height // 4, height - height // 4
-    x, y = width // 2, height // 2
-    ways = {
-        "down": ([x, far_y], [x, near_y]),
-        "up": ([x, near_y], [x, far_y]),
-        "right": ([far_x, y], [near_x, y]),
-        "left": ([near_x, y], [far_x, y]),
-    }
-    begin, end = ways[_one_of(direction, tuple(ways), "scroll direction")]
-    return {"action": "swipe", "coordinate": begin, "coordinate2": end}
-
-
-ODYSSEY_KEYS = {"KEY_HOME": "Home", "KEY_BACK": "Back", "KEY_APPSELECT": "Menu"}
+ODYSSEY_KEYS = {
+    "KEY_HOME": "Home", "KEY_BACK": "Back", "KEY_APPSELECT": "Menu", "HOME": "Home", "BACK": "Back",
+}  # fmt: skip
 """GUI-Odyssey's keys as buttons. `mobile_use` describes Menu as the list of running applications."""
 
 
@@ -159,10 +112,12 @@ def from_gui_odyssey(step: Any, screen: tuple[int, int]) -> Action:
     Raises:
         DataError: GUI-Odyssey has no such action, or the action is not on the screen.
     """
+    step = mapped(step, "step")
     kind, info = step.get("action"), step.get("info")
+    key = info if kind == "CLICK" else kind
     match kind:
-        case "CLICK" if isinstance(info, str) and info in ODYSSEY_KEYS:
-            found: Action = {"action": "system_button", "button": ODYSSEY_KEYS[info]}
+        case "CLICK" | "HOME" | "BACK" if isinstance(key, str) and key in ODYSSEY_KEYS:
+            found: Action = {"action": "system_button", "button": ODYSSEY_KEYS[key]}
         case "CLICK" | "LONG_PRESS":
             [point] = _thousandths(info, screen, 1)
             found = {"action": kind.lower(), "coordinate": point}
@@ -171,7 +126,7 @@ def from_gui_odyssey(step: Any, screen: tuple[int, int]) -> Action:
             found = {"action": "swipe", "coordinate": begin, "coordinate2": end}
         case "TYPE" | "TEXT":
             found = {"action": "type", "text": info}
-        case "COMPLETE" | "INCOMPLETE":
+        case "COMPLETE" | "INCOMPLETE" | "IMPOSSIBLE":
             found = {"action": "terminate", "status": "success" if kind == "COMPLETE" else "failure"}
         case _:
             raise DataError(
@@ -208,6 +163,10 @@ def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
     return str(value)
 
 
+STEP = ("goal", "step_instruction", "history", "action", "screen", "ui_boxes", "episode", "step", "added")
+"""The columns of a step besides those that all rows have."""
+
+
 def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts.
 
@@ -216,7 +175,7 @@ def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row
     """
     row = common(record, images, place)
     screenshot = fields.one_image(row["images"])
-    given = {name: value for name, value in record.items() if not (value is None or value == "")}
+    given = {name: record[name] for name in STEP if record.get(name) is not None and record[name] != ""}
     if "screen" in given:
         sides = listed(given["screen"], "screen")
         if len(sides) != 2:
@@ -234,121 +193,17 @@ def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row
     row |= {"action": check_action(given.get("action"), screen), "screen": screen}
     if "ui_boxes" in given:
         row["ui_boxes"] = [fields.sides(box, "ui_boxes") for box in listed(given["ui_boxes"], "ui_boxes")]
-    return [row]
+    return [row | {name: given[name] for name in STEP[-3:] if name in given}]
 
 
 def _earlier(step: Any, number: int) -> Action | str:
     """Return step ``number`` of a history: an action, or words about one."""
     try:
-        if isinstance(step, str):
+        if isinstance(step, str) and not step.lstrip().startswith("{"):
             return text(step, "text", LONGEST_TEXT)
         return check_action(step, (ANYWHERE, ANYWHERE))
     except DataError as error:
         raise DataError(f"history step {number}: {error}") from None
-
-
-def rows_of_episode(
-    episode: str, steps: int, shared: Row, action: Callable[[int], Action], own: Callable[[int, Action], Row]
-) -> list[Row | DataError]:
-    """Return the rows of an episode, whose ``history`` is the actions before them.
-
-    A step whose action cannot be read takes the later ones with it, since their history would lack it.
-
-    Args:
-        episode: The episode's id.
-        steps: The number of its steps.
-        shared: The fields that are the same in all rows.
-        action: Returns a step's action, or raises DataError.
-        own: Returns the other fields of a step with this action, or raises DataError.
-    """
-    rows: list[Row | DataError] = []
-    history: list[Action] = []
-    for step in range(steps):
-        named = f"step {step} of episode {episode}"
-        try:
-            done = action(step)
-        except DataError as error:
-            rows += [DataError(f"{named}: {error}")] * (steps - step)
-            break
-        try:
-            about: Row = {"id": f"{episode}/{step}", "episode": episode, "step": step}
-            about |= {"history": list(history), "action": done}
-            rows.append({**shared, **about, **own(step, done)})
-        except DataError as error:
-            rows.append(DataError(f"{named}: {error}"))
-        history.append(done)
-    return rows
-
-
-def convert_android_control(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes an episode in TFRecords (google-research/android_control); each step is a row.
-
-    The last screenshot has no action in the file; like the published evaluators we add ``terminate`` there.
-    ``ui_boxes`` holds the box of the element that is pressed: the smallest visible node of the step's
-    accessibility forest around the place.
-    """
-    episode = written(_only(record, "episode_id"), "episode_id", 500)
-    goal = text(_only(record, "goal"), "goal", LONGEST_TEXT)
-    lists = ("screenshots", "screenshot_widths", "screenshot_heights", "actions", "step_instructions")
-    screenshots, widths, heights, actions, instructions = (record.get(name, []) for name in lists)
-    if not len(screenshots) == len(widths) == len(heights) == len(actions) + 1 == len(instructions) + 1:
-        counts = ", ".join(
-            f"{len(record.get(name, []))} {name.removeprefix('screenshot_')}" for name in lists
-        )
-        raise DataError(f"episode {episode} has {counts}; the last two have to be one less")
-    trees = record.get("accessibility_trees", [])
-
-    def screen(step: int) -> tuple[int, int]:
-        return screen_of(widths[step], heights[step])
-
-    def action(step: int) -> Action:
-        if step == len(actions):
-            return {"action": "terminate", "status": "success"}
-        return from_android_control(_read(actions[step]), screen(step))
-
-    def own(step: int, action: Action) -> Row:
-        added = step == len(actions)
-        # Some steps have an empty instruction.
-        asked = (
-            None
-            if added or not instructions[step]
-            else text(instructions[step], "step_instruction", LONGEST_TEXT)
-        )
-        row: Row = {
-            "images": images.refs(screenshots[step], place),
-            "category": action["action"],
-            "step_instruction": asked,
-            "screen": screen(step),
-            "added": added,
-        }
-        if step < len(trees) and action["action"] in ("click", "long_press"):
-            if not isinstance(trees[step], bytes):
-                raise DataError(f"its accessibility tree is {shown(trees[step])}, not bytes")
-            row["ui_boxes"] = _pressed(forest_boxes(trees[step]), action["coordinate"])
-        return row
-
-    shared: Row = {"source": "AndroidControl", "categories": {}, "goal": goal}
-    return rows_of_episode(episode, len(screenshots), shared, action, own)
-
-
-def _only(record: Record, name: str) -> Any:
-    values = record.get(name, [])
-    if len(values) > 1:
-        raise DataError(f"its {name} is {shown(values)}, not one value")
-    return values[0] if values else None
-
-
-def _pressed(boxes: list[list[int]], place: list[int]) -> list[list[int]]:
-    x, y = place
-    around = [box for box in boxes if box[0] <= x <= box[2] and box[1] <= y <= box[3]]
-    return [min(around, key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))] if around else []
-
-
-def _read(action: Any) -> Any:
-    try:
-        return json.loads(action)
-    except (TypeError, ValueError, RecursionError):
-        raise DataError(f"its action {shown(action)} is not JSON") from None
 
 
 def is_gui_odyssey(record: Record) -> bool:
@@ -365,35 +220,42 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
     if not isinstance(device, dict) or not isinstance(task, dict):
         raise DataError("it has no device_info or no task_info")
     screen = screen_of(device.get("w"), device.get("h"))
-    goal = text(first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
-    episode = written(first(record, "episode_id") or place.file.stem, "episode_id", 500)
-    category = optional(task, ["category"], LONGEST_TEXT)
+    goal = text(fields.first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
+    episode = fields.written(fields.first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    shared: Record = {
+        "source": "GUI-Odyssey", "category": fields.optional(task, ["category"], LONGEST_TEXT), "goal": goal,
+        "screen": screen, "episode": episode,
+    }  # fmt: skip
+    rows: list[Row | DataError] = []
+    history: list[Action] = []
     steps = listed(record.get("steps"), "steps")
-
-    def action(step: int) -> Action:
-        if not isinstance(steps[step], dict):
-            raise DataError("it is no object")
-        return from_gui_odyssey(steps[step], screen)
-
-    def own(step: int, action: Action) -> Row:
-        about = steps[step]
-        screenshot = _screenshot(text(about.get("screenshot"), "screenshot", 4096), place.file, images.root)
-        row: Row = {
-            "images": images.refs(screenshot, place),
-            "step_instruction": optional(about, ["low_level_instruction"], LONGEST_TEXT),
-        }
-        if boxes := _boxes(about.get("sam2_bbox"), screen):
-            row["ui_boxes"] = boxes
-        return row
-
-    shared: Row = {
-        "source": "GUI-Odyssey",
-        "category": category,
-        "categories": {} if category is None else {"category": [category]},
-        "goal": goal,
-        "screen": screen,
-    }
-    return rows_of_episode(episode, len(steps), shared, action, own)
+    for at, step in enumerate(steps):
+        named = f"step {at} of episode {episode}"
+        try:
+            action = from_gui_odyssey(step, screen)
+        except DataError as error:
+            rows.append(DataError(f"{named}: {error}"))
+            if (
+                isinstance(step, dict)
+                and step.get("action") in ("TYPE", "TEXT")
+                and step.get("info") in (None, "")
+            ):
+                continue  # what types nothing changes nothing, so that the later steps need not know of it
+            rows += rows[-1:] * (len(steps) - at - 1)
+            break
+        try:
+            screenshot = text(step.get("screenshot"), "screenshot", 4096)
+            about = {
+                "id": f"{episode}/{at}", "step": at, "action": action, "history": history,
+                "image": _screenshot(screenshot, place.file, images.root),
+                "step_instruction": fields.optional(step, ["low_level_instruction"], LONGEST_TEXT),
+                "ui_boxes": _boxes(step.get("sam2_bbox"), screen) or None,
+            }  # fmt: skip
+            rows += convert_mobile(shared | about, place, images)
+        except DataError as error:
+            rows.append(DataError(f"{named}: {error}"))
+        history.append(action)
+    return rows
 
 
 def _screenshot(name: str, file: Path, root: Path) -> Path:

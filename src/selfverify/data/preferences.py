@@ -6,18 +6,24 @@ per problem.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import STRICT, read_journal
-from selfverify.data.conversations import LONGEST_NAME, Shows, check_order, read_cuts, read_messages
-from selfverify.data.fields import Images, Place, Record, Row, filled, optional, shown
+from selfverify.data.conversations import (
+    LONGEST_NAME,
+    Shows,
+    check_order,
+    read_cuts,
+    read_messages,
+    with_role,
+)
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
 
 SIDES = ("chosen", "rejected")
-_SPEAKERS = {"human": "user", "gpt": "assistant"}
 
 
 def is_preference(record: Record) -> bool:
@@ -71,9 +77,7 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
 def _divided(record: Record) -> dict[str, list[Any]]:
     """A record's prompt and sides as lists of messages."""
     sides = {side: [record[side]] if isinstance(record[side], dict) else list(record[side]) for side in SIDES}
-    prompt = next(
-        (record[name] for name in ("prompt", "messages", "conversations") if filled(record.get(name))), None
-    )
+    prompt = first(record, "prompt", "messages", "conversations")
     if prompt is None:
         same = 0
         for one, other in zip(*sides.values(), strict=False):
@@ -86,18 +90,7 @@ def _divided(record: Record) -> dict[str, list[Any]]:
         raise DataError(f"its prompt is {shown(prompt)}, not a list of messages")
     if not all(sides.values()):
         raise DataError("nothing is left of one of its sides behind what both begin with")
-    return {
-        name: [_named(message) for message in messages]
-        for name, messages in {"prompt": prompt, **sides}.items()
-    }
-
-
-def _named(message: Any) -> Any:
-    """A message with ``from`` and ``value`` as one with ``role`` and ``content``."""
-    if isinstance(message, Mapping) and "from" in message and "role" not in message:
-        who = message["from"]
-        return {"role": _SPEAKERS.get(str(who), who), "content": message.get("value")}
-    return message
+    return {name: list(map(with_role, messages)) for name, messages in {"prompt": prompt, **sides}.items()}
 
 
 ALL_RIGHT, ALL_WRONG, UNJUDGED = "all right", "all wrong", "unjudged"

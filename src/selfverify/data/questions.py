@@ -1,14 +1,16 @@
-"""Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or benchmark files'.
+"""Questions with short answers, in our own columns or as published files have them.
 
-Columns are found by name, the first that is filled counts:
+Columns are found by name (`COLUMNS`), the first that is filled counts:
 
 - question: ``question``, ``problem``, else the human's turn of ``conversations``; ``hint`` is put before it,
-  ``unit`` behind it. A file without such a column whose rows have an image and options asks in the image
-  (MMMU-Pro's vision part)
+  ``unit`` behind it. It stands in the image where a row has an image and an empty question (MathVerse), or an
+  image and options in a file without such a column (MMMU-Pro's vision part)
 - answer: ``answer_option``, ``answer``, ``solution`` (its ``<answer>`` if it has one), else the model's turn
-- options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text;
-  the answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
-- images: ``images``, ``image``, ``decoded_image``, ``image_1`` ... ``image_9``, ``image_path``
+- options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices`` / ``option``, a dictionary or a list,
+  also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
+  (BLINK), a text, or in some files a place
+- images: ``images``, ``decoded_image``, ``image``, ``image_urls``, ``image_1`` ... ``image_9``,
+  ``image_path``
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def discipline(id: str | None) -> str | None:
 
 
 LONGEST_NAME = 500
-IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id")
+IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID")
 CATEGORIES = (
     *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
     "sub_task",
@@ -64,16 +66,33 @@ GROUPINGS = (
 )
 """Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 SOURCES = ("source", "data_source", "dataset", "dataset_name")
+COLUMNS = {
+    "id": IDS,
+    "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path"),
+    "question": ("question", "problem", "conversations"),
+    "options": ("A", "options", "choices", "option"),
+    "answer": ("answer_option", "answer", "solution", "conversations"),
+    "box": ("bbox_x1", "bbox_x1_norm", "box", "bbox", "bbox_2d", "solution", "answer", "conversations"),
+    "category": CATEGORIES,
+    "source": SOURCES,
+}
+"""What a row's fields are called in files, the first that is filled; other fields have their own names."""
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _MARKED = re.compile(r"\(([A-Z])\)")
 """A letter as BLINK marks it."""
+_LETTERED = [
+    (re.compile(rf"(?:\A|{before})\s*\(?([A-Z])[.):：、]\s*"), furthest)
+    for before, furthest in ((r"[;；\n]", 25), (r"\s", 1))
+]
+"""A letter before its option in a text of all options, and how far on the next may be: behind semicolons
+letters may be left out, behind blanks not."""
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
     """See `Convert`."""
     options = _options(record)
     answers = _answers(record, options)
@@ -81,7 +100,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
     unit = fields.optional(record, ["unit"], 100)
     row: Row = {
         **shared,
-        "question": _question(record, unit, drawn=bool(options and shared["images"])),
+        "question": _question(record, unit, shared["images"], options),
         "answer": answers[0],
         "options": options,
         # The type of a text says nothing about a letter.
@@ -99,8 +118,11 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
 
 def common(record: Record, images: Images, place: Place) -> Row:
     """Return the fields that all kinds of rows have."""
+    id = fields.optional(record, IDS, LONGEST_NAME)
+    if "ID" in record and (key := fields.optional(record, ["key"], LONGEST_NAME)) is not None:
+        id = f"{id}/{key}"  # We-Math asks about one ID several times
     return {
-        "id": fields.optional(record, IDS, LONGEST_NAME),
+        "id": id,
         "images": find_images(record, images, place),
         "source": fields.optional(record, SOURCES, LONGEST_NAME),
         "category": fields.optional(record, CATEGORIES, LONGEST_NAME),
@@ -134,7 +156,7 @@ def _categories(record: Record) -> dict[str, list[str]]:
 
 def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
     """Return the images of a record, which stand in columns of the usual names."""
-    for name in ("images", "decoded_image", "image"):
+    for name in ("images", "decoded_image", "image", "image_urls"):
         if found := images.refs(record.get(name), place):
             return found
     if "image_1" in record:
@@ -148,9 +170,11 @@ def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
 def spoken(record: Record, who: tuple[str, ...]) -> Any:
     """Return what ``who`` says first in ``conversations``, without the images' marks."""
     turns = record.get("conversations")
+    turns = listed(turns, "conversations") if isinstance(turns, str) and turns else turns
     for turn in turns if isinstance(turns, list) else []:
-        if isinstance(turn, dict) and turn.get("from") in who:
-            said = turn.get("value")
+        # MM-EUREKA has `role` and `content`.
+        if isinstance(turn, dict) and first(turn, "from", "role") in who:
+            said = first(turn, "value", "content")
             return re.sub(r"\s*<image>\s*", "", said) if isinstance(said, str) else said
     return None
 
@@ -161,9 +185,14 @@ def asked(record: Record, *names: str) -> Any:
     return spoken(record, HUMAN) if found is None else found
 
 
-def _question(record: Record, unit: str | None, drawn: bool) -> str:
+def _question(
+    record: Record, unit: str | None, shown: Sequence[ImageRef], options: dict[str, str] | None
+) -> str:
     found = asked(record, "question", "problem")
-    if found is None and drawn and not record.keys() & {"question", "problem", "conversations"}:
+    # A field that is null says nothing. An empty text, or what pandas makes of it, is MathVerse's own mark.
+    empty = any(record.get(name) is not None for name in ("question", "problem"))
+    unasked = not record.keys() & {"question", "problem", "conversations"}
+    if (found is None or found == "") and shown and (empty or (options and unasked)):
         return IN_IMAGE
     question = text(found, "question", fields.LONGEST_QUESTION)
     if (hint := fields.optional(record, ["hint"], fields.LONGEST_QUESTION)) is not None:
@@ -174,14 +203,14 @@ def _question(record: Record, unit: str | None, drawn: bool) -> str:
 def _options(record: Record) -> dict[str, str] | None:
     given = {letter: record[letter] for letter in string.ascii_uppercase if filled(record.get(letter))}
     if not given:
-        found = first(record, "options", "choices")
+        found = first(record, "options", "choices", "option")
         if found is None or found in ("None", "[]"):
             return None
+        if isinstance(found, str):
+            found = _lettered(found) or fields.decoded(found, "options", "a list, nor a text A. ...; B. ...")
         if isinstance(found, dict):
             # In Arrow files every row has all letters that any row has, with empty texts.
-            given = {
-                str(letter).strip().upper(): option for letter, option in found.items() if filled(option)
-            }
+            given = {str(name).strip().upper(): option for name, option in found.items() if filled(option)}
         else:
             texts = listed(found, "options")
             if len(texts) > len(string.ascii_uppercase):
@@ -194,6 +223,24 @@ def _options(record: Record) -> dict[str, str] | None:
     return {
         letter: written(option, f"option {letter}", fields.LONGEST_ANSWER) for letter, option in given.items()
     }
+
+
+def _lettered(text: str) -> dict[str, str]:
+    """Return the options of a text such as ``A. 4; B. 3; E. none``, whose letters rise; empty if it is
+    none."""
+    for pattern, furthest in _LETTERED:
+        marks: list[re.Match[str]] = []
+        for mark in pattern.finditer(text):
+            step = ord(mark[1]) - ord(marks[-1][1] if marks else "@")
+            if 1 <= step <= (furthest if marks else 1) and (marks or mark.start() == 0):
+                marks.append(mark)
+        ends = [*(mark.start() for mark in marks[1:]), len(text)]
+        if len(marks) > 1:
+            return {
+                mark[1]: text[mark.end() : end].strip(" \t\n;；")
+                for mark, end in zip(marks, ends, strict=True)
+            }
+    return {}
 
 
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:

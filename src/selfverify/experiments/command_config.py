@@ -20,6 +20,12 @@ class CheckConfig(CommandConfig):
     split: str | None = None
     """The split to read, where there are several."""
 
+    config: str | None = None
+    """Of a data set of the hub: its configuration (subset)."""
+
+    revision: str | None = None
+    """Of a data set of the hub: a branch, tag or commit."""
+
     images: Path | None = None
     """The folder that paths of images start from; by default the data file's."""
 
@@ -32,7 +38,7 @@ class CheckConfig(CommandConfig):
     max_pixels: int | None = Field(None, ge=1)
     """The largest image area after resizing, as `policy.max_pixels` in a recipe."""
 
-    samples: int = Field(2, ge=0)
+    samples: int = Field(3, ge=0)
     """The number of problems to show as the model sees them."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,9 +17,11 @@ import torch
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
+from selfverify.core.tags import parse_tagged
 from selfverify.data import BadRow, ImageRef, Rows
-from selfverify.data.fields import Row, shown
+from selfverify.data.fields import Row, filled, shown
 from selfverify.data.images import decode_image
+from selfverify.data.questions import COLUMNS, GROUPINGS
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.loading import load_structure
 from selfverify.tasks.base import user_turn
@@ -25,7 +29,7 @@ from selfverify.tasks.conversations import Conversations, Preferences
 from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.math import Math
 from selfverify.tasks.mobile import Mobile
-from selfverify.tasks.row_task import RowTask
+from selfverify.tasks.row_task import RowTask, clip_box
 
 NAMED = 5
 """How many of the longest prompts and of the duplicates are named."""
@@ -74,6 +78,9 @@ class Checked:
         model: The model whose tokens are counted.
         rows: The number of rows that can be used, images included.
         broken: The rows that cannot.
+        columns: The fields of rows that have other names in the file, with these: ``question`` of
+        ``problem``.
+        unread: Columns that are not read.
         kinds: The number of rows by what they ask for (`kind_of`).
         categories: The number of rows by category, the largest first.
         images: The number of rows by the number of their images.
@@ -88,6 +95,7 @@ class Checked:
         longest: The longest prompts: id, place, tokens, tokens of their images.
         duplicates: Ids of rows that ask what another row asks, each with the id of the first such row.
         duplicate_count: The number of such rows; ``duplicates`` names `NAMED` of them.
+        odd: What looks wrong, although it can be read: the ids of the rows by what it is.
         samples: The first problems as the model sees them.
     """
 
@@ -96,6 +104,8 @@ class Checked:
     model: str
     rows: int
     broken: list[BadRow]
+    columns: dict[str, str]
+    unread: list[str]
     kinds: dict[str, int]
     categories: dict[str, int]
     images: dict[int, int]
@@ -110,6 +120,7 @@ class Checked:
     longest: list[dict[str, Any]]
     duplicates: list[tuple[str, str]]
     duplicate_count: int
+    odd: dict[str, list[str]]
     samples: list[ShownRow]
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +141,7 @@ class _Usable:
         asked: A digest of the question and the images.
         tokens: The tokens of the prompt.
         image_tokens: Those of them that stand for images.
+        odd: What looks wrong.
     """
 
     index: int
@@ -140,6 +152,7 @@ class _Usable:
     asked: bytes
     tokens: int
     image_tokens: int
+    odd: list[str]
 
 
 class _Model:
@@ -152,6 +165,7 @@ class _Model:
         config = self.loaded.model.config.get_text_config()
         self.reads: int | None = getattr(config, "max_position_embeddings", None)
         config.max_position_embeddings = 2**62
+        self._judged = 0
         self.encoder, math = Encoder(self.loaded, settings.pixel_cache_mb), Math()
         self.tasks: dict[str, RowTask] = {
             "question": math, "options": math, "box": Grounding(), "step": Mobile(),
@@ -188,7 +202,31 @@ class _Model:
             _digest(b"".join([*digests, text])),
             len(prompt.ids),
             sum(image.placeholders for image in prompt.images),
+            self._odd(kind, opened),
         ), prompt
+
+    def _odd(self, kind: str, row: Row) -> list[str]:
+        """Return what looks wrong about a row, although it can be read."""
+        found, answer = [], str(row.get("answer"))
+        outside = [
+            box for box in row.get("ui_boxes", ()) if clip_box(box, row["screen"]) != list(map(float, box))
+        ]
+        if outside:
+            found.append(OUTSIDE)
+        if kind == "question" and re.fullmatch("[A-H]", answer.strip("() ")):
+            marks = (rf"\b{letter}\s*[.):：、]" for letter in "AB")
+            found += [] if all(re.search(mark, row["question"]) for mark in marks) else [NO_OPTIONS]
+        elif kind == "question" and len(answer.split()) > MANY_WORDS:
+            found.append(PROSE)
+        elif kind == "question" and self._judged < MOST_JUDGED:
+            self._judged += 1
+            problem = self.tasks[kind].ask(row, row["id"])
+            given_back = parse_tagged(f"<answer>{answer}</answer>", ("answer",))
+            try:
+                found += [] if self.tasks[kind].judge(problem, given_back).correct else [UNREADABLE]
+            except ConfigError:  # math-verify is not installed
+                self._judged = MOST_JUDGED
+        return found
 
     def _prompt(self, kind: str, row: Row) -> Prompt:
         """What a model is asked; tools are left out where its chat template shows none."""
@@ -213,6 +251,14 @@ class _Model:
         target = row.get("action") or row.get("box") or row.get("answer") or row.get("task")
         return ShownRow(row["id"], text, sizes, len(prompt.ids), target)
 
+
+MANY_WORDS, MOST_JUDGED = 12, 1000
+NO_OPTIONS = "the answer is a letter, and neither the row nor its question has options"
+PROSE = f"the answer has more than {MANY_WORDS} words, which have to be repeated one by one"
+UNREADABLE = "the answer cannot be read: given back as it stands it would not be right"
+OUTSIDE = "a box of `ui_boxes` reaches out of the screen"
+REPEATED = "an earlier row has the same id"
+"""What looks wrong. The answers of `MOST_JUDGED` rows are given back."""
 
 _ASKED = (
     "question", "options", "goal", "step_instruction", "history", "instruction", "task", "seed", "messages",
@@ -249,7 +295,7 @@ def _refuse_turned(image: Size, screen: Size | None) -> None:
         )
 
 
-def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 2) -> Checked:
+def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Checked:
     """Read every row with its images, and encode it as ``settings.path``'s model would be asked it.
 
     Args:
@@ -271,6 +317,7 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 2) -> Check
         usable.append(found)
         if len(kept) < samples:
             kept.append(model.show(row, prompt))
+    columns, unread = _columns(rows)
     pictures = {digest: (n, size) for entry in usable for digest, n, size in entry.pictures}.values()
     firsts = {entry.asked: entry.id for entry in reversed(usable)}
     duplicates = [(entry.id, firsts[entry.asked]) for entry in usable if firsts[entry.asked] != entry.id]
@@ -281,6 +328,8 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 2) -> Check
         model=settings.path,
         rows=len(usable),
         broken=sorted(broken, key=lambda bad: (bad.file, bad.line)),
+        columns=columns,
+        unread=unread,
         kinds=dict(Counter(entry.kind for entry in usable)),
         categories=dict(Counter(entry.category for entry in usable).most_common()),
         images=dict(sorted(Counter(len(entry.pictures) for entry in usable).items())),
@@ -303,14 +352,49 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 2) -> Check
         ],
         duplicates=duplicates[:NAMED],
         duplicate_count=len(duplicates),
+        odd=_by_oddity(usable, rows),
         samples=kept,
     )
+
+
+def _by_oddity(usable: Sequence[_Usable], rows: Rows) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for entry in usable:
+        for odd in [*entry.odd, *([REPEATED] if entry.index in rows.repeated else [])]:
+            found.setdefault(odd, []).append(entry.id)
+    return found
+
+
+def _columns(rows: Rows, most: int = 50) -> tuple[dict[str, str], list[str]]:
+    """Return which fields the first rows have from columns of other names, and which columns are not read."""
+    taken: dict[str, str] = {}
+    unread: dict[str, None] = {}
+    read = {*GROUPINGS, "metadata", "categories"}
+    for index in range(min(len(rows), most)):
+        with suppress(DataError):
+            row, record = rows[index], rows.record(index)
+            read |= rows.columns_read(index)
+            unread |= dict.fromkeys(record)
+            for field in (field for field in COLUMNS if row.get(field)):
+                names = [name for name in COLUMNS[field] if name in read and filled(record.get(name))]
+                taken |= {field: names[0]} if names and names[0] != field and field not in taken else {}
+    return taken, [name for name in unread if name not in read]
+
+
+def _reasons(broken: Sequence[BadRow]) -> dict[str, int]:
+    """Return how many rows are broken by why, whatever stands in them."""
+    particular = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\S*/\S*|\d[\d.,]*")
+    return dict(Counter(particular.sub("…", bad.reason.partition("\n")[0]) for bad in broken).most_common())
 
 
 def summary(checked: Checked, most_broken: int = 20) -> list[str]:
     """Return the lines that people read; ``most_broken`` broken rows are named."""
     c = checked
     lines = [f"{c.path}: {c.format}, {_many(c.rows, 'usable row')}, {len(c.broken)} broken"]
+    if c.columns or c.unread:
+        named = [f"{field} from {name}" for field, name in c.columns.items()]
+        unread = [f"not read: {', '.join(c.unread)}"] if c.unread else []
+        lines.append(f"columns: {'; '.join([', '.join(named) or 'under our own names', *unread])}")
     if c.rows:
         lines += [f"asks for: {_counted(c.kinds)}", f"categories: {_counted(c.categories, 8)}"]
     if c.distinct_images:
@@ -333,7 +417,15 @@ def summary(checked: Checked, most_broken: int = 20) -> list[str]:
         lines.append(f"duplicates: {_many(c.duplicate_count, 'row')}")
         lines += [f"  {again} asks what {first} does" for again, first in c.duplicates]
         lines += ["  ..."] if c.duplicate_count > len(c.duplicates) else []
+    lines += ["looks wrong:"] if c.odd else []
+    for odd, ids in c.odd.items():
+        lines.append(
+            f"  {_many(len(ids), 'row')}: {odd} ({', '.join(ids[:NAMED])}{', ...' * (len(ids) > NAMED)})"
+        )
     if c.broken:
+        reasons = _reasons(c.broken)
+        if len(reasons) < len(c.broken):
+            lines += ["left out:", *(f"  {_many(count, 'row')}: {why}" for why, count in reasons.items())]
         more = len(c.broken) - most_broken
         lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:most_broken])]
         lines += [f"  and {more} more; --json has them all"] if more > 0 else []

@@ -34,9 +34,15 @@ from selfverify.tasks.base import Space, Task, TaskConfig
 class DataFile(Config):
     """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
 
-    path: PathText = Field(min_length=1, description="The file, or a folder whose files belong together.")
+    path: PathText = Field(
+        min_length=1,
+        description="The file, or a folder whose files belong together; where there is none, `owner/name` is "
+        "a data set of the Hugging Face hub.",
+    )
     format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")
     split: str | None = Field(None, description="The split to read, where there are several.")
+    config: str | None = Field(None, description="Of a data set of the hub: its configuration (subset).")
+    revision: str | None = Field(None, description="Of a data set of the hub: a branch, tag or commit.")
     images: PathText | None = Field(
         None, description="Folder that images' paths start from; by default the file's own folder."
     )
