@@ -17,23 +17,25 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from selfverify.selection.rules import UNIT_MARK
-from selfverify.tasks.math_numbers import FUNCTION_NAMES, number_latex, read_unit, tokens
+from selfverify.tasks.math_numbers import FUNCTION_NAMES, MAX_WRITTEN, number_latex, read_unit, size, tokens
 from selfverify.tasks.math_text import words
 from selfverify.tasks.math_values import (
     Clock,
     Expression,
+    Interval,
     Items,
     Label,
     Named,
     Number,
-    Span,
     Value,
+    as_interval,
+    has_names,
     number_of,
     read,
 )
 
 _ENDLESS = re.compile(
-    r"\d{21}|\^\s*[{(]?\s*[-+]?\d{4}|\^\s*\{[^{}]*\^|\^\s*\{?\s*\([^()]*\^|\^\s*[\w.]+\s*\^|\d{4}\s*!|[)}\]!]\s*!"
+    r"\d{21}|\^\s*[{(]?\s*[-+]?\d{4}|\^\s*\{[^{}]*\^|\^\s*\{?\s*\([^()]*\^|\^\s*[\w.]+\s*\^|\d{4}\s*!|[)}\]!|]\s*!"
 )
 """Huge powers, towers of powers, and factorials of large numbers or of expressions."""
 _BRACED = re.compile(r"\{\s*(\d{1,3}|[A-Za-z])\s*\}(?=\s*!)")
@@ -47,6 +49,8 @@ _SPACE = re.compile(
 )
 """Spaces that mean nothing: all but those between two numbers or two letters."""
 _SUBSCRIPT = re.compile(r"_\s*(?:\w|\{[^{}]*\})")
+_SIDE_BY_SIDE = re.compile(r"[\d.}](?:\s+|\s*[eE]\s*)[\d.]")
+"""Two numbers are a product or a mixed number to LaTeX, and "3 e 8" is 300,000,000."""
 _RUN = re.compile(r"\\?[A-Za-z]+")
 
 MOST_POWER = 20
@@ -118,15 +122,15 @@ def compare(target: Target, answer: str) -> Comparison:
     if target.kind == "text":
         return _verdict(words(answer) == words(target.text))
     gold, own = read(target.text, target.unit), read(answer, target.unit)
-    if _compact(answer) == _compact(target.text):
-        asked = isinstance(own, Expression) and own.value is None and _askable(own.latex, own.latex)
-        if not isinstance(own, Expression) or not asked or is_costly(own.latex) or _HEAVY.search(own.latex):
-            return RIGHT
-        return Comparison("right", own.latex, own.latex)
     if gold is None or own is None:
-        return _verdict(gold is None and words(answer) == words(target.text))
-    if len(answer) == len(target.text) == 1 and not answer.isdigit():
-        return WRONG  # to math-verify r is R
+        return _verdict(gold is own and words(answer) == words(target.text))
+    if isinstance(gold, Expression) and isinstance(own, Expression):
+        if _compact(gold.latex) == _compact(own.latex) and gold.unit == own.unit:
+            costly = own.value is not None or is_costly(own.latex) or _HEAVY.search(own.latex)
+            valued = not costly and _askable(own.latex, own.latex)
+            return Comparison("right", own.latex, own.latex) if valued else RIGHT
+    elif gold == own:
+        return RIGHT
     return _compare(gold, own, target)
 
 
@@ -136,19 +140,28 @@ def _compare(gold: Value, own: Value, target: Target) -> Comparison:
         return _compare_named(gold, own, target)
     if isinstance(gold, Clock) or isinstance(own, Clock):
         return _verdict(isinstance(gold, Clock) and isinstance(own, Clock) and _same_time(gold, own))
+    if isinstance(gold, Label) and gold.measured and isinstance(own, Number) and own.unit:
+        gold = gold.measured
+    if isinstance(own, Label) and own.measured and isinstance(gold, Number):
+        own = own.measured
     if isinstance(gold, Label) or isinstance(own, Label):
         return _verdict(_same_label(gold, own))
     if (isinstance(gold, Expression) and gold.equation) or (isinstance(own, Expression) and own.equation):
         if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
             return _ask(gold, own)
         return WRONG
-    if isinstance(gold, Span) or isinstance(own, Span):
+    if isinstance(gold, Interval) or isinstance(own, Interval):
         return _compare_spans(gold, own, target)
     if isinstance(gold, Items) or isinstance(own, Items):
         return _compare_items(gold, own, target)
     if isinstance(gold, Number) and isinstance(own, Number):
         return _verdict(_same(gold, own, target))
     return _ask(gold, own, target)
+
+
+def compare_values(gold: Value, own: Value) -> Comparison:
+    """Compare two values as a target and an answer of which nothing else is known."""
+    return _compare(gold, own, Target(""))
 
 
 def _as_asked(value: Value) -> Value:
@@ -165,7 +178,8 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
         if isinstance(gold, Named) and gold.name:
             return _ask(Expression(f"{gold.name} = {latex(gold.value)}", equation=True), own)
         return WRONG
-    if g.name and a.name and g.name != a.name:
+    same = g.name == a.name or g.name.partition("_")[0] == a.name or a.name.partition("_")[0] == g.name
+    if g.name and a.name and not same and {g.name, a.name} != {"y", "f(x)"}:
         return WRONG
     found = WRONG
     for left in (g.value, g.rounded):
@@ -193,15 +207,21 @@ def _same_label(gold: Value, own: Value) -> bool:
     return (
         bool(gold.base)
         and isinstance(own, Number)
-        and own.value.denominator == 1
+        and size(own.value) <= MAX_WRITTEN
         and str(own.value) == gold.text
     )
 
 
 def _compare_spans(gold: Value, own: Value, target: Target) -> Comparison:
-    if isinstance(gold, Span) and isinstance(own, Span) and gold.name != own.name and gold.name and own.name:
+    if (
+        isinstance(gold, Interval)
+        and isinstance(own, Interval)
+        and gold.name != own.name
+        and gold.name
+        and own.name
+    ):
         return WRONG
-    left, right = as_span(gold), as_span(own)
+    left, right = as_interval(gold), as_interval(own)
     if left is None or right is None or left.closed != right.closed:
         return WRONG
     asked = None
@@ -216,43 +236,24 @@ def _compare_spans(gold: Value, own: Value, target: Target) -> Comparison:
     return Comparison("ask", latex(left), latex(right)) if asked is not None else RIGHT
 
 
-def as_span(value: Value) -> Span | None:
-    """Return two values in brackets as an interval; None for anything else."""
-    if isinstance(value, Span):
-        return value
-    if not isinstance(value, Items) or len(value.items) != 2 or value.kind not in ("()", "[]", "(]", "[)"):
-        return None
-    low, high = (None if _is_infinite(item) else item for item in value.items)
-    return Span(low, high, (value.kind[0] == "[", value.kind[1] == "]"))
-
-
-def _is_infinite(value: Value) -> bool:
-    return isinstance(value, Expression) and value.latex.strip("+- ") == "\\infty"
-
-
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare lists: of numbers and labels here, of other expressions by math-verify."""
-    plus_minus = [isinstance(value, Expression) and "\\pm" in value.latex for value in (gold, own)]
+    several = [isinstance(v, Expression) and ("\\pm" in v.latex or "\\cup" in v.latex) for v in (gold, own)]
     golds, owns = (value.items if isinstance(value, Items) else (value,) for value in (gold, own))
     if len(golds) != len(owns):
         # "\pm 3" is a list of two that has no comma.
-        return _ask(gold, own, target) if any(plus_minus) and not all(plus_minus) else WRONG
+        return _ask(gold, own, target) if any(several) and not all(several) else WRONG
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
-    ordered = opened not in ("", "{}") or any(
-        isinstance(item, Named) for item in golds if isinstance(own, Items)
-    )
+    if {opened, kind} & {"-", ":", "/", "x", "\\cup", "\\cap"} and opened != kind:
+        return WRONG
     if opened == "{}" and kind not in ("", "{}"):
         return WRONG
     if opened not in ("", "{}") and kind != opened and target.kind != "list" and (kind or opened != "()"):
         return WRONG
-    if opened == "" and kind not in ("", "{}") and len(golds) > 1:
+    named = has_names(golds)
+    if opened == "" and kind not in ("", "{}") and len(golds) > 1 and not named:
         return WRONG
-    named = [item for item in (*golds, *owns) if isinstance(item, Named)]
-    if named and len(named) == len(golds) + len(owns):
-        golds, owns = (
-            tuple(sorted(side, key=lambda item: getattr(item, "name", ""))) for side in (golds, owns)
-        )
-        ordered = True
+    ordered = opened not in ("", "{}", "\\cup", "\\cap") or named
     told = _matched(golds, owns, target, ordered)
     if told == "ask":
         return _ask(gold, own, target)
@@ -286,7 +287,10 @@ def _ask(gold: Value, own: Value, target: Target | None = None) -> Comparison:
         isinstance(v, Number) and v.percent for v in (gold,)
     ):
         return WRONG
-    if any(isinstance(value, Number) and _bits(value.value) > 1_000 for value in (gold, own)):
+    x, y = number_of(gold), number_of(own)
+    if isinstance(x, float) and isinstance(y, float) and math.isclose(x, y, rel_tol=1e-12):
+        return RIGHT
+    if any(isinstance(value, Number) and size(value.value) > MAX_WRITTEN for value in (gold, own)):
         return WRONG  # no expression that math-verify is asked about is as large
     left, right = latex(gold), latex(own)
     if not _askable(left, right):
@@ -304,9 +308,13 @@ def latex(value: Value) -> str:
         case Named():
             return f"{value.name} = {latex(value.value)}" if value.name else latex(value.value)
         case Items():
-            opened, closed = (r"\{", r"\}") if value.kind == "{}" else (value.kind[:1], value.kind[1:])
+            if value.kind in ("\\cup", "\\cap"):
+                return f" {value.kind} ".join(map(latex, value.items))
+            opened, closed = {"{}": (r"\{", r"\}"), "": ("", "")}.get(value.kind, "()")
+            if len(value.kind) == 2:
+                opened, closed = (r"\{", r"\}") if value.kind == "{}" else value.kind
             return f"{opened}{', '.join(map(latex, value.items))}{closed}"
-        case Span():
+        case Interval():
             low = r"-\infty" if value.low is None else latex(value.low)
             high = r"\infty" if value.high is None else latex(value.high)
             return f"{'[' if value.closed[0] else '('}{low}, {high}{']' if value.closed[1] else ')'}"
@@ -324,13 +332,15 @@ def _askable(gold: str, answer: str) -> bool:
         return False
     if _HEAVY.search(answer) and not _HEAVY.search(gold):
         return False
-    if re.search(r"[\d.}]\s+[\d.]", _SUBSCRIPT.sub("", answer)):
-        return False  # two numbers side by side are a product or a mixed number to LaTeX
+    if _SIDE_BY_SIDE.search(_SUBSCRIPT.sub("", answer)):
+        return False
     if answer.count("^") + answer.count("!") + answer.count("\\frac") > 40:
         return False
     letters = {letter for run in _RUN.findall(gold) if run[0] != "\\" for letter in run}
     for run in _RUN.findall(answer):
         known = run[0] == "\\" or len(run) == 1 or run.casefold() in FUNCTION_NAMES
+        if len(run) == 1 and run not in letters and run.swapcase() in letters:
+            return False  # to math-verify r is R
         if not known and not set(run) <= letters:
             return False  # a word, as in "5 minus 2" or "not 7"
     return True
@@ -386,7 +396,8 @@ def same_number(
     * Otherwise integers and fractions must be equal; where one of the two is written as a decimal, they may
       differ by a millionth of the target and by no more than 1e-6.
     """
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    marked = (gold.unit or gold.percent) and (answer.unit or answer.percent)
+    if marked and (gold.unit, gold.percent) != (answer.unit, answer.percent):
         return False
     target = gold.worth
     if gold.percent or answer.percent:
@@ -436,16 +447,18 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
         case Clock():
             return f"{found.seconds} s" if found.half_known else f"{found.seconds // 60}:00"
         case Label():
+            if found.measured:
+                return _key(found.measured, precision)
             return f"{found.text}_{found.base}" if found.base else found.text
         case Named():
             return _key(found.value, precision, value)
-        case Items() if (span := as_span(found)) is not None:
+        case Items() if (span := as_interval(found)) is not None:
             return _key(span, precision)
         case Items():
             keys = [_key(item, precision) for item in found.items]
-            kind = found.kind or "{}"
-            return kind[0] + ",".join(sorted(keys) if kind == "{}" else keys) + kind[1]
-        case Span():
+            kind = found.kind or ("()" if has_names(found.items) else "{}")
+            return kind[0] + ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys) + kind[-1]
+        case Interval():
             low, high = ("" if side is None else _key(side, precision) for side in (found.low, found.high))
             return f"{'[' if found.closed[0] else '('}{low},{high}{']' if found.closed[1] else ')'}"
         case Expression():
@@ -463,11 +476,7 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
 
 
 def _digits(number: Fraction) -> str:
-    return str(number) if _bits(number) < 300 else _shown(number)
-
-
-def _bits(number: Fraction) -> int:
-    return max(number.numerator.bit_length(), number.denominator.bit_length())
+    return str(number) if size(number) < 300 else _shown(number)
 
 
 def _shown(number: Fraction) -> str:

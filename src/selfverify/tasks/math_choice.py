@@ -7,14 +7,13 @@ option's text.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
-from selfverify.tasks.math_answer import same_number
+from selfverify.tasks.math_answer import compare_values, same_number
 from selfverify.tasks.math_text import final_expression, plain, unwrap, words
-from selfverify.tasks.math_values import Named, Number, Value, number_of, read
+from selfverify.tasks.math_values import Named, Number, Value, read
 
 _LETTER = re.compile(
     r"(?:(?:option|choice) +)?(?:\((?P<a>[A-Za-z])\)|\[(?P<b>[A-Za-z])\]|(?P<c>[A-Za-z])(?![A-Za-z]))\s*"
@@ -23,6 +22,9 @@ _LETTER = re.compile(
 )
 _DENIED = re.compile(
     r"(?:(?:is|was|are|would be)\b\s*)?(?:not|no|wrong|incorrect|false|never|isn't)\b", re.IGNORECASE
+)
+_AFFIRMED = re.compile(
+    r"(?:is(?: the)?(?: (?:correct|right|best|final))*(?: (?:answer|option|choice))?|选?项)", re.IGNORECASE
 )
 _JOIN = r"(?:\b(?:or|and|nor|vs)\b\.?|[/&,;|+-])"
 _LONE = r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?![A-Za-z])[)\].:]*"
@@ -52,6 +54,8 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
         return letter if _spelt_alike(options[said], options[letter]) else None
+    if _AFFIRMED.fullmatch(rest):
+        return letter
     marked = bool(match["mark"]) or match["c"] is None
     if not marked or _DENIED.match(rest):
         return None
@@ -65,8 +69,7 @@ def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
 
 def _by_text(content: str, options: Mapping[str, str]) -> str | None:
     """Return the option with this text, else the one of this value; None if different ones are."""
-    kinds: tuple[Callable[[str, str], bool], ...] = (_spelt_alike, _same_value, _same_count)
-    for same in kinds:
+    for same in (_spelt_alike, _same_value):
         found = [letter for letter, text in options.items() if same(text, content)]
         if found:
             return found[0] if all(_spelt_alike(options[f], options[found[0]]) for f in found) else None
@@ -83,22 +86,9 @@ def _same_value(a: str, b: str) -> bool:
     if isinstance(x, Number) and isinstance(y, Number):
         # Two options may differ in the percent sign only: here nothing is forgiven but spelling and a unit.
         return x.percent == y.percent and same_number(x, y)
-    left, right = number_of(x), number_of(y)
-    if left is None or right is None or isinstance(x, Number) or isinstance(y, Number):
+    if x is None or y is None or isinstance(x, Number) or isinstance(y, Number):
         return False
-    return math.isclose(left, right, rel_tol=1e-9)
-
-
-def _same_count(option: str, content: str) -> bool:
-    """Whether an option such as "3 apples" begins with the number that was answered."""
-    first, _, rest = unwrap(plain(option)).partition(" ")
-    told, answered = _read(first)[2], _read(content)[2]
-    return (
-        rest.replace(" ", "").isalpha()
-        and isinstance(told, Number)
-        and isinstance(answered, Number)
-        and same_number(told, answered)
-    )
+    return compare_values(x, y).verdict == "right"
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,6 @@ factorials that are too large have no value.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections import Counter
@@ -19,15 +18,20 @@ Exact = Fraction | float
 """A Fraction is exact; a float stands for an irrational number."""
 
 TOKEN = re.compile(
-    r"(?P<number>(?:\d{1,3}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
+    r"(?P<number>(?:(?<![_^])[1-9]\d{0,2}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
     r"(?:\.(?:\d+|(?=\\overline)|(?!\d)))?|\.\d+)(?:(?<=[\d.])[eE](?P<e>[+-]?\d{1,4})(?![\w.]))?"
-    r"|(?P<word>[A-Za-z]+'*)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\S)",
+    r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!]=|\S)",
     re.ASCII,
 )
 GROUP = re.compile(r"[,'_ ]")
-CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
-MAX_BITS, MAX_FACTORIAL, DEEPEST = 200_000, 3_000, 20
-"""Bounds of what is computed exactly, of the brackets in arithmetic, and of lists in lists."""
+CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "₹": "rupee"}
+CURRENCY |= {"USD": "dollar", "EUR": "euro"}
+MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+NUMBER_WORDS = {*MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
+MAX_BITS, MAX_WRITTEN, MAX_FACTORIAL, DEEPEST = 200_000, 1_000, 3_000, 20
+"""Bounds: bits of what is computed exactly and of what is written out, factorials, brackets in brackets."""
+LONGEST = 4_000
+"""Python reads no longer text as a number."""
 
 
 class Token(NamedTuple):
@@ -57,25 +61,42 @@ _PREFIXES = frozenset("TGMkhdcmunpf")
 _LONG = {"tera": "T", "giga": "G", "mega": "M", "kilo": "k", "hecto": "h", "deci": "d", "centi": "c"}
 _LONG |= {"milli": "m", "micro": "u", "nano": "n", "pico": "p"}
 _METRIC = {
-    "m": "meter metre", "g": "gram gramme", "s": "second sec", "A": "ampere amp", "mol": "mole",
+    "m": "meter metre 米", "g": "gram gramme 克", "s": "second sec 秒", "A": "ampere amp", "mol": "mole",
     "K": "kelvin", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "C": "coulomb", "Hz": "hertz",
     "F": "farad", "Pa": "pascal", "ohm": "\\Omega", "H": "henry", "T": "tesla", "Wb": "weber", "S": "siemens",
-    "VA": "", "cal": "calorie", "eV": "electronvolt", "Wh": "watthour", "l": "L liter litre", "bar": "",
+    "VA": "", "cal": "calorie", "eV": "electronvolt", "Wh": "watthour", "l": "L liter litre 升", "bar": "",
     "B": "byte", "b": "bit", "lx": "lux", "Bq": "becquerel", "Gy": "gray", "lm": "lumen", "cd": "candela",
-    "Ah": "",     "t": "ton tonne",
+    "Ah": "", "t": "ton tonne 吨", "bps": "", "torr": "Torr",
 }  # fmt: skip
 _PLAIN_UNITS = {
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "lbs pound", "oz": "ounce",
-    "gal": "gallon", "min": "minute mins", "h": "hr hour hrs", "day": "days d", "week": "weeks", "kph": "kmh",
-    "month": "months", "year": "yr yrs years", "°": "degree deg", "rad": "radian", "dollar": "USD dollars",
-    "cent": "cents", "euro": "EUR euros", "yuan": "RMB", "yen": "", "rupee": "rupees", "unit": "units",
-    "people": "", "person": "persons", "time": "times", "mph": "", "rpm": "", "psi": "", "dB": "", "mmHg": "",
-    "atm": "", "acre": "acres", "ha": "hectare", "knot": "knots", "°C": "", "°F": "",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce",
+    "gal": "gallon", "min": "minute 分钟", "h": "hr hour 小时", "day": "d 天", "week": "", "month": "",
+    "year": "yr 年 岁", "°": "degree deg 度", "rad": "radian", "dollar": "", "cent": "", "euro": "",
+    "yuan": "RMB yen 元", "rupee": "", "unit": "个 只 本 条 张 棵 辆 种 件", "people": "person 人 名 位",
+    "time": "次 倍", "rpm": "", "psi": "", "dB": "", "mmHg": "", "atm": "", "acre": "", "ha": "hectare",
+    "knot": "", "amu": "", "AU": "", "'": "", '"': "", "cm": "厘米", "mm": "毫米", "km": "千米 公里",
+    "kg": "千克 公斤",
 }  # fmt: skip
-_UNITS = {name: name for name in _METRIC | _PLAIN_UNITS}
+_UNITS = {**CURRENCY, **{name: name for name in _METRIC | _PLAIN_UNITS}}
 for _name, _spellings in (_METRIC | _PLAIN_UNITS).items():
-    for _spelling in _spellings.split():
-        _UNITS |= {_spelling: _name, f"{_spelling}s": _name}
+    for _spelling in (_name, *_spellings.split()):
+        # "ms" is no "m", but "mins" is "min".
+        _UNITS |= {_spelling: _name} | ({f"{_spelling}s": _name} if len(_spelling) > 1 else {})
+_RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("ft", "s")}
+_SCALES = {"C": "°C", "F": "°F", "celsius": "°C", "fahrenheit": "°F"}
+_SHAPES = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
+_BETWEEN_UNITS = {"\\cdot", "*", ".", "{", "}", "(", ")", "\\frac"}
+_NO_NOUNS = {
+    "plus", "minus", "less", "more", "than", "times", "equals", "versus", "perhaps", "unless", "this", "thus",
+    "or", "and", "not", "no", "but", "to", "of", "halves", "thirds", "quarters", "fourths", "fifths",
+    "sixths", "sevenths", "eighths", "ninths", "tenths", "hundredths", "thousandths", "tens", "dozens",
+    "hundreds", "pairs", "thousands", "millions", "billions", "trillions", "guess", "does", "others", "dozen",
+    "maybe", *MULTIPLES,
+}  # fmt: skip
+"""Words behind a number that make another number or no answer of it: "3 dozens" and "3 or more cats"."""
+
+Unit = tuple[tuple[str, int], ...]
+"""Base units with their powers, sorted: ``(("h", -1), ("km", 1))``."""
 
 
 def unit_name(text: str) -> str | None:
@@ -88,67 +109,65 @@ def unit_name(text: str) -> str | None:
                 return sign + _UNITS[spelling.removeprefix(prefix)]
     if text[:1] in _PREFIXES and (text[1:] in _METRIC or text[1:] == "L"):
         return text[0] + _UNITS[text[1:]]
-    return None
+    return unit_name(text[:-1]) if len(text) > 2 and text.endswith("s") else None
 
 
-def read_unit(parts: Sequence[Token]) -> tuple[tuple[str, int], ...] | None:
-    """Return base units with their powers: ``m s^{-2}`` and ``meters/second squared``; None for anything
-    else.
-    """
-    found, sign, how, at = Counter[str](), 1, 1, 0
-    while at < len(parts):
-        text = parts[at].text
-        at += 1
-        if text in ("/", "per"):
+def read_unit(parts: Sequence[Token]) -> Unit | None:
+    """Return base units with their powers: ``m s^{-2}`` and ``meters/second squared``; None for others."""
+    found, sign, how = Counter[str](), 1, 1
+    texts = [f" {part.text}" if part.spaced and part.kind == "number" else part.text for part in parts]
+    while texts:
+        text = texts.pop(0)
+        if text in ("/", "per") or (text == "}" and texts[:1] == ["{"]):
             sign = -1
-            continue
-        if text in ("\\cdot", "*", ".", "{", "}"):
-            continue
-        if text in ("square", "sq", "cubic", "cu"):
-            how = 2 if text.startswith("s") else 3
-            continue
-        if text == "^" and at < len(parts) and parts[at].text == "\\circ":
-            scale = parts[at + 1].text if at + 1 < len(parts) else ""
-            name: str | None = f"°{scale}" if scale in ("C", "F") else "°"
-            at += 2 if scale in ("C", "F") else 1
-        elif text == "\\mu" and at < len(parts):
-            name, at = unit_name("u" + parts[at].text.replace("\\Omega", "ohm")), at + 1
-        elif (
-            parts[at - 1].kind == "word"
-            and len(text) == 1
-            and text in _PREFIXES
-            and at < len(parts)
-            and parts[at].text == "\\Omega"
-        ):
-            name, at = text + "ohm", at + 1
-        else:
-            money = at == 1 and (at == len(parts) or parts[at].text in ("/", "per"))
-            name = (CURRENCY.get(text) if money else None) or unit_name(text)
-        if name is None:
+        elif text in "$€£¥₹" and (found or (texts and texts[0] not in ("/", "per"))):
             return None
-        power, at = _unit_power(parts, at)
-        if power is None or (how != 1 and power != 1):
-            return None
-        found[name] += sign * how * power
-        how = 1
+        elif text in _SHAPES and how == 1:
+            how = _SHAPES[text]
+        elif text in _RATES:
+            found.update({_RATES[text][0]: sign, _RATES[text][1]: -sign})
+        elif text not in _BETWEEN_UNITS:
+            if (text == "^" and texts[:1] == ["\\circ"]) or (texts[:1] == ["\\Omega"] and text in _PREFIXES):
+                text = "°" if text == "^" else f"{text}ohm"
+                del texts[0]
+            elif text == "\\mu" and texts:
+                text = f"u{texts.pop(0)}".replace("\\Omega", "ohm")
+            name = unit_name(text)
+            if name == "°" and texts and (scale := _SCALES.get(texts[0], _SCALES.get(texts[0].lower()))):
+                name = scale
+                del texts[0]
+            power = _unit_power(texts, name or "")
+            if name is None or power is None or (how != 1 and power != 1):
+                return None
+            if name == "ms" and power < 0:  # metres a second, as it is often written
+                found.update({"m": sign})
+                name = "s"
+            found.update({name: sign * how * power})
+            how = 1
     return tuple(sorted(found.items())) if found and how == 1 else None
 
 
-def _unit_power(parts: Sequence[Token], at: int) -> tuple[int | None, int]:
-    if at < len(parts) and parts[at].text in ("squared", "cubed"):
-        return (2 if parts[at].text == "squared" else 3), at + 1
-    if at >= len(parts) or parts[at].text != "^" or (at + 1 < len(parts) and parts[at + 1].text == "\\circ"):
-        return 1, at
-    rest = [part.text for part in parts[at + 1 : at + 5]]
-    inner = (
-        rest[1 : rest.index("}")]
-        if rest[:1] == ["{"] and "}" in rest
-        else rest[: 2 if rest[:1] == ["-"] else 1]
-    )
-    written = "".join(inner)
-    if not re.fullmatch(r"-?[1-9]", written):
-        return None, at
-    return int(written), at + 1 + len(inner) + (2 if rest[:1] == ["{"] else 0)
+def _unit_power(texts: list[str], name: str) -> int | None:
+    """Take a power from the front of the texts behind a unit; None where it is none."""
+    if texts[:1] in (["squared"], ["cubed"]):
+        return 2 if texts.pop(0) == "squared" else 3
+    if texts[:1] in (["2"], ["3"]) and (name.endswith("m") or name in ("ft", "in", "mi")):  # m2
+        return int(texts.pop(0))
+    if texts[:1] != ["^"] or texts[:2] == ["^", "\\circ"]:
+        return 1
+    end = texts.index("}") + 1 if texts[1:2] == ["{"] and "}" in texts else 3 if texts[1:2] == ["-"] else 2
+    written = "".join(texts[1:end]).strip("{ }")
+    del texts[:end]
+    return int(written) if written.removeprefix("-") in tuple("123456789") else None
+
+
+def read_noun(parts: Sequence[Token]) -> Unit | None:
+    """Return what is counted, as a unit: up to three words, the last one in the plural ("3 red balls")."""
+    found = [part.text.casefold() for part in parts]
+    plural = (found[-1].endswith("s") and len(found[-1]) > 3) or found[-1] in ("children", "men", "women")
+    if not plural or len(found) > 3 or any(word in _NO_NOUNS or not word.isalpha() for word in found):
+        return None
+    return ((" ".join(found), 1),)
 
 
 # --------------------------------------------------------------------------------------------- arithmetic
@@ -159,153 +178,159 @@ class _Unreadable(Exception):
 
 
 TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"])
-FUNCTION_NAMES = TRIGONOMETRIC | {"arcsin", "arccos", "arctan", "ln", "log", "exp", "sqrt", "pi"}
-FUNCTION_NAMES |= {"inf", "infinity", "frac", "max", "min", "gcd", "lcm", "det", "mod"}
+_FUNCTIONS = TRIGONOMETRIC | {"arcsin", "arccos", "arctan", "ln", "log", "exp", "sqrt", "pi"}
+FUNCTION_NAMES = _FUNCTIONS | {"inf", "infinity", "frac", "max", "min", "gcd", "lcm", "det", "mod"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_OPERATORS = {"+": "+", "-": "-", "*": "*", "/": "/", "^": "**", "\\cdot": "*", "\\times": "*"}
-_CONSTANTS = {"\\pi": "pi", "pi": "pi", "e": "e"}
+_CONSTANTS = {"\\pi": math.pi, "pi": math.pi, "e": math.e}
+_STARTS = {*_CLOSING, *_CONSTANTS, "\\frac", "\\sqrt", "sqrt", "|"}
 
 
-def _written(parts: list[Token], numbers: list[Fraction]) -> str:
-    """Write LaTeX without letters in Python's syntax; ``n[3]`` stands for the fourth of ``numbers``.
+class _Arithmetic:
+    """LaTeX without letters, read from left to right: a sum of products of powers.
 
-    Raises:
-        _Unreadable: It is something else.
+    Every method reads one part of that grammar at the current place and returns its value. What is no
+    arithmetic raises `_Unreadable`.
     """
-    out, at = [""], 0
 
-    def number(value: Fraction) -> str:
-        numbers.append(value)
-        return f"n[{len(numbers) - 1}]"
+    def __init__(self, parts: Sequence[Token]) -> None:
+        self.parts, self.bars = list(reversed(parts)), 0
 
-    def group() -> str:
-        """Return the argument of a command: a group in brackets, or one sign (``\\frac12``)."""
-        nonlocal at
-        if at >= len(parts):
+    def next(self) -> str:
+        return self.parts[-1].text if self.parts else ""
+
+    def take(self, *texts: str) -> str:
+        """Take the next sign if it is one of ``texts``."""
+        return self.parts.pop().text if self.next() in texts else ""
+
+    def all(self) -> Exact:
+        value = self.sum()
+        if self.parts:
             raise _Unreadable
-        token = parts[at]
-        if token.text in _CLOSING:
-            end = _closes(parts, at)
-            inner, at = parts[at + 1 : end], end + 1
-            return f"({_written(inner, numbers)})"
-        if token.kind == "number" and len(token.text) > 1 and token.text.isdecimal():
-            parts[at] = Token(
-                "number", token.text[1:], True
-            )  # LaTeX takes one digit; the others go on behind it
-            return number(Fraction(token.text[0]))
-        at += 1
-        return _written([token], numbers)
+        return value
 
-    while at < len(parts):
-        token, last = parts[at], out[-1]
-        side_by_side = bool(last) and last not in "+-**/!"
-        if token.text in _OPERATORS:
-            out.append(_OPERATORS[token.text])
-            at += 1
-        elif token.text == "!":
-            out[-1] = f"f({out[-1]})"
-            at += 1
-        elif token.kind == "number":
-            if side_by_side:
-                raise _Unreadable  # two numbers
-            value, at = _read_literal(parts, at)
-            made = number(value)
-            if token.text.isdecimal() and [part.kind for part in parts[at : at + 3 : 2]] == ["number"] * 2:
-                if parts[at + 1].text != "/":
-                    raise _Unreadable
-                made, at = f"m({made}, {_written(parts[at : at + 3], numbers)})", at + 3
-            elif token.text.isdecimal() and at < len(parts) and parts[at].text == "\\frac":
-                at += 1
-                made = f"m({made}, {group()}/{group()})"
-            out.append(made)
-        else:
-            at += 1
-            if token.text == "\\frac":
-                made = f"({group()}/{group()})"
-            elif token.text in ("\\sqrt", "sqrt"):
-                degree = group() if at < len(parts) and parts[at].text == "[" else number(Fraction(2))
-                made = f"r({group()}, {degree})"
-            elif token.text == "|":
-                end = next((i for i in range(at, len(parts)) if parts[i].text == "|"), None)
-                if end is None:
-                    raise _Unreadable
-                made, at = f"a({_written(parts[at:end], numbers)})", end + 1
-            elif token.text in _CLOSING:
-                at -= 1
-                made = group()
-            elif token.text in _CONSTANTS:
-                made = _CONSTANTS[token.text]
+    def sum(self) -> Exact:
+        value = self.product()
+        while (sign := self.next()) in ("+", "-"):
+            self.parts.pop()
+            value += self.product() if sign == "+" else -self.product()
+        return value
+
+    def product(self) -> Exact:
+        value = self.signed()
+        while text := self.next():
+            if text in ("*", "\\cdot", "\\times"):
+                self.parts.pop()
+                value *= self.signed()
+            elif text == "/":
+                self.parts.pop()
+                value /= self.signed()
+            elif text in _STARTS and not (text == "|" and self.bars):
+                value *= self.power()
             else:
-                raise _Unreadable
-            out += ["*", made] if side_by_side else [made]
-    return "".join(out)
+                break
+        return value
 
+    def signed(self) -> Exact:
+        negative = False
+        while (sign := self.next()) in ("+", "-"):
+            self.parts.pop()
+            negative ^= sign == "-"
+        value = self.power()
+        return -value if negative else value
 
-def _closes(parts: Sequence[Token], start: int) -> int:
-    """Return the place of the bracket that closes the one at ``start``."""
-    depth = 0
-    for place in range(start, len(parts)):
-        depth += (parts[place].text in _CLOSING) - (parts[place].text in _CLOSING.values())
-        if depth == 0 and parts[place].text == _CLOSING[parts[start].text]:
-            return place
-    raise _Unreadable
-
-
-def _read_literal(parts: Sequence[Token], at: int) -> tuple[Fraction, int]:
-    """Return the number that begins at a token, and where it ends: ``1.5e3``, ``0.\\overline{3}``."""
-    token, texts = parts[at], [part.text for part in parts[at + 1 : at + 5]]
-    mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
-    value = Fraction(GROUP.sub("", mantissa).rstrip(".") or "0")
-    if token.exponent:
-        return value * Fraction(10) ** int(token.exponent), at + 1
-    if texts[:2] == ["\\overline", "{"] and texts[3:] == ["}"] and "." in mantissa and texts[2].isdecimal():
-        places = len(mantissa.partition(".")[2])
-        return value + Fraction(int(texts[2]), (10 ** len(texts[2]) - 1) * 10**places), at + 5
-    return value, at + 1
-
-
-def _value(node: ast.expr, numbers: Sequence[Fraction]) -> Exact:
-    """Return the value of what `_written` made; nothing else can stand in it."""
-    match node:
-        case ast.Subscript(slice=ast.Constant(value=int(place))):
-            return numbers[place]
-        case ast.Name(id=name):
-            return math.pi if name == "pi" else math.e
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, numbers)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, numbers)
-        case ast.BinOp(left=a, op=ast.Pow(), right=b):
-            return _power(_value(a, numbers), _value(b, numbers))
-        case ast.BinOp(left=a, op=op, right=b):
-            x, y = _value(a, numbers), _value(b, numbers)
-            if isinstance(op, ast.Div):
-                return x / y
-            return x * y if isinstance(op, ast.Mult) else x + y if isinstance(op, ast.Add) else x - y
-        case ast.Call(func=ast.Name(id="a"), args=[inner]):
-            return max(_value(inner, numbers), -_value(inner, numbers))
-        case ast.Call(func=ast.Name(id="m"), args=[whole, part]):
-            x, y = _value(whole, numbers), _value(part, numbers)
-            if isinstance(y, float):
-                return x * y
-            if not 0 < y < 1:
-                raise _Unreadable  # "3 7/2" is no mixed number
-            return x + y
-        case ast.Call(func=ast.Name(id="f"), args=[inner]):
-            value = _value(inner, numbers)
+    def power(self) -> Exact:
+        value = self.atom()
+        while self.take("!"):
             if isinstance(value, float) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
                 raise _Unreadable
-            return Fraction(math.factorial(int(value)))
-        case ast.Call(func=ast.Name(id="r"), args=[inner, degree]):
-            return _root(_value(inner, numbers), _value(degree, numbers))
-    raise _Unreadable
+            value = Fraction(math.factorial(int(value)))
+        return _power(value, self.signed()) if self.take("^", "**") else value
+
+    def atom(self) -> Exact:
+        if self.parts and self.parts[-1].kind == "number":
+            return self.number()
+        text = self.take(*_STARTS)
+        if text == "\\frac":
+            return self.argument() / self.argument()
+        if text in ("\\sqrt", "sqrt"):
+            degree = self.argument() if self.next() == "[" else Fraction(2)
+            return _root(self.argument(), degree)
+        if text == "|":
+            self.bars += 1
+            value = abs(self.sum())
+            self.bars -= 1
+            if self.take("|"):
+                return value
+        elif text in _CLOSING:
+            bars, self.bars = self.bars, 0
+            value = self.sum()
+            self.bars = bars
+            if self.take(_CLOSING[text]):
+                return value
+        elif text:
+            return _CONSTANTS[text]
+        raise _Unreadable
+
+    def argument(self) -> Exact:
+        """Read the argument of a command: a group in brackets, or one sign (``\\frac12``)."""
+        if self.parts and self.parts[-1].kind == "number" and (text := self.parts[-1].text).isdecimal():
+            # LaTeX takes one digit; the others go on behind it.
+            self.parts[-1:] = [Token("number", text[1:], True)] if text[1:] else []
+            return Fraction(text[0])
+        return self.atom()
+
+    def number(self) -> Exact:
+        """Read a number, and the fraction of a mixed one behind it."""
+        token = self.parts.pop()
+        value = self._literal(token)
+        after = self.parts[-1:-4:-1]
+        if (
+            token.text.isdecimal()
+            and [part.kind for part in after[::2]] == ["number"] * 2
+            and after[1].text == "/"
+        ):
+            top, _, bottom = (self.parts.pop() for _ in range(3))
+            part: Exact = self._literal(top) / self._literal(bottom)
+        elif token.text.isdecimal() and self.take("\\frac"):
+            part = self.argument() / self.argument()
+            if isinstance(part, float):
+                return value * part
+        else:
+            if after and after[0].kind == "number":
+                raise _Unreadable  # two numbers
+            return value
+        if not 0 < part < 1:
+            raise _Unreadable  # "3 7/2" is no mixed number
+        return value + part
+
+    def _literal(self, token: Token) -> Fraction:
+        """Return the number of a token, with what repeats behind it: ``1.5e3``, ``0.\\overline{3}``."""
+        if token.text.isdecimal():
+            return Fraction(int(token.text))
+        mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
+        value = Fraction(GROUP.sub("", mantissa).rstrip(".") or "0")
+        if token.exponent:
+            return value * Fraction(10) ** int(token.exponent)
+        texts = [part.text for part in self.parts[-1:-5:-1]]
+        if (
+            texts[:2] == ["\\overline", "{"]
+            and texts[3:] == ["}"]
+            and "." in mantissa
+            and texts[2].isdecimal()
+        ):
+            del self.parts[-4:]
+            places = len(mantissa.partition(".")[2])
+            return value + Fraction(int(texts[2]), (10 ** len(texts[2]) - 1) * 10**places)
+        return value
 
 
 def _power(base: Exact, exponent: Exact) -> Exact:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
+        if abs(exponent) * size(base) > MAX_BITS:
             raise _Unreadable
         return Fraction(base ** int(exponent))
+    if base < 0:
+        raise _Unreadable
     found: Exact = float(base) ** float(exponent)
     return found
 
@@ -324,20 +349,59 @@ def _root(value: Exact, degree: Exact) -> Exact:
 
 def evaluate(parts: Sequence[Token]) -> tuple[Exact, bool] | None:
     """Return the value of arithmetic without letters, and whether a decimal stands in it; None for others."""
-    numbers: list[Fraction] = []
     if sum(part.text in _CLOSING for part in parts) > DEEPEST:
         return None
     try:
-        value = _value(ast.parse(_written([*parts], numbers), mode="eval").body, numbers)
-    except (_Unreadable, SyntaxError, ArithmeticError, ValueError, IndexError, RecursionError, MemoryError):
+        value = _Arithmetic(parts).all()
+    except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return None
-    if isinstance(value, complex) or (isinstance(value, float) and not (math.isfinite(value) and value)):
+    if isinstance(value, float) and not (math.isfinite(value) and value):
         return None  # a float that vanished is not 0
     return value, any("." in part.text or part.exponent for part in parts if part.kind == "number")
 
 
+def size(value: Fraction) -> int:
+    """Return the bits of the longer part of a fraction. Python writes none of more than 14,000 in digits."""
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
 def number_latex(value: Fraction) -> str:
-    """Return an exact number as LaTeX."""
+    """Return an exact number of at most `MAX_WRITTEN` bits as LaTeX."""
     top, bottom = abs(value.numerator), value.denominator
     made = str(top) if bottom == 1 else rf"\frac{{{top}}}{{{bottom}}}"
     return f"-{made}" if value < 0 else made
+
+
+_TO_LATEX = {"**": "^", "*": " \\cdot ", "<=": " \\le ", ">=": " \\ge ", "!=": " \\ne "}
+_TO_LATEX |= {name: f"\\{name} " for name in _FUNCTIONS}
+_TO_LATEX |= dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty ")
+"""What people write for LaTeX."""
+_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+
+
+def latex_of(parts: Sequence[Token]) -> str:
+    """Return tokens as LaTeX in which numbers are written as their values. A degree is pi / 180."""
+    out: list[str] = []
+    texts = [part.text for part in parts]
+    for at, part in enumerate(parts):
+        written = _TO_LATEX.get(texts[at], texts[at])
+        if part.kind == "number":
+            if texts[at + 1 : at + 3] == ["^", "\\circ"] and (value := _exact(part)) is not None:
+                angle = value / 180
+                written = rf"\frac{{{angle.numerator}\pi}}{{{angle.denominator}}}"
+                texts[at + 1] = texts[at + 2] = ""
+            elif (part.exponent or GROUP.search(written)) and (value := _exact(part)) is not None:
+                written = number_latex(value)
+            elif at and parts[at - 1].kind == "word" and len(texts[at - 1]) == 1 and not part.spaced:
+                written = f"_{{{written}}}"  # x1
+        elif texts[at : at + 2] == ["^", "\\circ"]:
+            written, texts[at + 1] = " \\cdot \\frac{\\pi}{180} ", ""
+        out.append((" " if part.spaced else "") + written)
+    return _ROOT.sub(r"\\sqrt{\1}", "".join(out)).strip()
+
+
+def _exact(part: Token) -> Fraction | None:
+    """Return the value of a number, unless it is too long to be written out."""
+    found = evaluate([part])
+    exact = found[0] if found else None
+    return exact if isinstance(exact, Fraction) and size(exact) <= MAX_WRITTEN else None

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from selfverify.tasks.math_numbers import TOKEN
+
 _PLAIN = str.maketrans(
     {
-        **dict.fromkeys("−–—﹣－", "-"), **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t", " "),
-        **dict.fromkeys("\r\n\f\v", "  "), **dict.fromkeys("°º˚", r"^\circ "), **dict.fromkeys("’‘′ʼ", "'"),
+        **dict.fromkeys("−–—﹣－‐‑", "-"), **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t", " "),
+        **dict.fromkeys("\r\n\f\v", "  "), **dict.fromkeys("°º˚∘", r"^\circ "), **dict.fromkeys("’‘′ʼ", "'"),
         **dict.fromkeys("“”", '"'), **dict.fromkeys("⋅·∙", r" \cdot "), **dict.fromkeys("≤⩽", r" \le "),
         **dict.fromkeys("≥⩾", r" \ge "), **dict.fromkeys("≈≃≅", r" \approx "), "℃": r"^\circ C",
         "℉": r"^\circ F", "％": "%", "×": r" \times ", "÷": "/", "π": r" \pi ", "∞": r" \infty ",
@@ -21,7 +23,8 @@ _PLAIN = str.maketrans(
         "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "△": r" \triangle ", "∈": r" \in ",
         "∪": r" \cup ", "∩": r" \cap ", "Ω": r"\Omega ", "\u2126": r"\Omega ", "μ": r"\mu ", "µ": r"\mu ",
         "⟨": "(", "⟩": ")", "，": ",", "、": ",", "。": ". ", "（": "(", "）": ")", "：": ":", "；": ";",
-        "【": "[", "】": "]",
+        "【": "[", "】": "]", **dict.fromkeys("⁄∕", "/"), "∶": ":", "∣": "|", "″": '"', "¢": " cent ",
+        "∓": r" \mp ",
     }
 )  # fmt: skip
 _COMMANDS = {
@@ -32,7 +35,8 @@ _COMMANDS = {
     "ohm": r"\Omega ", **dict.fromkeys(["thickapprox", "simeq", "doteq"], r"\approx "), "quad": "  ",
     "qquad": "  ", "!": "", **dict.fromkeys([*",;: ", "\n"], " "), **{sign: sign for sign in "%$#&"},
     **dict.fromkeys(["left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "displaystyle"], ""),
-    **dict.fromkeys(["textstyle", "limits"], ""),
+    **dict.fromkeys(["textstyle", "limits", "bf", "rm", "it"], ""), "lg": r"\log_{10} ",
+    "bar": r"\overline", "mid": "|",
 }  # fmt: skip
 """Commands of LaTeX in their plainest form. A negative thin space is nothing, and other spaces are spaces."""
 _STYLES = re.compile(
@@ -43,14 +47,15 @@ _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
 _ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
 _MATRIX = re.compile(r"\\(begin|end)\{[bB]matrix\}")
 _CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])\s*")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
 _WRAPPERS = frozenset(left[0] for left, _ in _WRAPS)
 _LEAD = re.compile(
-    r"(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct|right) +)*"
-    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=) *"
-    r"|(?:最终|正确)*(?:答案|选项|选择)\s*(?:是|为|选|:)*\s*",
+    r"(?:#{1,6} +)?(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct|right) +)*"
+    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=|  ) *|#{1,6} +"
+    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选)\s*(?:是|为|:)*\s*)+",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -58,27 +63,16 @@ _HEDGE = re.compile(r"(?:\b(?:or|and|not|either|nor|isn't|maybe)\b|[,;/])\W*$", 
 _TAIL = re.compile(r"[\s.,;:!$)\]*\\]*")
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
 _SHORTENED = (
-    "e.g",
-    "i.e",
-    "approx",
-    "vs",
-    "No",
-    "St",
-    "Mr",
-    "Mrs",
-    "Dr",
-    "Fig",
-    "Eq",
-    "a.m",
-    "p.m",
-    "A.M",
-    "P.M",
-)
+    "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
+)  # fmt: skip
 _OTHER_CHOICE = re.compile(r"\b(?:or|and)\s+(?:option\s+)?(?:\([A-Ha-h]\)|[A-Ha-h][.):])")
 _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
-    r"|答案[*_ ]*(?:是|为)?[:：]?\s*",
-    re.IGNORECASE,
+    r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SEPARATOR = re.compile(
+    r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)|\\cup(?![A-Za-z])|(?<=[)\]])\s*U\s*(?=[(\[])", re.IGNORECASE
 )
 _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
@@ -96,6 +90,8 @@ def plain(text: str) -> str:
             text = _STYLES.sub(r" \1 ", text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         text = _CIRCLE.sub(r"^\\circ ", _MATRIX.sub(r"\\\1{pmatrix}", text))
+    if "10" in text and "x" in text.casefold():
+        text = _TIMES_TEN.sub(r" \\times ", text)
     return text.replace("~", " ").replace("{,}", ",").strip()
 
 
@@ -216,7 +212,7 @@ def final_expression(text: str) -> str | None:
 
 
 def first_sentence(text: str, start: int = 0) -> str:
-    """Return a text up to the full stop of its first sentence, behind which a capital and a second word stand.
+    """Return a text up to the full stop of its first sentence, behind which a capital and a word more stand.
 
     "B. Note that ..." ends behind the B; "J. Smith", "3.5" and "e.g. this" do not end. One that goes on with
     another choice ("A. Paris or B. London") is all of the text. Nothing before ``start`` is an end.
@@ -260,3 +256,50 @@ def committed(text: str) -> str | None:
 def words(text: str) -> str:
     """Return a text as it is compared: without case, spaces, dollars and the punctuation around it."""
     return " ".join(text.replace("$", " ").casefold().split()).strip(" .,;:!?'\"*")
+
+
+def elements(text: str) -> tuple[str, list[str]]:
+    """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
+
+    Commas, semicolons, "and" and "or" separate elements; a comma in a number is none. A text that is no list
+    is one element without brackets.
+    """
+    text = text.strip()
+    kind, body = "", text
+    if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" and _encloses(text):
+        kind, body = text[0] + text[-1], text[1:-1]
+    found = at_top(body, _SEPARATOR)
+    if (kind == "" or len(found) > 1) and "," in body:  # "1,234" is a number, and "(1,234)" a point
+        inside = {at for match in TOKEN.finditer(body) if match["group"] for at in range(*match.span())}
+        found = [match for match in found if match.start() not in inside]
+    unions = sum(match.group().strip() in ("\\cup", "U") for match in found)
+    if unions and (kind or unions < len(found)):
+        return "", [text]
+    cuts = [0, *(place for match in found for place in match.span()), len(body)]
+    # "5, and 6" has two separators in a row.
+    parts = [part for a, b in zip(cuts[::2], cuts[1::2], strict=True) if (part := body[a:b].strip())]
+    if len(parts) < 2 and kind != "{}":
+        return "", [text]
+    return "\\cup" if unions else kind, parts or [""]
+
+
+def at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """Return what a pattern finds outside of brackets."""
+    if pattern.search(text) is None:
+        return []
+    depths, depth = [], 0
+    for character in text:
+        depth -= character in ")]}"
+        depths.append(depth)
+        depth += character in "([{"
+    return [m for m in pattern.finditer(text) if depths[m.start()] == 0 and m.group() not in tuple("()[]{}")]
+
+
+def _encloses(text: str) -> bool:
+    """Return whether the last character closes the first bracket."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0:
+            return place == len(text) - 1
+    return False

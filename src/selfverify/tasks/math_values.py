@@ -3,64 +3,60 @@ asked about.
 
 `read` takes what `math_text.final_expression` returns. A `Number` is exact and may have a unit. A `Label` is
 compared by its letters and digits: words, and what looks like arithmetic and is none (ranges, dates, scores,
-codes, numbers in another base). `Items`, `Span` (an inequality or an interval) and `Named` (``x = 5``) hold
+codes, numbers in another base). `Items`, `Interval` (also of an inequality) and `Named` (``x = 5``) hold
 values. Everything else is an `Expression` in LaTeX, into which all numbers are written as the values that
 they are. No function raises an error.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 from selfverify.tasks.math_numbers import (
     CURRENCY,
     DEEPEST,
     FUNCTION_NAMES,
-    GROUP,
-    TOKEN,
+    LONGEST,
+    MULTIPLES,
+    NUMBER_WORDS,
     TRIGONOMETRIC,
     Exact,
     Token,
+    Unit,
     evaluate,
-    number_latex,
+    latex_of,
+    read_noun,
     read_unit,
     tokens,
     unit_name,
 )
-from selfverify.tasks.math_text import words
+from selfverify.tasks.math_text import at_top, elements, words
 
-_PLAIN_NUMBER = r"\d+(?:[.,]\d+)*\s*"
-_LABELS = tuple(
-    re.compile(pattern, re.ASCII)
-    for pattern in (
-        rf"[+-]?{_PLAIN_NUMBER}(?:(?:-|\bto\b)\s*-?{_PLAIN_NUMBER})+",  # ranges, scores and dates: 10-20
-        r"\d+\s*/\s*\d+\s*/\s*\d+",  # dates: 1/2/2010
-        r"(?=\S*[A-Z])(?=\S*\d)[A-Z\d]+",  # codes: A1, 12A, H2O
-        r"\d+(?:\s*x\s*\d+)+",  # sizes: 2x4
-        r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+",  # ratios: 3:4
-    )
-)
-_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 """Most numbers: read at once."""
-_BASED = re.compile(r"([\dA-F]+)\s*_\s*(?:\{\s*)?([1-9]\d?)\s*\}?", re.ASCII)
-_RELATION = re.compile(r"[<>]=?|(?<![!:])=|!=|:=|\\(?:le|ge|ne|approx|in)(?![A-Za-z])")
-_SEPARATOR = re.compile(r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)|\\cup(?![A-Za-z])", re.IGNORECASE)
-_NAME = re.compile(
-    r"(?:(?:m\s*)?\\(?:angle|triangle|overline|vec|hat|bar|mathcal|mathbb)\s*)?\|?(?:\{\s*)?(?:\\[A-Za-z]+|[A-Za-z]{1,4})(?:\s*\})?"
-    r"(?:_(?:\w{1,4}|\{[^{}]{1,12}\}))?'*(?:\(\s*[\w\s,\\.-]{1,12}\s*\))?\|?|(?:m\s*)?\\angle\s*\{?\s*\d\s*\}?"
-    r"|(?:the )?[A-Za-z]{5,16}(?: of (?:the )?[A-Za-z]{1,16})?",
-    re.ASCII,
-)
-_NOT_NAMES = {"not", "or", "and", "but", "if", "no", "nor", "e", "maybe", "either"}
-_SIGNS = {"circ", "infty", "emptyset", "times", "cdot"}
-_MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_WITH_NUMBERS = {*_MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE | re.ASCII)
+_JOINT = re.compile(
+    r"(?<=[\w%$'\"})])\s*(?:(?P<dash>-|(?<![A-Za-z])to(?![A-Za-z]))|[:/x])\s*(?=[\d.$€£¥(\\-])", re.ASCII
+)
+"""What joins the numbers of a range, score, date, size or ratio."""
+_CODE = re.compile(r"(?=\S*[A-Z])(?=\S*\d)[A-Z\d]+", re.ASCII)
+_BASED = re.compile(r"\(?([\dA-F]+)\)?\s*_\s*[{(\s]*([1-9]\d?)[})\s]*", re.ASCII)
+_RELATION = re.compile(r"[<>]=?|(?<![!:])=|!=|:=|\\(?:le|ge|ne|approx|in)(?![A-Za-z])")
+_MARKS = {
+    "\\angle", "\\measuredangle", "\\triangle", "\\overline", "\\vec", "\\hat", "\\widehat", "\\mathbb",
+    "\\overrightarrow", "\\mathcal", "\\odot",
+}  # fmt: skip
+"""Signs before a name that are no operation on a number."""
+_NO_NAMES = {
+    "not", "or", "and", "but", "if", "no", "nor", "e", "maybe", "either", "wrong", "incorrect", "never",
+    "twice", "half", "double", "triple", "square", "squared", "cube", "cubed", "minus", "plus", "times",
+    "root", "isn't", "circ", "infty", "emptyset", "cdot",
+}  # fmt: skip
 _PERCENT = {"%", "percent", "pct"}
 
 
@@ -78,7 +74,7 @@ class Number:
     value: Fraction
     decimal: bool = False
     percent: bool = False
-    unit: tuple[tuple[str, int], ...] = ()
+    unit: Unit = ()
 
     @property
     def worth(self) -> Fraction:
@@ -88,10 +84,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Words or signs that are compared as they are; ``base`` is that of a number such as ``2516_8``."""
+    """Words or signs that are compared as they are; ``base`` is that of a number such as ``2516_8``, and
+    ``measured`` what a code such as ``5V`` is as a number with a unit.
+    """
 
     text: str
     base: str = ""
+    measured: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +114,14 @@ class Expression:
 
     latex: str
     value: Exact | None = None
-    unit: tuple[tuple[str, int], ...] = ()
+    unit: Unit = ()
     equation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Several values in brackets: ``""``, ``"()"``, ``"[)"``, ``"{}"``; without any and in ``{}`` they have
-    no order.
+    """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``), joined (``"-"``, ``":"``, ``"/"``,
+    ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have no order.
     """
 
     kind: str
@@ -130,7 +129,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Interval:
     """An interval, written as one or as an inequality of the variable ``name``; None is without a bound."""
 
     low: Value | None
@@ -148,7 +147,7 @@ class Named:
     rounded: Value | None = None
 
 
-Value = Number | Label | Clock | Expression | Items | Span | Named
+Value = Number | Label | Clock | Expression | Items | Interval | Named
 
 
 @lru_cache(maxsize=8192)
@@ -163,29 +162,76 @@ def read(text: str, unit: str = "", depth: int = 0) -> Value | None:
     text = text.strip()
     if not text:
         return None
-    if _DECIMAL.fullmatch(text):
-        return Number(Fraction(text), "." in text)
-    if (found := _clock(text) or _label(text, unit)) is not None:
+    if len(text) <= LONGEST and _DECIMAL.fullmatch(text):
+        return Number(Fraction(text), not text.lstrip("+-").isdecimal())
+    if (found := _clock(text)) is not None:
         return found
     if text[0] in "[{(" or text.startswith("\\{"):
         text = text.replace("\\{", "{").replace("\\}", "}") if "\\}" in text else text
+    elif (
+        text[0].isupper() and text[1:2] == "(" and depth < DEEPEST and elements(text[1:])[0] == "()"
+    ):  # a point
+        return None if (inner := read(text[1:], unit, depth + 1)) is None else Named(text[0], inner)
     kind, parts = elements(text)
-    relations = _at_top(text, _RELATION)
-    if relations and (len(parts) == 1 or (kind == "" and _NAMES_TUPLE.match(text))):
+    if kind == "{}" and parts == [""]:
+        return Expression("\\emptyset")
+    if len(parts) == 1 and ("|" in text or ":" in text) and depth < DEEPEST:  # {x | x > 3}
+        head, _, rest = parts[0].replace(":", "|", 1).partition("|")
+        if at_top(rest, _RELATION) and name_of(head.partition("\\in")[0]):
+            return read(rest, unit, depth + 1)
+    relations = at_top(text, _RELATION)
+    tuples = len(relations) == 1 and (text[0] == "(" or relations[0].group() == "\\in")
+    if relations and (len(parts) == 1 or (tuples and name_of(text[: relations[0].start()]))):
         return _related(text, relations, unit)
     if (len(parts) > 1 or kind == "{}") and depth < DEEPEST:
-        if "\\cup" in text or "\\cap" in text:
-            return Expression(latex_of(text))
-        items = [read(part.strip("'\" ") if kind else part, unit, depth + 1) for part in parts]
-        if any(item is None for item in items):
+        return _several(text, kind, parts, unit, depth)
+    return _joined(text, unit) or _single(text, unit)
+
+
+def _several(text: str, kind: str, parts: list[str], unit: str, depth: int) -> Value | None:
+    """Read the elements of a list, a set or a union."""
+    items = [read(part.strip("'\" ") if kind else part, unit, depth + 1) for part in parts]
+    found = tuple(item for item in items if item is not None)
+    spans = len(found) == len(items) and all(as_interval(item) is not None for item in found)
+    if "\\cap" in text or (kind != "\\cup" and "\\cup" in text) or (kind == "\\cup" and not spans):
+        return Expression(latex_of(tokens(text)))
+    if len(found) < len(items):
+        return None
+    if not kind and any(isinstance(item, Label) and not item.base for item in found):
+        return _words(text)  # a sentence with a comma
+    if not kind and all(isinstance(item, Interval) for item in found):
+        kind = "\\cup" if " or " in text else "\\cap" if " and " in text else ""
+    if not kind and has_names(found):
+        found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
+    return Items(kind, found)
+
+
+def has_names(items: Sequence[Value]) -> bool:
+    """Whether values have names that tell them apart: ``x = 1, y = 2``, but not ``x = 1, x = 2``."""
+    names = [item.name.partition("_")[0] for item in items if isinstance(item, Named)]
+    return len(names) == len(items) and len(set(names)) > 1
+
+
+def _joined(text: str, unit: str) -> Items | None:
+    """Read ranges, scores, dates, sizes and ratios: they look like arithmetic and are none (``10-20 cm``)."""
+    found = at_top(text, _JOINT)
+    found = [match for match in found if match["dash"]] or found
+    signs = {"-" if match["dash"] else match.group().strip() for match in found}
+    if len(signs) != 1 or (signs == {"/"} and len(found) < 2):
+        return None
+    cuts = [0, *(place for match in found for place in match.span()), len(text)]
+    values = []
+    for a, b in zip(cuts[::2], cuts[1::2], strict=True):
+        value, parts = read(text[a:b], unit), tokens(text[a:b])
+        plain = isinstance(value, Clock) or (
+            isinstance(value, Number)
+            and sum(part.kind == "number" for part in parts) == 1
+            and not {"!", "|", "^", "(", "{", "*", "/"} & {part.text for part in parts}
+        )
+        if value is None or not (plain or (signs == {":"} and number_of(value) is not None)):
             return None
-        if not kind and all(isinstance(item, Label) and not item.base for item in items):
-            return Label(words(text))  # a sentence with a comma
-        return Items(kind, tuple(item for item in items if item is not None))
-    return _single(text, unit)
-
-
-_NAMES_TUPLE = re.compile(r"\(\s*[A-Za-z]\w?(?:\s*,\s*[A-Za-z]\w?)+\s*\)\s*(?:=|\\in)", re.ASCII)
+        values.append(value)
+    return Items(signs.pop(), tuple(values))
 
 
 def _clock(text: str) -> Clock | None:
@@ -202,32 +248,6 @@ def _clock(text: str) -> Clock | None:
     return Clock(hour * 3600 + minute * 60 + second, known, told)
 
 
-def _label(text: str, unit: str) -> Label | None:
-    """Return ranges, dates, scores, codes, numbers in another base, and words."""
-    for pattern in _LABELS:
-        if pattern.fullmatch(text):
-            return Label("".join(text.replace(" to ", "-").split()).casefold())
-    if (based := _BASED.fullmatch(text)) and not re.fullmatch(r"\d{1,3}(?:_\d{3})+", text):
-        return Label(based[1], based[2])
-    parts, known = tokens(text), FUNCTION_NAMES | {unit.casefold()}
-    long = [
-        part.text
-        for part in parts
-        if part.kind == "word" and len(part.text.rstrip("'")) > 1 and part.text.casefold() not in known
-    ]
-    signs = {part.text for part in parts if part.kind in ("command", "other")}
-    if not long or signs & {"=", "<", ">", "\\le", "\\ge", "\\in", "\\approx"}:
-        return None
-    plain_words = not any(part.kind in ("number", "command") for part in parts) and not signs & set(
-        "+*/^|_{}["
-    )
-    # Words with a number among them, such as a date, are words, too, where none of them can be a unit.
-    strange = any(len(word) > 3 and unit_name(word) is None and word not in _WITH_NUMBERS for word in long)
-    if plain_words or (strange and not signs & {"\\frac", "\\sqrt", "[", "{", "\\{"}):
-        return Label(words(text))
-    return None
-
-
 def _related(text: str, relations: list[re.Match[str]], unit: str) -> Value | None:
     """Read an equation, an inequality, or membership in a set."""
     signs = [found.group() for found in relations]
@@ -235,9 +255,9 @@ def _related(text: str, relations: list[re.Match[str]], unit: str) -> Value | No
     sides = [text[a:b].strip() for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
     if set(signs) <= {"=", "\\approx"}:
         return _equal(sides, signs, unit)
-    if signs == ["\\in"] and is_name(sides[0]):
+    if signs == ["\\in"] and name_of(sides[0]):
         inner = read(sides[1], unit)
-        return None if inner is None else Named(sides[0].replace(" ", ""), inner)
+        return None if inner is None else Named(name_of(sides[0]), inner)
     order = {
         "<": (1, False),
         "\\le": (1, True),
@@ -248,9 +268,9 @@ def _related(text: str, relations: list[re.Match[str]], unit: str) -> Value | No
     }
     if all(sign in order for sign in signs) and len(signs) <= 2 and all(sides):
         return _inequality(sides, [order[sign] for sign in signs], unit) or Expression(
-            latex_of(text), equation=True
+            latex_of(tokens(text)), equation=True
         )
-    return Expression(latex_of(text), equation=True) if all(sides) else None
+    return Expression(latex_of(tokens(text)), equation=True) if all(sides) else None
 
 
 def _equal(sides: list[str], signs: list[str], unit: str) -> Value | None:
@@ -258,20 +278,19 @@ def _equal(sides: list[str], signs: list[str], unit: str) -> Value | None:
         sides, signs = sides[1:], signs[1:]
     if not all(sides) or not sides:
         return None
-    if len(sides) == 1:
-        return read(sides[0], unit)
     name = ""
-    if is_name(sides[0]):
-        name, sides, signs = sides[0].replace(" ", ""), sides[1:], signs[1:]
-    elif len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]):
-        name, sides, signs = sides[1].replace(" ", ""), sides[:1], []
-    values = [read(side, unit) for side in sides]
+    while len(sides) > 1 and (found := name_of(sides[0])):
+        name, sides, signs = name or found, sides[1:], signs[1:]
+    if not name and len(sides) == 2 and (found := name_of(sides[1])):
+        name, sides, signs = found, sides[:1], []
+    if len(sides) == 1:
+        value = read(sides[0], unit)
+        return Named(name, value) if name and value is not None else value
+    values = [_computed(side) or read(side, unit) for side in sides]
     if any(value is None for value in values):
         return None
-    if len(values) == 1 and values[0] is not None:
-        return Named(name, values[0])
     if not name and len(sides) == 2 and signs == ["="] and any(number_of(value) is None for value in values):
-        return Expression(latex_of(f"{sides[0]} = {sides[1]}"), equation=True)
+        return Expression(latex_of(tokens(f"{sides[0]} = {sides[1]}")), equation=True)
     rounded: Value | None = None
     last = values[-1]
     if signs[-1] == "\\approx":
@@ -287,12 +306,18 @@ def _equal(sides: list[str], signs: list[str], unit: str) -> Value | None:
     return Named(name, kept, rounded) if kept is not None else None
 
 
+def _computed(text: str) -> Number | None:
+    """Return the value of arithmetic, also of ``5-3``, which alone would be a score."""
+    found = evaluate(tokens(text))
+    return Number(*found) if found and isinstance(found[0], Fraction) else None
+
+
 def _close(a: Exact | None, b: Exact | None) -> bool:
     if a is None or b is None:
         return False
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    return math.isclose(a, b, rel_tol=1e-9)
+    x, y = Fraction(a), Fraction(b)  # a float cannot hold every fraction
+    exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+    return x == y if exact else abs(x - y) <= Fraction(1, 10**9) * max(abs(x), abs(y))
 
 
 def _rounds(exact: Exact | None, value: Value) -> bool:
@@ -302,16 +327,16 @@ def _rounds(exact: Exact | None, value: Value) -> bool:
     places = 0
     while (value.value * 10**places).denominator != 1 and places < 12:
         places += 1
-    return abs(float(exact) - float(value.value)) <= 0.5000001 * 10.0**-places
+    return abs(Fraction(exact) - value.value) * 2 * 10**places <= Fraction(1_000_001, 1_000_000)
 
 
-def _inequality(sides: list[str], order: list[tuple[int, bool]], unit: str) -> Span | None:
+def _inequality(sides: list[str], order: list[tuple[int, bool]], unit: str) -> Interval | None:
     """Read ``x < 3``, ``3 > x`` or ``0 < x < 12.5`` as the interval of its variable."""
     if len({sign for sign, _ in order}) > 1:
         return None
     if order[0][0] < 0:
         sides, order = sides[::-1], order[::-1]
-    name = [place for place, side in enumerate(sides) if is_name(side)]
+    name = [place for place, side in enumerate(sides) if name_of(side)]
     if len(name) != 1 or (len(sides) == 3 and name != [1]):
         return None
     [place] = name
@@ -320,85 +345,165 @@ def _inequality(sides: list[str], order: list[tuple[int, bool]], unit: str) -> S
     if (place and low is None) or (place + 1 < len(sides) and high is None):
         return None
     closed = (order[0][1] if place else False, order[-1][1] if place + 1 < len(sides) else False)
-    return Span(low, high, closed, sides[place])
+    return Interval(low, high, closed, name_of(sides[place]))
 
 
-def is_name(text: str) -> bool:
-    """Whether a text names something: ``x``, ``AB``, ``|AB|``, ``\\angle A``, ``f(2)``, ``(x, y)``,
-    ``Area``.
+def name_of(text: str) -> str:
+    """Return what a text names, without braces: ``x``, ``AB``, ``|AB|``, ``\\angle A``, ``f(2)``, ``(x, y)``,
+    ``the area``; empty for anything else, such as ``2x``, ``xy`` and ``|x|``, which compute something.
     """
     text = text.strip()
     if text.startswith("(") and text.endswith(")") and "," in text:
-        return all(is_name(part) for part in text[1:-1].split(","))
-    if text.startswith("|") and not re.fullmatch(r"\|\s*[A-Z]{2,3}\s*\|", text):
-        return False  # the value of x without its sign, and no length
-    head = text.lstrip("\\").partition("(")[0].strip()
-    if text.casefold() in _NOT_NAMES or head in FUNCTION_NAMES | _SIGNS:
-        return False
-    return _NAME.fullmatch(text) is not None and text.count("|") in (0, 2)
+        names = [name_of(part) for part in text[1:-1].split(",")]
+        return f"({','.join(names)})" if all(names) else ""
+    inside = text.strip("| ")
+    if text.startswith("|") and text.endswith("|") and (inside.isupper() or inside.startswith(tuple(_MARKS))):
+        text = inside  # a length; of a variable it would be another value
+    parts = [part.text for part in tokens(text) if part.text not in ("{", "}")]
+    function, marked = "", False
+    if parts and parts[0].lstrip("\\") in TRIGONOMETRIC:
+        function, parts = parts[0].lstrip("\\"), [part for part in parts[1:] if part not in ("(", ")")]
+    while parts and (parts[0] in _MARKS or (parts[0] == "m" and parts[1:2] and parts[1] in _MARKS)):
+        marked = parts.pop(0) in _MARKS
+    if not parts or len(parts) > 12 or {part.casefold().lstrip("\\") for part in parts} & _NO_NAMES:
+        return ""
+    core, *rest = parts
+    if all(part.isalpha() for part in parts) and len(parts) > 1:
+        return " ".join(parts) if any(len(part) > 3 for part in parts) else ""
+    word = core.strip("'\\")
+    if not (word.isalpha() or (marked and word.isdecimal())) or word in FUNCTION_NAMES:
+        return ""
+    if not marked and (
+        (word.islower() and 1 < len(word) < 4 and core[0] != "\\") or (function and word in "xyzt")
+    ):
+        return ""  # "xy" is a product, and the sine of an unknown no answer
+    if rest[:1] == ["_"]:
+        rest = rest[rest.index("(") :] if "(" in rest else []
+    called = rest[:1] == ["("] and rest[-1] == ")" and rest.count("(") == 1 and not {*"+*/^"} & {*rest}
+    return f"{function} {''.join(parts)}".strip() if called or not rest else ""
 
 
 def _single(text: str, unit: str) -> Value | None:
-    """Read one number with its unit, or one expression."""
+    """Read one number with its unit, numbers with a unit each (``2 h 30 min``), words, or one expression."""
     parts = tokens(text)
-    currency, sign, start = "", "", 0
-    if len(parts) > 1 and parts[0].text in ("-", "+") and parts[1].text in CURRENCY:
-        sign, currency, start = parts[0].text, CURRENCY[parts[1].text], 2
-    elif parts and parts[0].text in CURRENCY:
-        currency, start = CURRENCY[parts[0].text], 1
-    whole = [Token("other", "-", False), *parts[start:]] if sign == "-" else [*parts[start:]]
-    body, percent, own, power = _without_unit(whole, unit)
-    if body is None or (currency and (own or percent)):
-        return None
-    own = ((currency, 1),) if currency else own
-    found = evaluate(body)
-    if found is not None and isinstance(found[0], Fraction):
-        return Number(found[0] * 10**power, found[1], percent, own)
-    if percent or power:
-        return None
-    written = " ".join(part.text for part in body) if own and not currency else text
-    return Expression(latex_of(written), found[0] if found else None, own)
+    body, percent, own, power = _measured(parts, unit)
+    value = evaluate(body)
+    if value is not None and isinstance(value[0], Fraction):
+        return Number(value[0] * Fraction(10) ** power, value[1], percent, own)
+    starts = [
+        at
+        for at, part in enumerate(parts)
+        if part.kind == "number" and not (at and parts[at - 1].text in "^-{")
+    ]
+    if len(starts) > 1 and starts[0] == 0:
+        found = [_quantity(parts[a:b]) for a, b in zip(starts, [*starts[1:], len(parts)], strict=True)]
+        if all(found):
+            return Items("", tuple(one for one in found if one is not None))
+    if (label := _label(text, parts, unit)) is not None or percent or power:
+        return label
+    return Expression(latex_of(body if own else parts), value[0] if value else None, own)
 
 
-def _without_unit(
-    parts: list[Token], known: str
-) -> tuple[list[Token] | None, bool, tuple[tuple[str, int], ...], int]:
-    """Return the tokens before a unit, whether they are per cent, the unit, and a power of ten ("2
-    million").
+def _quantity(parts: Sequence[Token]) -> Number | None:
+    """Return a number with its unit, which may stand close to it."""
+    body, percent, own, power = _measured(parts, "", close=True)
+    value = evaluate(body)
+    if value is None or not isinstance(value[0], Fraction) or percent or power or not own:
+        return None
+    return Number(*value, False, own)
+
+
+def _label(text: str, parts: Sequence[Token], unit: str) -> Label | None:
+    """Return codes, numbers in another base, and words."""
+    code = "".join(part.text for part in parts if part.text not in "_{}") if text[0].isupper() else text
+    if _CODE.fullmatch(code):
+        return Label(code.casefold(), measured=_quantity(parts))
+    if based := _BASED.fullmatch(text):
+        return Label(based[1], based[2])
+    for place, (part, after) in enumerate(pairwise(parts)):
+        number = part.kind == "number" and not (place and parts[place - 1].text in ("_", "^"))
+        if number and (after.kind == "number" or after.text == "_"):
+            return _words(text)  # several numbers, such as an address
+    known = FUNCTION_NAMES | {unit.casefold()}
+    long = [
+        part.text
+        for part in parts
+        if part.kind == "word" and len(part.text.rstrip("'")) > 1 and part.text.casefold() not in known
+    ]
+    signs = {part.text for part in parts if part.kind in ("command", "other")}
+    if not long:
+        return None
+    if not any(part.kind in ("number", "command") for part in parts) and not signs & set("+*/^|_{}["):
+        return _words(text)
+    # Words with a number among them, such as a date, are words, too, where none of them can be a unit.
+    strange = any(len(word) > 3 and unit_name(word) is None and word not in NUMBER_WORDS for word in long)
+    strange = strange or any(a.text in long and b.kind == "number" and b.spaced for a, b in pairwise(parts))
+    return _words(text) if strange and not signs & {"\\frac", "\\sqrt", "[", "{", "\\{"} else None
+
+
+def _words(text: str) -> Label:
+    return Label(words(text.replace(",", " ")))
+
+
+def _measured(parts: Sequence[Token], known: str, close: bool = False) -> tuple[list[Token], bool, Unit, int]:
+    """Return the tokens before a unit, whether they are per cent, the unit, and a power of ten ("2 million").
+
+    Args:
+        parts: The tokens.
+        known: One more unit.
+        close: Whether a unit of one letter may follow without a space.
     """
+    at = 1 if parts and parts[0].text in "+-" else 0
+    money = at + 1 if parts[at : at + 1] and parts[at].text == "US" else at
+    currency = CURRENCY.get(parts[money].text) if money + 1 < len(parts) else None
+    body = [*parts[:at], *parts[money + 1 :]] if currency else [*parts]
+    body, percent, unit = _without_unit(body, known, close)
+    power = MULTIPLES.get(body[-1].text, 0) if len(body) > 1 else 0
+    if currency:
+        if percent or any(times > 0 for _, times in unit):
+            return [], False, (), 0
+        unit = tuple(sorted((*unit, (currency, 1))))
+    return body[:-1] if power else body, percent, unit, power
+
+
+def _without_unit(parts: list[Token], known: str, close: bool) -> tuple[list[Token], bool, Unit]:
     last = parts[-1].text if parts else ""
     if last in _PERCENT:
-        cut = parts[:-1]
-        return (cut if cut and cut[-1].text not in _PERCENT else None), True, (), 0
-    if last in ("st", "nd", "rd", "th") or (
-        last == "}" and len(parts) > 3 and parts[-2].text in ("st", "nd", "rd", "th")
-    ):
-        cut = parts[:-1] if last != "}" else parts[:-4]
-        return (cut if len(cut) == 1 and cut[0].kind == "number" else parts), False, (), 0
-    if last in _MULTIPLES and len(parts) > 1:
-        return parts[:-1], False, (), _MULTIPLES[last]
-    if known:
-        wanted = tokens(known)
-        tail = parts[len(parts) - len(wanted) :]
-        if len(parts) > len(wanted) and [t.text.casefold() for t in tail] == [
-            t.text.casefold() for t in wanted
-        ]:
-            return parts[: -len(wanted)], False, read_unit(wanted) or ((known.casefold(), 1),), 0
-    for start in range(max(1, len(parts) - 12), len(parts)):
-        head, tail = parts[start - 1], parts[start:]
-        degree = tail[0].text == "^" and len(tail) > 1 and tail[1].text == "\\circ"
-        if not degree and not (tail[0].kind in ("word", "command") or tail[0].text in ("$", "€")):
-            continue
-        if head.text in ("/", "^", "_", "*", "\\cdot", "\\times", "+", "-", "(", "{", "\\mu", "per"):
-            continue
-        # "2t" may well be a product; "2 t" is two tonnes, and "10cm" ten centimetres.
-        if tail[0].kind == "word" and len(tail[0].text) == 1 and not tail[0].spaced:
-            continue
-        if degree and _in_function(parts[:start]):
-            continue
-        if (unit := read_unit(tail)) is not None and not (tail[0].text == "C" and head.text == "\\circ"):
-            return parts[:start], False, unit, 0
-    return parts, False, (), 0
+        return parts[:-1], True, ()
+    place = parts[-2 if last == "}" else -1].text if len(parts) > 1 else ""
+    if place in ("st", "nd", "rd", "th") and parts[0].kind == "number" and len(parts) in (2, 3, 5):
+        return parts[:1], False, ()
+    wanted = tokens(known)
+    if known and [t.text.casefold() for t in parts[-len(wanted) :]] == [t.text.casefold() for t in wanted]:
+        return parts[: -len(wanted)], False, read_unit(wanted) or ((known.casefold(), 1),)
+    for read_it in (read_unit, read_noun):
+        for start in range(max(1, len(parts) - 12), len(parts)):
+            if _begins_unit(parts, start, close) and (unit := read_it(parts[start:])) is not None:
+                return parts[:start], False, unit
+    return parts, False, ()
+
+
+def _begins_unit(parts: list[Token], start: int, close: bool) -> bool:
+    """Whether a unit may begin at a place: "2t" may be a product; "2 t" is two tonnes, "10cm" a length."""
+    head, first = parts[start - 1], parts[start]
+    if first.text == "^":
+        return (
+            parts[start + 1 : start + 2] != []
+            and parts[start + 1].text == "\\circ"
+            and not _in_function(parts[:start])
+        )
+    letters = (part.text for part in parts[:start] if part.kind == "word")
+    if any(word not in FUNCTION_NAMES and word not in MULTIPLES and word != "e" for word in letters):
+        return False
+    if head.text in ("/", "^", "_", "*", "\\cdot", "\\times", "+", "-", "(", "{", "\\mu", "per"):
+        return False
+    if first.kind == "word" and len(first.text) == 1 and first.text.isascii():
+        return close or first.spaced
+    return (
+        first.kind == "word"
+        or first.text in CURRENCY
+        or first.text in ("'", '"', "\\mu", "\\Omega", "\\frac")
+    )
 
 
 def _in_function(parts: Sequence[Token]) -> bool:
@@ -411,6 +516,19 @@ def _in_function(parts: Sequence[Token]) -> bool:
     return False
 
 
+def as_interval(value: Value) -> Interval | None:
+    """Return two values in brackets as an interval; None for anything else."""
+    if isinstance(value, Interval):
+        return value
+    if not isinstance(value, Items) or len(value.items) != 2 or value.kind not in ("()", "[]", "(]", "[)"):
+        return None
+    low, high = (
+        None if isinstance(item, Expression) and item.latex.strip("+- ") == "\\infty" else item
+        for item in value.items
+    )
+    return Interval(low, high, (value.kind[0] == "[", value.kind[1] == "]"))
+
+
 def number_of(value: Value | None) -> Exact | None:
     """Return the value of a number or of an expression without letters; None for anything else."""
     if isinstance(value, Number):
@@ -418,83 +536,3 @@ def number_of(value: Value | None) -> Exact | None:
     if isinstance(value, Named):
         return number_of(value.value)
     return value.value if isinstance(value, Expression) else None
-
-
-def elements(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
-
-    Commas, semicolons, "and" and "or" separate elements; a comma in a number is none. A text that is no list
-    is one element without brackets.
-    """
-    text = text.strip()
-    kind, body = "", text
-    if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" and _encloses(text):
-        kind, body = text[0] + text[-1], text[1:-1]
-    parts, start = [], 0
-    for match in _at_top(body, _SEPARATOR):
-        if match.group() == "," and _inside_number(body, match.start()):
-            continue
-        parts.append(body[start : match.start()])
-        start = match.end()
-    # "5, and 6" has two separators in a row.
-    parts = [part.strip() for part in (*parts, body[start:]) if part.strip()]
-    if len(parts) < 2 and kind != "{}":
-        return "", [text]
-    return kind, parts or [""]
-
-
-def _inside_number(text: str, at: int) -> bool:
-    start = max(0, at - 3)
-    match = TOKEN.search(text, next((i for i in range(start, at + 1) if text[i : i + 1].isdigit()), at))
-    return match is not None and match.start() < at < match.end()
-
-
-def _at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """Return what a pattern finds outside of brackets."""
-    if pattern.search(text) is None:
-        return []
-    depths, depth = [], 0
-    for character in text:
-        depth -= character in ")]}"
-        depths.append(depth)
-        depth += character in "([{"
-    return [m for m in pattern.finditer(text) if depths[m.start()] == 0 and m.group() not in tuple("()[]{}")]
-
-
-def _encloses(text: str) -> bool:
-    """Return whether the last character closes the first bracket."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
-
-
-_TO_LATEX = (
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\*"), r" \\cdot "),
-    (re.compile(r"<="), r" \\le "),
-    (re.compile(r">="), r" \\ge "),
-    (re.compile(r"!="), r" \\ne "),
-    (re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|ln|log|sqrt)(?![A-Za-z])"), r"\\\1 "),
-    (re.compile(r"\\sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![A-Za-z\\])(?:infinity|inf)(?![A-Za-z])"), r"\\infty "),
-    (re.compile(r"\^\\circ(?=.)|\^\\circ"), r" \\cdot \\frac{\\pi}{180} "),
-)
-"""What people write for LaTeX. A degree that is no unit is a factor of pi / 180."""
-
-
-def latex_of(text: str) -> str:
-    """Return a text as LaTeX in which every number is written as the value that it is."""
-    out = []
-    for part in tokens(text):
-        written = part.text
-        if part.kind == "number" and (part.exponent or GROUP.search(written)):
-            found = evaluate([part])
-            written = number_latex(found[0]) if found and isinstance(found[0], Fraction) else written
-        out.append((" " if part.spaced else "") + written)
-    made = "".join(out)
-    for pattern, replacement in _TO_LATEX:
-        made = pattern.sub(replacement, made)
-    return made.strip()
