@@ -316,10 +316,22 @@ class Candidates:
         )
 
 
+UNIT_MARK = "\u2009"
+"""What stands before a unit in a key: ``5`` and ``5 cm`` are one answer, unless another one is in metres."""
+
+
 def number_keys(keys: Sequence[str | None]) -> list[int]:
-    """Return keys as numbers in order of first appearance; -1 for None."""
+    """Return keys as numbers in order of first appearance; -1 for None.
+
+    A number without a unit counts as the one with a unit, where all that have one agree on it.
+    """
+    units: dict[str, set[str]] = {}
+    for key in keys:
+        if key is not None and UNIT_MARK in key:
+            units.setdefault(key.partition(UNIT_MARK)[0], set()).add(key)
+    only = {bare: next(iter(full)) for bare, full in units.items() if len(full) == 1}
     numbers: dict[str, int] = {}
-    return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
+    return [-1 if key is None else numbers.setdefault(only.get(key, key), len(numbers)) for key in keys]
 
 
 def box_array(answers: Sequence[Any], keys: Sequence[str | None]) -> Floats | None:

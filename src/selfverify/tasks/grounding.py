@@ -8,6 +8,7 @@ intersections over that of all unions. Both are LISA's, without the 1e-5 that LI
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any
@@ -30,6 +31,7 @@ from selfverify.tasks.base import (
     Verdict,
     user_turn,
 )
+from selfverify.tasks.math_text import boxes
 from selfverify.tasks.row_task import RowTask, RowTaskConfig, clip_box, convert
 from selfverify.tasks.tool_calls import begin_json, is_number
 
@@ -64,7 +66,8 @@ def parse_box(text: str) -> list[float] | None:
       ``box``; a list of such objects or lists, of which the first counts (as in VLM-R1's scorer); the same in
       quotes;
     - corners in brackets: ``(x1, y1), (x2, y2)``, or all four in one: ``(x1, y1, x2, y2)``;
-    - any of these or four bare numbers in ``<box>..</box>`` or ``<|box_start|>..<|box_end|>``;
+    - any of these or four bare numbers in ``\\boxed{..}``, ``<box>..</box>`` or
+      ``<|box_start|>..<|box_end|>``;
     - four bare numbers and nothing else.
 
     Fences and prose may stand before and behind. The first place that looks like the beginning of a box
@@ -78,6 +81,8 @@ def _parse(text: str, depth: int) -> list[float] | None:
     text = text.strip(" \t\n\r\f\v")
     if depth > MAX_DEPTH or len(text) > MAX_CHARS:
         return None
+    if boxed := boxes(text):
+        return _parse(boxed[0][2], depth + 1) if len(boxed) == 1 else None
     bare = _BARE.fullmatch(text)
     if bare:
         return _box(list(map(float, bare.groups())))
@@ -97,6 +102,15 @@ def _parse(text: str, depth: int) -> list[float] | None:
     try:
         return _search(begin_json(text, start), depth)
     except ValueError:
+        # Python prints "the man's dog" in other quotes than the rest.
+        return _search(_python_literal(text[start:]), depth) if "'" in text else None
+
+
+def _python_literal(text: str) -> Any:
+    """Return the list or object that a text begins with as Python prints it; None for anything else."""
+    try:
+        return ast.literal_eval(text[: max(text.rfind("}"), text.rfind("]")) + 1])
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

@@ -10,7 +10,6 @@ answer ("The correct answer is: D. 90", ``\boxed{D}``). Comparing runs in proces
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
@@ -24,8 +23,9 @@ from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.questions import convert_vqa
 from selfverify.tasks.base import UNREADABLE, Demonstration, ScoredTaskConfig, Verdict
-from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, decide, read_choice, right_letters
-from selfverify.tasks.math_text import boxes, final_expression
+from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, decide
+from selfverify.tasks.math_choice import read_choice, right_letters
+from selfverify.tasks.math_text import committed, final_expression
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, with_images
 
 Form = Literal["think-answer", "answer", "free"]
@@ -52,11 +52,6 @@ _SHOWN = {
     "answer": "<answer>your answer</answer>",
     SCORE_TAG: "<score>your score</score>",
 }
-_PHRASE = re.compile(
-    r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*", re.IGNORECASE
-)
-_SHORT = 200
-"""The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
 def request(form: Form, score: bool) -> str:
@@ -73,28 +68,6 @@ def reminder(tags: tuple[str, ...]) -> str:
     if not tags:
         return 'End with a line that says "The answer is: " and your final answer.'
     return f"Keep to the form {''.join(_SHOWN[tag] for tag in tags)}."
-
-
-def committed(text: str) -> str | None:
-    r"""Return the part of a free text that states its final answer; None if none does.
-
-    That is what follows the last phrase such as "The correct answer is:", up to the end of its line or, where
-    nothing follows there, the next line; or the line with the last ``\boxed``, if it comes later. A text of
-    one short line is the answer itself. Nothing else is searched, and of several answers only the last one
-    counts, so that listing many does not pay.
-    """
-    phrases = [*_PHRASE.finditer(text)]
-    stated = phrases[-1] if phrases else None
-    found = boxes(text)
-    if found and (stated is None or found[-1][0] >= stated.start()):
-        start, end, _ = found[-1]
-        left, right = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-        return text[left : right if right >= 0 else len(text)].strip()
-    if stated is not None:
-        lines = [line.strip().strip("*").strip() for line in text[stated.end() :].strip(" ").splitlines()]
-        return next((line for line in lines[:3] if line), None)
-    lines = text.strip().splitlines()
-    return lines[0] if len(lines) == 1 and len(lines[0]) <= _SHORT else None
 
 
 _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
@@ -247,7 +220,7 @@ class Math(RowTask):
         key = answer_key(answer, problem.meta.get("precision"), value)
         return Verdict(float(right), right, answer, key, "" if right else unjudged)
 
-    def _verdict(self, target: Target, answer: str) -> tuple[bool | str, float | None]:
+    def _verdict(self, target: Target, answer: str) -> tuple[bool | str, str | None]:
         """Return whether the answer is right, or why there is no verdict; and its value if it has one."""
         found = compare(target, answer)
         if not found.answer:
@@ -256,8 +229,8 @@ class Math(RowTask):
         outcome = pool.call(found.gold, found.answer)
         if outcome.done:
             told = outcome.value
-            equal = told["read"] and decide(target, told["equal"], told["gold"], told["answer"])
-            return found.verdict == "right" or equal, told["answer"]
+            equal = told["read"] and decide(target, told)
+            return found.verdict == "right" or equal, told.get("value", told["answer"])
         if found.verdict == "right":
             return True, None
         if outcome.status == "died":

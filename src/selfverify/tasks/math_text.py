@@ -1,81 +1,149 @@
-"""Reading an answer as one plain expression, number or time: markup is taken off, nothing is guessed.
+r"""From a response to the one expression that it commits to, as plain LaTeX: markup is taken off, nothing is
+guessed.
 
 Texts are at most `MathConfig.max_answer_chars` long. No function raises an error, and each looks at a
 character a bounded number of times.
-
-Plain numbers are read exactly, compared, and given the key that equal ones share in a vote. math-verify takes
-a process and a millisecond to compare two numbers; these rules take microseconds. The two agree but for what
-docs/tasks-math.md lists (mixed numbers, units that differ, values near 0).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Literal
+import unicodedata
+
+from selfverify.tasks.math_numbers import TOKEN
 
 _PLAIN = str.maketrans(
     {
-        **dict.fromkeys("−–—﹣－", "-"),
-        **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t\r\n\f\v", " "),
-        "％": "%", "×": r" \times ", "⋅": r" \cdot ", "·": r" \cdot ", "÷": "/", "°": r"^\circ ", "²": "^2",
-        "³": "^3", "π": r" \pi ", "∞": r" \infty ", "≤": r" \le ", "≥": r" \ge ", "≠": r" \ne ",
-        "±": r" \pm ", "½": r" \frac{1}{2}", "¼": r" \frac{1}{4}", "¾": r" \frac{3}{4}", "θ": r" \theta ",
-        "，": ",", "∅": r" \emptyset ",
-        "α": r" \alpha ", "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "（": "(",
-        "）": ")", "：": ":",
-        "₀": "_0", "₁": "_1", "₂": "_2", "∈": r" \in ", "∪": r" \cup ", "′": "'",
+        **dict.fromkeys("−–—﹣－‐‑", "-"), **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\t", " "),
+        **dict.fromkeys("\r\n\f\v", "  "), **dict.fromkeys("°º˚∘", r"^\circ "), **dict.fromkeys("’‘′ʼ", "'"),
+        **dict.fromkeys("“”", '"'), **dict.fromkeys("⋅·∙", r" \cdot "), **dict.fromkeys("≤⩽", r" \le "),
+        **dict.fromkeys("≥⩾", r" \ge "), **dict.fromkeys("≈≃≅", r" \approx "), "℃": r"^\circ C",
+        "℉": r"^\circ F", "％": "%", "×": r" \times ", "÷": "/", "π": r" \pi ", "∞": r" \infty ",
+        "≠": r" \ne ", "±": r" \pm ", "θ": r" \theta ", "∅": r" \emptyset ", "α": r" \alpha ",
+        "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "△": r" \triangle ", "∈": r" \in ",
+        "∪": r" \cup ", "∩": r" \cap ", "Ω": r"\Omega ", "\u2126": r"\Omega ", "μ": r"\mu ", "µ": r"\mu ",
+        "⟨": "(", "⟩": ")", "，": ",", "、": ",", "。": ". ", "（": "(", "）": ")", "：": ":", "；": ";",
+        "【": "[", "】": "]", **dict.fromkeys("⁄∕", "/"), "∶": ":", "∣": "|", "″": '"', "¢": " cent ",
+        "∓": r" \mp ",
     }
 )  # fmt: skip
-_REPLACED = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|displaystyle)(?![A-Za-z])"), ""),
-    (re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
-    (re.compile(r"\\([%$#&])"), r"\1"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree(?![A-Za-z])"), r"^\\circ "),
-    (re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
-    (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
-    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
-    (re.compile(r"\\(begin|end)\{[bB]matrix\}"), r"\\\1{pmatrix}"),
-    (re.compile(r" {2,}"), " "),
+_COMMANDS = {
+    **dict.fromkeys(["dfrac", "tfrac", "cfrac"], r"\frac"), "varnothing": r"\emptyset", "lbrace": r"\{",
+    "rbrace": r"\}", **dict.fromkeys(["leq", "leqslant"], r"\le "), "geq": r"\ge ", "geqslant": r"\ge ",
+    "neq": r"\ne ", "degree": r"^\circ ", "langle": "(", "rangle": ")", "lvert": "|", "rvert": "|",
+    "vert": "|", "lt": "<", "gt": ">", "dot": r"\overline", "ast": "*", "div": "/", "colon": ":",
+    "ohm": r"\Omega ", **dict.fromkeys(["thickapprox", "simeq", "doteq"], r"\approx "), "quad": "  ",
+    "qquad": "  ", "!": "", **dict.fromkeys([*",;: ", "\n"], " "), **{sign: sign for sign in "%$#&"},
+    **dict.fromkeys(["left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "displaystyle"], ""),
+    **dict.fromkeys(["textstyle", "limits", "bf", "rm", "it"], ""), "lg": r"\log_{10} ",
+    "bar": r"\overline", "mid": "|",
+}  # fmt: skip
+"""Commands of LaTeX in their plainest form. A negative thin space is nothing, and other spaces are spaces."""
+_STYLES = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
+    r"underline)\s*\{([^{}]*)\}"
 )
-_WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+_COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
+_ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
+_MATRIX = re.compile(r"\\(begin|end)\{[bB]matrix\}")
+_CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])\s*")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
+_EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
+"""Markdown's marks around a part; a star or a line between two values is none."""
+_WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
+_WRAPPERS = frozenset(left[0] for left, _ in _WRAPS)
 _LEAD = re.compile(
-    r"(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct) +)?"
-    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=) *",
+    r"(?:#{1,6} +)?(?:(?:so|thus|therefore|hence),? +)?(?:the +)?(?:(?:final|correct|right) +)*"
+    r"(?:answer|result|option|choice)(?: +is(?: *:)?| *:| *=|  ) *|#{1,6} +"
+    r"|(?:[故应本题最终正确]*(?:答案|选项|选择|选)\s*(?:是|为|:)*\s*)+",
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HEDGE = re.compile(r"(?:\b(?:or|and|not|either|nor|isn't|maybe)\b|[,;/])\W*$", re.IGNORECASE)
 _TAIL = re.compile(r"[\s.,;:!$)\]*\\]*")
+_STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
+_SHORTENED = (
+    "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
+)  # fmt: skip
+_OTHER_CHOICE = re.compile(r"\b(?:or|and)\s+(?:option\s+)?(?:\([A-Ha-h]\)|[A-Ha-h][.):])")
+_PHRASE = re.compile(
+    r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
+    r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SEPARATOR = re.compile(
+    r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)|\\cup(?![A-Za-z])|(?<=[)\]])\s*U\s*(?=[(\[])", re.IGNORECASE
+)
+_SHORT = 200
+"""The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
-    text = text.translate(_PLAIN)
-    for pattern, replacement in _REPLACED:
-        text = pattern.sub(replacement, text)
-    return text.strip()
+    if not text.isascii():
+        text = _ROOT.sub(_as_root, text).translate(_PLAIN)
+        text = text if text.isascii() else _as_ascii(text)
+    else:
+        text = text.translate(_PLAIN)
+    if "\\" in text:
+        for _ in range(3):  # styles in styles
+            text = _STYLES.sub(r" \1 ", text)
+        text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
+        text = _CIRCLE.sub(r"^\\circ ", _MATRIX.sub(r"\\\1{pmatrix}", text))
+    if "10" in text and "x" in text.casefold():
+        text = _TIMES_TEN.sub(r" \\times ", text)
+    return text.replace("~", " ").replace("{,}", ",").strip()
+
+
+def _as_root(found: re.Match[str]) -> str:
+    root = r"\sqrt" if found[1] == "√" else r"\sqrt[3]"
+    inside = found[2] or found[3]
+    return root if inside is None else f"{root}{{{inside}}}"
+
+
+def _as_ascii(text: str) -> str:
+    """Return raised, lowered and wide characters and written fractions as LaTeX. Foreign digits stay."""
+    found, place = [], ""
+    for character in text:
+        kind, *parts = unicodedata.decomposition(character).split() or [""]
+        inside = "".join(chr(int(part, 16)) for part in parts)
+        mark = {"<super>": "^", "<sub>": "_"}.get(kind, "")
+        if place and mark != place:
+            found.append("}")
+        if mark and mark != place:
+            found.append(mark + "{")
+        place = mark
+        if mark:
+            found.append(inside.replace("\u2212", "-"))
+        elif kind == "<fraction>":
+            top, _, bottom = inside.partition("\u2044")
+            found.append(rf" \frac{{{top}}}{{{bottom}}}" if bottom else character)
+        elif kind in ("<wide>", "<compat>") and not character.isdigit():
+            found.append(inside)
+        else:
+            found.append(character)
+    return "".join(found) + ("}" if place else "")
 
 
 def unwrap(text: str) -> str:
-    """Return a text without the signs around the whole of it (``$..$``, ``**..**``) and its full stop."""
+    """Return a text without emphasis, the signs around the whole of it (``$..$``) and its full stop."""
     before = None
     while before != text:
         before = text
         text = text.strip()
+        if "*" in text or "_" in text:
+            text = _EMPHASIS.sub(r"\2", text)
         if text.endswith((".", ";", ",")) and not text.endswith((r"\.", r"\;", r"\,")):
             text = text[:-1]
-        for left, right in _WRAPS:
+        for left, right in _WRAPS if text[:1] in _WRAPPERS else ():
             inner = text[len(left) : -len(right)]
             if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right):
-                # "$5$ or $6$" begins and ends with a dollar, too.
-                if left not in inner and right not in inner:
+                # "$5$ or $6$" begins and ends with a dollar, too; {1, 2} is a set.
+                if (
+                    left not in inner
+                    and right not in inner
+                    and not (left == "{" and re.search("[,;]", inner))
+                ):
                     text = inner
                 break
     return text
@@ -99,31 +167,90 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
+def _last_box(text: str) -> tuple[str, str, str] | None:
+    """Return the text before the boxes that count, their one content, and the text behind them.
+
+    Of boxes with a sentence between them the last one counts. Boxes of one sentence must hold the same.
+    """
+    found = boxes(text)
+    start, end, content = found[-1]
+    content = plain(unwrap(content))
+    for (_, left, inside), (right, _, _) in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+        between = text[left:right]
+        if plain(unwrap(inside)) == content:
+            start = right
+            continue
+        if not re.search(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", between, re.DOTALL):
+            return None
+        return text[left:start], content, text[end:]
+    return text[: found[0][0]], content, text[end:]
+
+
 def final_expression(text: str) -> str | None:
     r"""Return the one expression that an answer commits to, `plain`; None if there is none or more than one.
 
-    An answer with ``\boxed`` commits to what stands in the box. Several boxes must hold the same. The text
-    before the first box must not end in an alternative ("5 or"); only punctuation and a unit may follow the
-    last box. An answer without a box commits to all of its text but a phrase like "The answer is".
+    An answer with ``\boxed`` commits to what stands in the box. The text before the box must not end in an
+    alternative ("5 or"); only punctuation and a unit may follow it. An answer without a box commits to all of
+    its text but a phrase like "The answer is", with which it ends where its sentence ends.
     """
-    found = boxes(text)
-    if not found and text.count("$") > 1:
-        text = text.replace("$", " ")  # "$5$ or $6$": no wrap around the whole, and no amount of money alone
-    if found:
-        content = {plain(unwrap(inner)) for _, _, inner in found}
-        if len(content) > 1:
+    if _BOX.search(text) and boxes(text):
+        found = _last_box(text)
+        if found is None or _HEDGE.search(found[0].rstrip(" \n$*\\([")):
             return None
-        tail = text[found[-1][1] :]
-        if any(_HEDGE.search(text[:start].rstrip(" \n$*\\([")) for start, _, _ in found[:1]):
-            return None
+        _, only, tail = found
+        tail = first_sentence(f" {tail}", 1)
         rest = unwrap(plain(tail.strip().lstrip("$").rstrip("$").removeprefix(r"\)").removeprefix(r"\]")))
         if len(rest) > 20 or re.search(r"[\d=]|\b(?:or|and|not)\b", rest, re.IGNORECASE):
             return None
-        only = content.pop()
         return unwrap(only) if not rest or _TAIL.fullmatch(rest) else f"{unwrap(only)} {rest}"
+    if text.count("$") > 1:
+        inner = text.strip().strip("$")
+        text = inner if "$" not in inner else text.replace("$", " ")  # "$5$ or $6$": no amount of money alone
     text = unwrap(plain(unwrap(text)))
     lead = _LEAD.match(text)
-    return unwrap(text[lead.end() :]) if lead else text
+    return unwrap(first_sentence(text[lead.end() :])) if lead and lead.end() else text
+
+
+def first_sentence(text: str, start: int = 0) -> str:
+    """Return a text up to the full stop of its first sentence, behind which a capital and a word more stand.
+
+    "B. Note that ..." ends behind the B; "J. Smith", "3.5" and "e.g. this" do not end. One that goes on with
+    another choice ("A. Paris or B. London") is all of the text. Nothing before ``start`` is an end.
+    """
+    for stop in _STOP.finditer(text, start):
+        head, rest = text[: stop.start()], text[stop.end() :]
+        if not (head.strip() or start) or head.endswith(_SHORTENED) or len(rest.split()) < 2:
+            continue
+        return text if _OTHER_CHOICE.search(rest.partition("\n")[0]) else head
+    return text
+
+
+def committed(text: str) -> str | None:
+    r"""Return the part of a free text that states its final answer; None if none does.
+
+    That is what follows the last phrase such as "The correct answer is:", up to the end of its sentence or
+    line or, where nothing follows there, the next line; or the line with the last ``\boxed``, if it comes
+    later. A text of one short line is the answer itself. Nothing else is searched, and of several answers
+    only the last one counts, so that listing many does not pay.
+    """
+    phrases = [*_PHRASE.finditer(text)]
+    stated = phrases[-1] if phrases else None
+    found = boxes(text)
+    if found and (stated is None or found[-1][0] >= stated.start()):
+        start, end, _ = found[-1]
+        left, right = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+        line = text[left : right if right >= 0 else len(text)]
+        return first_sentence(line, end - left).strip()
+    if stated is not None:
+        lines = [line.strip() for line in text[stated.end() :].strip(" ").splitlines()]
+        lines = [line for line in lines[:3] if line.strip("*_ ")]
+        if not lines:
+            return None
+        # An emphasis that began before the phrase ends behind it.
+        line = lines[0].replace("**", "", 1).strip() if lines[0].count("**") == 1 else lines[0]
+        return first_sentence(line)
+    lines = text.strip().splitlines()
+    return lines[0] if len(lines) == 1 and len(lines[0]) <= _SHORT else None
 
 
 def words(text: str) -> str:
@@ -131,41 +258,41 @@ def words(text: str) -> str:
     return " ".join(text.replace("$", " ").casefold().split()).strip(" .,;:!?'\"*")
 
 
-def balanced(text: str, deepest: int) -> bool:
-    """Return whether brackets match in number, at most ``deepest`` deep.
-
-    Their kinds may differ, as in half-open intervals.
-    """
-    depth = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            if depth > deepest:
-                return False
-        elif character in ")]}":
-            depth -= 1
-            if depth < 0:
-                return False
-    return depth == 0
-
-
 def elements(text: str) -> tuple[str, list[str]]:
     """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
-    Commas, semicolons, "and" and "or" separate elements. A comma between digits with exactly three after it
-    belongs to a number: ``1,234``. A text that is no list is one element without brackets.
+    Commas, semicolons, "and" and "or" separate elements; a comma in a number is none. A text that is no list
+    is one element without brackets.
     """
     text = text.strip()
-    inner = text.replace(r"\{", "{").replace(r"\}", "}")
-    kind = ""
-    if len(inner) > 1 and inner[0] in "([{" and inner[-1] in ")]}" and _encloses(inner):
-        kind, body = inner[0] + inner[-1], inner[1:-1]
-    else:
-        body = text
-    parts = _split(body)
-    if len(parts) == 1 and kind != "{}":
+    kind, body = "", text
+    if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" and _encloses(text):
+        kind, body = text[0] + text[-1], text[1:-1]
+    found = at_top(body, _SEPARATOR)
+    if (kind == "" or len(found) > 1) and "," in body:  # "1,234" is a number, and "(1,234)" a point
+        inside = {at for match in TOKEN.finditer(body) if match["group"] for at in range(*match.span())}
+        found = [match for match in found if match.start() not in inside]
+    unions = sum(match.group().strip() in ("\\cup", "U") for match in found)
+    if unions and (kind or unions < len(found)):
         return "", [text]
-    return kind, [part.strip() for part in parts]
+    cuts = [0, *(place for match in found for place in match.span()), len(body)]
+    # "5, and 6" has two separators in a row.
+    parts = [part for a, b in zip(cuts[::2], cuts[1::2], strict=True) if (part := body[a:b].strip())]
+    if len(parts) < 2 and kind != "{}":
+        return "", [text]
+    return "\\cup" if unions else kind, parts or [""]
+
+
+def at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """Return what a pattern finds outside of brackets."""
+    if pattern.search(text) is None:
+        return []
+    depths, depth = [], 0
+    for character in text:
+        depth -= character in ")]}"
+        depths.append(depth)
+        depth += character in "([{"
+    return [m for m in pattern.finditer(text) if depths[m.start()] == 0 and m.group() not in tuple("()[]{}")]
 
 
 def _encloses(text: str) -> bool:
@@ -176,280 +303,3 @@ def _encloses(text: str) -> bool:
         if depth == 0:
             return place == len(text) - 1
     return False
-
-
-_SEPARATOR = re.compile(r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)", re.IGNORECASE)
-
-
-def _split(text: str) -> list[str]:
-    parts, start, depth = [], 0, 0
-    for match in _SEPARATOR.finditer(text):
-        found = match.group()
-        if found in "([{":
-            depth += 1
-        elif found in ")]}":
-            depth -= 1
-        elif depth == 0 and not (found == "," and _thousands(text, match.start())):
-            parts.append(text[start : match.start()])
-            start = match.end()
-    parts.append(text[start:])
-    # "5, and 6" has two separators in a row.
-    return [part for part in parts if part.strip()] or [""]
-
-
-def _thousands(text: str, at: int) -> bool:
-    head = text[max(at - 4, 0) : at]
-    digits = len(head) - len(head.rstrip("0123456789"))
-    after = text[at + 1 : at + 5]
-    return 1 <= digits <= 3 and after[:3].isdigit() and len(after) >= 3 and not after[3:].isdigit()
-
-
-MAX_CHARS = 80
-"""A longer text is no number here."""
-
-_INT = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_NUMBER = re.compile(
-    rf"""(?P<sign>(?:[+-]\s*)?)
-    (?:(?P<whole>{_INT})?\s*\\frac\s*(?:\{{\s*(?P<fn>{_INT})\s*\}}\s*\{{\s*(?P<fd>{_INT})\s*\}}|(?P<fn1>\d)\s*(?P<fd1>\d))
-      |(?:(?P<mixed>{_INT})\s+)?(?P<n>{_INT})\s*/\s*(?P<d>{_INT})
-      |(?P<decimal>(?:\d{{1,3}}(?:\ \d{{3}})+|{_INT})(?:\.\d+)?|\.\d+)
-       (?:[eE](?P<e>[+-]?\d{{1,2}})|\s*(?:\\times|\\cdot|x|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{{\s*(?P<p>[+-]?\s*\d{{1,2}})\s*\}}|(?P<p1>[+-]?\d{{1,2}})))?
-    )
-    \s*(?P<rest>.*)""",
-    re.VERBOSE | re.ASCII,
-)  # fmt: skip
-_CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
-_PERCENT = ("%", "percent", "per cent", "pct")
-
-_UNITS = """
-mm millimeter millimeters millimetre millimetres|cm centimeter centimeters centimetre centimetres
-|dm decimeter decimeters decimetre decimetres|m meter meters metre metres
-|km kilometer kilometers kilometre kilometres|in inch inches|ft foot feet|yd yard yards|mi mile miles
-|mg milligram milligrams|g gram grams|kg kilogram kilograms|lb lbs pound pounds|oz ounce ounces
-|t ton tons tonnes|ms|s sec secs second seconds|min mins minute minutes
-|h hr hrs hour hours|day days|week weeks|month months
-|year years yr yrs|ml mL milliliter milliliters|l L liter liters litre litres|degree degrees deg ^\\circ
-|dollar dollars USD|cent cents|euro euros EUR|yuan RMB|yen|rupee rupees|rad radian radians|N newton newtons
-|J joule joules|kJ|W watt watts|kW|V volt volts|A amp amps ampere amperes|Pa|kPa|Hz hertz|K kelvin|mol
-|unit units|people|persons|times|°C ^\\circC|°F ^\\circF|mph|sq|\\Omega ohm ohms|C coulomb coulombs
-"""
-_UNIT = {
-    spelling: names[0]
-    for names in (group.split() for group in _UNITS.replace("\n", " ").split("|"))
-    for spelling in names
-}
-_ONE_UNIT = re.compile(
-    r"(?P<how>(?:square|cubic|sq\.?|cu\.?)\s+)?(?P<name>\^\\circ\s*[CF]?|\\Omega|[A-Za-z]+)\.?"
-    r"\s*(?:\^\s*\{?\s*(?P<power>-?\d)\s*\}?|(?P<squared>squared|cubed))?",
-    re.ASCII,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number as it was written: 50 % is the value 50 with ``percent``.
-
-    Args:
-        value: The exact value as it is written.
-        decimal: Whether it was written with a point or an exponent, and so may have been rounded.
-        percent: Whether a percent sign followed.
-        unit: The unit's usual sign, powers and quotients included (``cm^2``, ``km/h``); "" without one.
-    """
-
-    value: Fraction
-    decimal: bool = False
-    percent: bool = False
-    unit: str = ""
-
-    @property
-    def worth(self) -> Fraction:
-        """Return the value, for a percentage its hundredth."""
-        return self.value / 100 if self.percent else self.value
-
-
-def read_number(text: str, unit: str = "") -> Number | None:
-    """Read ``text`` (`plain`) as one number, with nothing else in it but a unit.
-
-    A number is an integer, a decimal, one with thousands (``1,234``), a fraction, a mixed number, a product
-    with a power of ten, a percentage, or an amount of money. ``unit`` is one more unit that may follow it.
-    Returns None for anything else, such as two numbers.
-    """
-    if len(text) > MAX_CHARS:
-        return None
-    text = text.strip()
-    currency = ""
-    for sign, name in _CURRENCY.items():
-        for start in (sign, f"-{sign}", f"- {sign}"):
-            if text.startswith(start):
-                currency, text = name, start.removesuffix(sign) + text[len(start) :]
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    value, rest = _value(match), match["rest"]
-    if len(rest) == 1 and rest.isalpha() and rest != unit and not text[:-1].endswith(" "):
-        return None  # "2t" may well be a product
-    read = _unit(rest, unit)
-    if value is None or read is None:
-        return None
-    percent, name = read
-    if currency and (name or percent):
-        return None
-    if match["sign"].startswith("-"):
-        value = -value
-    decimal = match["decimal"] is not None and ("." in match["decimal"] or _exponent(match) is not None)
-    return Number(value, decimal, percent, name or currency)
-
-
-def _exponent(match: re.Match[str]) -> str | None:
-    return match["e"] or match["p"] or match["p1"]
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    if match["decimal"] is not None:
-        value = Fraction(re.sub("[ ,]", "", match["decimal"]))
-        exponent = _exponent(match)
-        return value * Fraction(10) ** int(exponent.replace(" ", "")) if exponent else value
-    whole = match["whole"] or match["mixed"]
-    top = _integer(match["fn"] or match["fn1"] or match["n"])
-    bottom = _integer(match["fd"] or match["fd1"] or match["d"])
-    if bottom == 0 or (whole is not None and top >= bottom):  # "3 5/2" is no mixed number
-        return None
-    return Fraction(top, bottom) + (_integer(whole) if whole else 0)
-
-
-def _integer(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-def _unit(text: str, known: str) -> tuple[bool, str] | None:
-    """Return whether ``text`` is a percent sign, and which unit it is; None if it is neither."""
-    if not text:
-        return False, ""
-    if text.casefold() in _PERCENT:
-        return True, ""
-    if name := unit_name(text):
-        return False, name
-    return (False, known.casefold()) if known and text.casefold() == known.casefold() else None
-
-
-def unit_name(text: str) -> str:
-    """Return the usual sign of a unit (`Number.unit`); "" for one that is unknown here, or a percent sign."""
-    if text in _CURRENCY:
-        return _CURRENCY[text]
-    parts = text.split("/") if "/" in text else text.split(" per ")
-    names = [_one_unit(part.strip()) for part in parts]
-    return "/".join(n for n in names if n) if len(names) <= 2 and all(names) else ""
-
-
-def _one_unit(text: str) -> str | None:
-    match = _ONE_UNIT.fullmatch(text)
-    if match is None:
-        return None
-    spelt = match["name"].replace(" ", "")
-    name = _UNIT.get(spelt) or _UNIT.get(spelt.lower() if len(spelt) > 2 else spelt)
-    if name is None:
-        return None
-    power = match["power"] or {"squared": "2", "cubed": "3"}.get(match["squared"] or "")
-    if match["how"]:
-        if power:
-            return None
-        power = "2" if match["how"].startswith("s") else "3"
-    return f"{name}^{power}" if power and power != "1" else name
-
-
-def same_number(
-    gold: Number,
-    answer: Number,
-    precision: int | None = None,
-    kind: Literal["integer", "float"] | None = None,
-) -> bool:
-    """Return whether ``answer`` counts as the number ``gold``.
-
-    * Two units that differ are a difference; one that is missing is not.
-    * ``50%`` is ``0.5``, and ``50`` where one of the two has the sign: always if the target has it, and for
-      a target above 1 if the answer has it.
-    * With the data set's ``precision`` (MathVista) an integer must be that integer, whatever its decimals
-      (``3.0``), and a float must round to the target: at most half a unit of the last decimal away, ends
-      included.
-    * Otherwise integers and fractions must be equal; where one of the two is written as a decimal, they may
-      differ by a millionth of the target and by no more than 1e-6 (math-verify rounds to six decimals, which
-      would make 0 right for every target below 5e-7).
-    """
-    if gold.unit and answer.unit and gold.unit != answer.unit:
-        return False
-    target = gold.worth
-    if gold.percent or answer.percent:
-        if _near(gold.worth, answer.worth, gold.decimal or answer.decimal, precision, kind):
-            return True
-        if gold.percent == answer.percent or not (gold.percent or abs(gold.value) > 1):
-            return False
-        target = gold.value
-    return _near(target, answer.value, gold.decimal or answer.decimal, precision, kind)
-
-
-def _near(gold: Fraction, answer: Fraction, decimal: bool, precision: int | None, kind: str | None) -> bool:
-    if kind == "integer":
-        return gold == answer
-    if precision is not None:
-        return abs(rounded(gold, precision) - answer) * 2 <= Fraction(10) ** -precision
-    if gold == answer:
-        return True
-    return decimal and abs(gold - answer) <= Fraction(1, 10**6) * min(abs(gold), Fraction(1))
-
-
-def rounded(value: Fraction, precision: int) -> Fraction:
-    """Round ``value`` to ``precision`` decimals, halves away from 0."""
-    scaled = value * 10**precision
-    sign = -1 if scaled < 0 else 1
-    return Fraction(sign * int(abs(scaled) + Fraction(1, 2)), 10**precision)
-
-
-def number_key(number: Number, precision: int | None = None) -> str:
-    """Return a key that is equal for numbers of equal worth, such as ``1/2``, ``0.5`` and ``50%``."""
-    return str(number.worth if precision is None else rounded(number.worth, precision))
-
-
-def split_unit(text: str, known: str = "") -> tuple[str, str]:
-    """Split an expression from the unit behind it (``2\\sqrt{3} cm``); the unit may be ""."""
-    for words in (3, 2, 1):
-        parts = text.rsplit(" ", words)
-        if len(parts) == words + 1 and parts[0].strip():
-            read = _unit(" ".join(parts[1:]).strip(), known)
-            if read is not None and read[1]:
-                return parts[0].strip(), read[1]
-    return text, ""
-
-
-_TIME = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Time:
-    """A time of day: ``10:00 am`` and ``10:00 A.M.`` are the same, and ``22:00`` is ``10 pm``.
-
-    Args:
-        seconds: Since midnight, as far as the text tells: ``9:00`` may also be at 21 hours.
-        half_known: Whether the half of the day is known: by ``am`` or ``pm``, or by an hour 0 or above 12.
-        half_told: Whether ``am`` or ``pm`` stands there.
-    """
-
-    seconds: int
-    half_known: bool
-    half_told: bool = field(compare=False)
-
-
-def read_time(text: str) -> Time | None:
-    """Read a text that is a time with minutes, or one with ``am`` or ``pm``; None for anything else."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None or (match[2] is None and match[4] is None):
-        return None
-    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
-    if minute > 59 or second > 59 or hour > (23 if match[4] is None else 12):
-        return None
-    told = match[4] is not None
-    known = told or not 1 <= hour <= 12
-    if told:
-        if hour == 0:
-            return None
-        hour = hour % 12 + (12 if match[4] in "pP" else 0)
-    return Time(hour * 3600 + minute * 60 + second, known, told)

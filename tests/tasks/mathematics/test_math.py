@@ -30,7 +30,8 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from selfverify.tasks import math_worker as math_answer
 from selfverify.tasks.math import Math, MathConfig, committed, request
-from selfverify.tasks.math_answer import Target, answer_key, compare, read_choice
+from selfverify.tasks.math_answer import Target, answer_key, compare
+from selfverify.tasks.math_choice import read_choice
 from selfverify.tasks.math_text import final_expression
 from selfverify.tasks.row_task import with_images
 
@@ -189,7 +190,7 @@ def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatc
     asked = made.problem("test", 0, 0)
     assert made.judge(asked, Tagged({"answer": "4.0"})).correct
     with pytest.raises(ConfigError, match=r"pip install 'selfverify\[math\]'"):
-        made.judge(asked, Tagged({"answer": "2+2"}))
+        made.judge(asked, Tagged({"answer": "x+2"}))
 
 
 def test_the_worker_is_light() -> None:

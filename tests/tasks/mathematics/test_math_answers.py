@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from typing import Any
 import pytest
 
 from selfverify.core.tags import Tagged
+from selfverify.selection.rules import number_keys
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.math import Math
+from selfverify.tasks.math_answer import Target, answer_key, compare
+from selfverify.tasks.math_text import final_expression
+from selfverify.tasks.math_values import Number, read
 
 ANGLES = {"options": ["30°", "45°", "60°", "90°"]}
 TWO = {"answer_type": "float", "precision": 2}
@@ -87,8 +92,8 @@ def test_enough_rows_and_few_questions(task: Math) -> None:
     ],
 )
 def test_wrong_answers_that_are_equal_vote_together(task: Math, alike: tuple[str, ...]) -> None:
-    keys = {judge(task, "77", answer).key for answer in alike}
-    assert len(keys) == 1 and None not in keys
+    keys = [judge(task, "77", answer).key for answer in alike]
+    assert set(number_keys(keys)) == {0}
     assert (
         len({judge(task, "77", a).key for a in ("1/2", "0.05", "2,1", "(2,1)", r"\sqrt{2}", "up", "-1/2")})
         == 7
@@ -106,7 +111,153 @@ def test_expressions_vote_by_their_value_and_votes_do_not_know_the_target(task: 
         judge(task, t, a, TWO).key for t in ("3.46", "9") for a in ("3.464", "3.46", r"2\sqrt{3}", "3.459")
     }
     assert rounded == {"173/50"}
+    assert len({judge(task, "77", a, {"precision": 1}).key for a in ("12.4%", "14.9%", "9.6%", "0.1")}) == 4
     assert {judge(task, "B", a, ANGLES).key for a in ("B", "(b)", "45", "B. 45°")} == {"B"}
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        ("10^{-7}", "10^{-9}", r"\frac{\pi}{10^8}", r"\frac{2\pi}{10^8}", "0", "1e-8", "-1e-8", "e^{-1000}"),
+        ("10-20", "20-30", "-10", "10", "20-10"),
+        ("5 cm", "5 m", "5 cm^2", "5 kg"),
+        ("2^{-1100}", "2^{-1200}", r"\frac{1}{2004!}"),
+        ("x<3", r"x \le 3", "x>3", "3"),
+        ("42_5", "42_6", "42"),
+    ],
+)
+def test_answers_that_differ_vote_apart(task: Math, apart: tuple[str, ...]) -> None:
+    assert len(set(number_keys([judge(task, "77", answer).key for answer in apart]))) == len(apart)
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [
+        ("1e-7", "10^{-7}", r"\frac{1}{10^7}"),
+        ("≈2.5", "2.5", r"\frac{5}{2}", "= 2.5"),
+        ("20160", r"20,\!160", "20{,}160"),
+        ("x<3", r"(-\infty, 3)", "3 > x"),
+        ("10 - 20", "10–20", "10 to 20"),
+        ("9.8 m/s^2", "9.8 m s^{-2}", "9.8 meters per second squared"),
+    ],
+)
+def test_spellings_of_one_answer_vote_together(task: Math, alike: tuple[str, ...]) -> None:
+    assert len({judge(task, "77", answer).key for answer in alike}) == 1
+
+
+def test_a_number_without_a_unit_joins_the_only_unit(task: Math) -> None:
+    keys = [judge(task, "77", answer).key for answer in ("5", "5 cm", "5")]
+    assert number_keys(keys) == [0, 0, 0]
+    assert number_keys([*keys, judge(task, "77", "5 m").key]) == [0, 1, 0, 2]
+
+
+FREE: list[Row] = [
+    *[("3", f"The answer is {x}. I hope it is correct.", True) for x in ("$3$", "3", "**3**", r"\boxed{3}")],
+    *[("3", "The final answer is $3$. I hope so, too.", True), ("4", "The answer is 4. As 1+2=3.", True)],
+    ("3", "The answer is 4. This is because 1+2=3.", False), ("3.5", "The answer is 3.5. So be it.", True),
+    ("red", "The answer is red. It is the colour of the car.", True),
+    *[("3", r"First \boxed{2}. Wait, that is wrong. \boxed{3}", True), ("3", r"\boxed{2} or \boxed{3}", False)],
+    *[("2", r"\boxed{2} or maybe \boxed{3}", False), ("3", r"\boxed{2}, \boxed{3}", False)],
+    *[("3", "The answer is 3 or 4. Hard to say.", False), ("3", "The answer is not 3", False)],
+    *[("J. Smith", "The answer is J. Smith", True), ("St. John", "The answer is St. John the Elder.", False)],
+    ("B", "The answer is B. Note that A is a common distractor.", True, ANGLES),
+    ("B", "The answer is (B). A is too small.", True, ANGLES),
+    ("B", "The answer is **B**. Option A (12) is too small.", True, ANGLES),
+    ("B", "The answer is A. 30° or B. 45°", False, ANGLES),
+    ("A", "The answer is A. Thirty or B. Sixty", False, ANGLES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FREE, ids=[row[1][:40] for row in FREE])
+def test_what_is_stated_ends_with_its_sentence(row: Row) -> None:
+    target, text, right, *fields = row
+    made = Math(Math.config_class(form="free", score=False), rows={"test": [{}]})
+    assert judge(made, target, text, *fields).correct is right
+
+
+PIECES = [
+    *[
+        "0",
+        "1",
+        "2",
+        "3",
+        "12",
+        "1.5",
+        ",",
+        ".",
+        "=",
+        "<",
+        "-",
+        "+",
+        "/",
+        "*",
+        "^",
+        "_",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "|",
+        "!",
+        "%",
+        "$",
+        "x",
+        "a",
+        "e",
+        "AB",
+        "cm",
+        "m",
+        "s",
+        "or",
+        "to",
+    ]
+]
+PIECES += [
+    " ",
+    "\\frac",
+    "\\sqrt",
+    "\\pi",
+    "\\circ",
+    "\\le",
+    "\\cdot",
+    "\\!",
+    "\\text{",
+    "°",
+    "½",
+    "³",
+    "₂",
+    "million",
+]
+
+
+def check_readings(count: int) -> None:
+    rng = random.Random(1)
+    seeds = [text for rows in KNOWN.values() for row in rows for text in row[:2]]
+    read_as_values: list[str] = []
+    for _ in range(count):
+        text = rng.choice(seeds)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(PIECES) + text[at + rng.randint(0, 2) :]
+        content = final_expression(text)
+        if not content:
+            continue
+        own = compare(Target(content), content)
+        assert own.verdict == "right", text
+        assert isinstance(answer_key(content), str)
+        value = read(content)
+        if not isinstance(value, Number) or value.unit or value.percent or value.decimal:
+            continue
+        for other in read_as_values[-1:]:
+            there, back = compare(Target(other), content), compare(Target(content), other)
+            assert there == back, (content, other)
+        read_as_values.append(content)
+
+
+def test_readings_are_reflexive_and_symmetric() -> None:
+    check_readings(10_000)
 
 
 def test_plain_numbers_agree_with_math_verify() -> None:
