@@ -110,7 +110,7 @@ def figures_of(samples: Sequence[StoredSample], overrides: Sequence[str]) -> Mea
         known = ~np.isnan(values)
         sums = (np.where(known, values, 0.0), known.astype(np.float64))
         above, below = (np.bincount(place, part, minlength=len(tasks)) for part in sums)
-        parts[name] = above, below
+        parts[name] = above.astype(np.float64), below.astype(np.float64)
     (done, tried), habit = parts["sr"], forgotten(tasks, tuple(overrides))
     parts |= {"sr, habit": (done * habit, tried * habit)}
     parts |= {"sr, other": (done * (1.0 - habit), tried * (1.0 - habit))}

@@ -11,7 +11,7 @@ from reproduce.statistics import holm
 
 Labels = tuple[str, ...]
 """The words that a row begins with."""
-Rows = Mapping[Labels, Mapping[Any, Mapping[str, Any]]]
+Rows = Mapping[Any, Mapping[Any, Mapping[str, Any]]]
 """Figures as `reproduce.statistics` returns them, by a row's words and a column's key."""
 
 TESTED = (

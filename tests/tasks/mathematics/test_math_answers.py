@@ -153,7 +153,7 @@ def test_a_number_without_a_unit_joins_the_only_unit(task: Math) -> None:
 
 FREE: list[Row] = [
     *[("3", f"The answer is {x}. I hope it is correct.", True) for x in ("$3$", "3", "**3**", r"\boxed{3}")],
-    *[("3", "The final answer is $3$. I hope so, too.", True), ("4", "The answer is 4. As 1+2=3.", True)],
+    *[("3", "The final answer is $3$. I hope so.", True), ("4", "The answer is 4. As 1+2=3.", True)],
     ("3", "The answer is 4. This is because 1+2=3.", False), ("3.5", "The answer is 3.5. So be it.", True),
     ("red", "The answer is red. It is the colour of the car.", True),
     *[("3", r"First \boxed{2}. Wait, that is wrong. \boxed{3}", True), ("3", r"\boxed{2} or \boxed{3}", False)],
