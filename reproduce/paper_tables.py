@@ -203,8 +203,8 @@ def compared(found: PaperTables, asked: Asked) -> dict[str, dict[Labels, dict[Pl
             if colon and row[1:] not in ((), ("–",)):
                 baseline = (method, _label(strategy))
             if baseline in rows and baseline != row:
-                seeds = "paired" if row[0] == method else "apart"
-                result.setdefault(title, {})[row] = difference(by_seed, rows[baseline], seeds)
+                found_here = difference(by_seed, rows[baseline], "paired" if row[0] == method else "apart")
+                result.setdefault(title, {})[row] = found_here
     return result
 
 
