@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import Field
@@ -238,9 +237,7 @@ def _refuse_other_recipe(job: StudyJob) -> None:
     """Refuse a folder that holds a run of another recipe: the job can neither go on nor be skipped."""
     if not (job.folder / RECIPE_FILE).is_file():
         return
-    # A run's output folder does not tell it from others: a study may be moved.
-    settings = partial(Recipe.model_dump, mode="json", exclude={"output"})
-    read = measured_settings if job.before is None else settings
+    read = measured_settings if job.before is None else _settings
     try:
         held = load_recipe(job.folder)
     except ConfigError as error:
@@ -254,6 +251,11 @@ def _refuse_other_recipe(job: StudyJob) -> None:
             f"{job.folder} holds a run of another recipe: {'; '.join(changed[:3])}. Delete the folder to run "
             "it anew, or choose another --output"
         )
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that tell runs apart. The output folder does not: a study may be moved."""
+    return recipe.model_dump(mode="json", exclude={"output"})
 
 
 class StudySettings(CommandConfig):

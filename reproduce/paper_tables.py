@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import typer
@@ -203,8 +203,8 @@ def compared(found: PaperTables, asked: Asked) -> dict[str, dict[Labels, dict[Pl
             if colon and row[1:] not in ((), ("–",)):
                 baseline = (method, _label(strategy))
             if baseline in rows and baseline != row:
-                seeds: Literal["paired", "apart"] = "paired" if row[0] == method else "apart"
-                result.setdefault(title, {})[row] = difference(by_seed, rows[baseline], seeds)
+                found_here = difference(by_seed, rows[baseline], "paired" if row[0] == method else "apart")
+                result.setdefault(title, {})[row] = found_here
     return result
 
 
