@@ -12,9 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.clients.openai_client import ModelOnServer, ServerConfig, openai_messages
+from selfverify.clients.openai_client import ModelOnServer, ServerConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

@@ -9,7 +9,7 @@ import sys
 import aiohttp
 import pytest
 
-from selfverify.clients.openai_client import read_at_most
+from selfverify.connectors.openenv import read_at_most
 
 
 async def read(parts: list[bytes], most: int, ends: bool = True) -> bytes | None:
