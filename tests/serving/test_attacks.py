@@ -21,7 +21,7 @@ from selfverify.serving import upstream
 from selfverify.serving.app import Gateway, is_loopback, name_of
 from selfverify.serving.config import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
-from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served, used
 
 CHAT = "chat/completions"
 
@@ -251,14 +251,18 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
             return web.json_response({"error": error}, status=400)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[str, Body]:
-        await post(session, f"{url}/{CHAT}", question())
-        server = gateway.backend.client.connection  # type: ignore[attr-defined]
-        server.base = server.base.with_port(9)
         _, reply = await post(session, f"{url}/{CHAT}", question())
         return gateway.metrics.text().decode(), reply
 
-    metrics, reply = served(Odd(), use)
+    metrics, _ = served(Odd(), use)
     assert "made-up" not in metrics and 'outcome="refused"' in metrics
+
+    async def gone() -> Body:
+        async with AsyncExitStack() as stack:
+            _, reply = await used(quick_gateway("http://127.0.0.1:9"), use, stack)
+            return reply
+
+    reply = asyncio.run(gone())
     assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
 
 

@@ -312,7 +312,10 @@ class CandidateSampler:
                         if grown.reply.finish != "error":
                             ask.deliver(grown.reply)
         except ServerError as error:
-            fault = error
+            # Some servers just end after the last finish reason.
+            unfinished = [grown for grown in growing.values() if grown.reply.finish == "error"]
+            if error.code != "cut_off" or unfinished or not growing:
+                fault = error
         finally:
             await stream.aclose()
             replies = [grown.reply for grown in growing.values()]

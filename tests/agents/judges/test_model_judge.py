@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from PIL import Image
 
 from selfverify.agents.evidence import Exhibit, Submission
@@ -106,6 +107,53 @@ def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
     fake = FakeUpstream(write=lambda body, i: f"<think>{SUCCESS}</think>{FAILURE}")
     [ballot] = votes(make(fake), count=1)
     assert ballot.vote is not None and not ballot.vote.success
+
+
+@pytest.mark.parametrize(
+    ("finish", "counts"),
+    [
+        *[(whole, True) for whole in ("stop", "eos", "eos_token", "end_turn", "tool_calls", None, "finished")],
+        *[(cut, False) for cut in ("length", "max_tokens", "content_filter", "error!")],
+    ],
+)
+def test_finish_reasons_of_all_servers(make: Make, finish: str | None, counts: bool) -> None:
+    """One that is not known is believed where the text is whole."""
+    text = SUCCESS[:-4] if finish == "error!" else SUCCESS
+    [ballot] = votes(make(FakeUpstream(write=lambda body, i: text, finish=finish)), count=1)
+    assert (ballot.vote is not None) == counts
+    assert counts or ballot.missing == f"the answer ended with {finish!r}"
+
+
+@pytest.mark.parametrize(("content", "finish", "counts"), [
+    ("", "stop", True), ("\n", None, True), ("", "length", False), ("I think so.", "stop", False),
+])  # fmt: skip
+def test_an_answer_among_the_thoughts_is_read_if_there_is_no_other(
+    make: Make, content: str, finish: str | None, counts: bool
+) -> None:
+    more = {"reasoning_content": SUCCESS}
+    fake = FakeUpstream(write=lambda body, i: content, finish=finish, more=more, counts=False)
+    [ballot] = votes(make(fake), count=1)
+    assert (ballot.vote is not None) == counts and ballot.about["prompt_tokens"] == 0
+
+
+def test_a_wait_that_the_server_asks_for_costs_no_vote(make: Make) -> None:
+    """As long as the vote's own time allows it; where it does not, nobody waits."""
+
+    class Busy(FakeUpstream):
+        wait = "12"
+
+        async def _chat(self, request: web.Request, body: Any) -> web.StreamResponse:
+            if len(self.seen) % 2:
+                wait = {"Retry-After": self.wait}
+                return web.json_response({"error": {"message": "busy"}}, status=429, headers=wait)
+            return await super()._chat(request, body)
+
+    fake = Busy(write=lambda body, i: SUCCESS)
+    [ballot] = votes(make(fake, tries=2, vote_s=0.5), count=1)
+    assert ballot.vote is None and "it wants to be asked again in 12 s" in ballot.missing
+    assert len(fake.seen) == 1
+    fake.wait, fake.seen = "1.1", []
+    assert votes(make(fake, tries=2, vote_s=60.0), count=1)[0].vote is not None
 
 
 def test_nobody_is_asked_the_same_twice(make: Make, tmp_path: Path) -> None:
