@@ -165,7 +165,10 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *[(whole, "whole") for whole in ("It is 9.", "9!\n", "七。", f"{tagged('9')}", '{"a": 1}', "| 9 |", "`9`")],
+        *[
+            (whole, "whole")
+            for whole in ("It is 9.", "9!\n", "七。", f"{tagged('9')}", '{"a": 1}', "| 9 |", "`9`")
+        ],
         *[(cut, "cut_off") for cut in ("", "It is", "1,", "<think>So.", "It is (", "so:", "<answer>9.")],
     ],
 )
@@ -193,7 +196,11 @@ def test_no_reason_is_a_whole_message_if_there_is_one() -> None:
 
 
 def test_thoughts_are_where_servers_put_them() -> None:
-    for rest in ({"reasoning_content": "so"}, {"reasoning": "so"}, {"reasoning_content": "", "reasoning": "so"}):
+    for rest in (
+        {"reasoning_content": "so"},
+        {"reasoning": "so"},
+        {"reasoning_content": "", "reasoning": "so"},
+    ):
         assert Completion(rest=rest).thoughts == "so"
     assert Completion(rest={"reasoning": ["so"]}).thoughts == Completion().thoughts == ""
 

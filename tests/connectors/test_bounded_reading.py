@@ -36,9 +36,9 @@ def test_what_is_too_much_is_not_waited_for() -> None:
 
 
 def test_without_the_extra_it_is_named() -> None:
-    """Also where another module of ours would import aiohttp first."""
+    """Also where another module of ours would import aiohttp or openai first."""
     code = (
-        "import sys; sys.modules['aiohttp'] = None\n"
+        "import sys; sys.modules |= dict.fromkeys(('aiohttp', 'openai'))\n"
         "from importlib import import_module\n"
         "from selfverify.core.errors import ConfigError\n"
         "for name in ('clients.openai_client', 'connectors.openenv', 'connectors.server'):\n"

@@ -171,7 +171,7 @@ def piece(arguments: str | None, name: str | None = None, **more: Any) -> Body:
     ("pieces", "calls"),
     [
         # Each piece has an id of its own, and the first one a name.
-        ([piece("", "tap", id="a0"), piece('{"a":', id="a1"), piece("1}", id="a2")], ["a0 tap {\"a\":1}"]),
+        ([piece("", "tap", id="a0"), piece('{"a":', id="a1"), piece("1}", id="a2")], ['a0 tap {"a":1}']),
         ([piece(None, "tap", id="a"), piece("{}", id=""), piece("", id=None)], ["a tap {}"]),
         ([piece("{}", "tap", id="a"), piece("{}", "tap", id="b")], ["a tap {}", "b tap {}"]),
         ([piece("{}", "tap"), piece("{}", "wait")], ["None tap {}", "None wait {}"]),

@@ -318,7 +318,11 @@ class OpenAIClient:
         Raises:
             ServerError: ``call`` failed, and not because of these fields.
         """
-        ways: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": TOP_LOGPROBS}, {"logprobs": True}, {}]
+        ways: list[dict[str, Any]] = [
+            {"logprobs": True, "top_logprobs": TOP_LOGPROBS},
+            {"logprobs": True},
+            {},
+        ]
         first = max(self._refused.get(model, 0), 0 if alternatives else 1)
         for place in range(first, len(ways)):
             try:

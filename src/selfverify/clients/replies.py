@@ -85,8 +85,6 @@ def usable_choices(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [choice for choice in choices if is_usable(choice)] if isinstance(choices, list) else []
 
 
-
-
 class ScoreShares:
     """Of beginnings of the scores of so many decimals: what may follow them, with which probability.
 

@@ -73,9 +73,7 @@ def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return [{"type": "text", "text": content}] if isinstance(content, str) else [{**part} for part in content]
 
 
-def openai_parts(
-    parts: Sequence[Mapping[str, Any]], images: Iterator[Image]
-) -> list[dict[str, Any]]:
+def openai_parts(parts: Sequence[Mapping[str, Any]], images: Iterator[Image]) -> list[dict[str, Any]]:
     """Return parts of a content in OpenAI's form, each place of an image with the next image."""
     return [image_part(next(images)) if part["type"] == "image" else {**part} for part in parts]
 

@@ -112,7 +112,10 @@ def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
 @pytest.mark.parametrize(
     ("finish", "counts"),
     [
-        *[(whole, True) for whole in ("stop", "eos", "eos_token", "end_turn", "tool_calls", None, "finished")],
+        *[
+            (whole, True)
+            for whole in ("stop", "eos", "eos_token", "end_turn", "tool_calls", None, "finished")
+        ],
         *[(cut, False) for cut in ("length", "max_tokens", "content_filter", "error!")],
     ],
 )
