@@ -142,7 +142,7 @@ def test_it_goes_on_where_it_was_stopped(
 def test_demonstrations_need_no_extra() -> None:
     """`make quickstart` installs the core alone, in which there is neither a client nor a server."""
     code = (
-        "import sys; missing = 'aiohttp', 'httpx2', 'openai', 'prometheus_client', 'yarl'; "
+        "import sys; missing = 'aiohttp', 'openai', 'prometheus_client', 'yarl'; "
         "sys.modules |= dict.fromkeys(missing); "
         "import selfverify.experiments.quickstart, selfverify.experiments.visual_data"
     )

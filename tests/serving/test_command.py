@@ -97,7 +97,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_own_model_answers_without_the_extra() -> None:
     """`selfverify solve` with a model of its own needs no client or server."""
     program = (
-        "import sys; missing = 'aiohttp', 'httpx2', 'openai', 'prometheus_client', 'yarl'; "
+        "import sys; missing = 'aiohttp', 'openai', 'prometheus_client', 'yarl'; "
         "sys.modules |= dict.fromkeys(missing); "
         "from selfverify.cli.main import app; app(sys.argv[1:])"
     )

@@ -121,7 +121,7 @@ def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> 
 
 def test_images_and_their_places() -> None:
     picture = Image.new("L", (4, 4))
-    with pytest.raises(DataError, match="no place"):
+    with pytest.raises(DataError, match="0 places for images and 1 images"):
         openai_messages(Problem("p", [{"role": "user", "content": "x"}], [picture]))
-    with pytest.raises(DataError, match="more places"):
+    with pytest.raises(DataError, match="1 places for images and 0 images"):
         openai_messages(Problem("p", [{"role": "user", "content": [{"type": "image"}]}], []))

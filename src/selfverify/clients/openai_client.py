@@ -5,7 +5,7 @@ of tries that may have cost something, a bound on the size of replies, one type 
 sends and returns plain dictionaries of OpenAI's fields, so that fields that only a server knows pass through.
 
 OpenAI's client is asked below its typed methods, which would make an object of everything that comes, and
-sends through aiohttp, which takes half the CPU of its own connections. See docs/serving.md.
+sends through aiohttp, which takes less than half the CPU of its own connections. See docs/serving.md.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ServerConfig:
         longest_wait_s: The longest wait between tries. A server that asks for more is not asked again.
         connections: The most requests that wait for the server at once. The others wait here, and their
             time has not begun.
-        most_bytes: The largest reply, in bytes.
+        most_bytes: The largest reply, in bytes as they are sent.
     """
 
     url: str
@@ -154,8 +154,8 @@ def as_chunk(reply: dict[str, Any]) -> dict[str, Any]:
     choices = usable_choices(reply)
     for choice in choices:
         choice["delta"] = message = choice.pop("message")
-        for place, call in enumerate(message.get("tool_calls") or ()):
-            call["index"] = place
+        if calls := [call for call in message.get("tool_calls") or () if isinstance(call, dict)]:
+            message["tool_calls"] = [{**call, "index": i} for i, call in enumerate(calls)]
     return reply | {"object": "chat.completion.chunk", "choices": choices}
 
 
@@ -234,14 +234,16 @@ class OpenAIClient:
     async def __aenter__(self) -> Self:
         key = self.settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")
         longest = self.settings.timeout_s
-        self._asked: dict[str, Any] = {"headers": {} if key else {"Authorization": openai.Omit()}}
+        self._asked: openai.RequestOptions = {"headers": {} if key else {"Authorization": openai.Omit()}}
         self._openai = openai.AsyncOpenAI(
             api_key=key or "none",
             base_url=self.base,
             timeout=openai.Timeout(longest, connect=min(10.0, longest), pool=None),
             max_retries=0,
             http_client=openai.DefaultAioHttpClient(
-                verify=_trusted(), event_hooks={"response": [self._bound]}
+                verify=_trusted(),
+                trust_env=False,  # a proxy that programs on this machine are to use is not for its servers
+                event_hooks={"response": [self._bound]},
             ),
         )
         return self
@@ -285,9 +287,8 @@ class OpenAIClient:
             until: As in `chat`.
 
         Raises:
-            ServerError: The server refuses, the stream breaks off, or holds garbage.
+            ServerError: The server refuses, the stream breaks off before ``[DONE]``, or holds garbage.
         """
-
         response = await self._retried(lambda: self._post(body, stream=True), on_lost, until)
         begun = False
         try:
