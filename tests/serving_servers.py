@@ -67,7 +67,11 @@ class FakeUpstream:
     knows_streams: bool = True
     """False answers whole to who asks for a stream."""
     counts: bool = True
-    """False says no usage of streams."""
+    """False says no usage."""
+    finish: str | None = "stop"
+    """What it says of the end of whole replies."""
+    more: Body = field(default_factory=dict)
+    """Further fields of its messages in whole replies."""
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -130,14 +134,13 @@ class FakeUpstream:
             return await self._stream(request, texts, fault)
         usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
         choices = [
-            {"index": i, "finish_reason": "stop"}
-            | told("message", {"role": "assistant", "content": text})
+            {"index": i, "finish_reason": self.finish}
+            | told("message", {"role": "assistant", "content": text, **self.more})
             | ({"logprobs": {"content": token_logprobs(text)}} if body.get("logprobs") else {})
             for i, text in enumerate(texts)
         ]
-        reply = web.json_response(
-            {"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}
-        )
+        counted = {"usage": usage} if self.counts else {}
+        reply = web.json_response({"id": "x", "object": "chat.completion", "choices": choices, **counted})
         if fault == "cut":
             whole = bytes(reply.body)  # type: ignore[arg-type]
             part = web.StreamResponse(headers={"Content-Type": "application/json"})

@@ -7,6 +7,7 @@ import json
 import math
 from contextlib import AsyncExitStack
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import pytest
@@ -18,6 +19,7 @@ from selfverify.clients.candidates import ScoreReader
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.clients.replies import (
     Completion,
+    ending,
     finish_reading,
     mean_logprob,
     read_text,
@@ -168,6 +170,49 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
     assert one.answer == [{"name": "tap", "arguments": {"x": 1, "y": 2}}]
     for broken in ({}, {"function": {"name": 3}}, call("{", "c")):
         assert read_tool_calls([broken]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *[
+            (whole, "whole")
+            for whole in ("It is 9.", "9!\n", "七。", f"{tagged('9')}", '{"a": 1}', "| 9 |", "`9`")
+        ],
+        *[(cut, "cut_off") for cut in ("", "It is", "1,", "<think>So.", "It is (", "so:", "<answer>9.")],
+    ],
+)
+def test_an_unknown_reason_says_what_the_text_looks_like(
+    text: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    reason = f"{uuid4()}"
+    assert [ending(reason, text) for _ in range(3)] == [expected] * 3
+    assert [record.getMessage() for record in caplog.records if reason in record.getMessage()] == [
+        f"a server ends messages with {reason!r}, which is not known here"
+    ]
+
+
+def test_an_unknown_reason_beside_calls_says_whether_they_can_be_read() -> None:
+    for arguments, expected in (('{"a": 1}', "whole"), ('{"a": ', "cut_off")):
+        calls = [{"function": {"name": "tap", "arguments": arguments}}]
+        assert ending("halted", "", calls) == expected
+
+
+def test_no_reason_is_a_whole_message_if_there_is_one() -> None:
+    for nothing in (None, ""):
+        assert ending(nothing, "9") == ending(nothing, "", [{}]) == "whole"
+        assert ending(nothing, "") == "cut_off"
+
+
+def test_thoughts_are_where_servers_put_them() -> None:
+    for rest in (
+        {"reasoning_content": "so"},
+        {"reasoning": "so"},
+        {"reasoning_content": "", "reasoning": "so"},
+    ):
+        assert Completion(rest=rest).thoughts == "so"
+    assert Completion(rest={"reasoning": ["so"]}).thoughts == Completion().thoughts == ""
 
 
 def test_a_cut_off_reply_is_no_answer() -> None:

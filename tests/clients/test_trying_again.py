@@ -1,116 +1,109 @@
-"""Calls that are made again, and replies that are read up to a bound."""
+"""Calls that are made again: how often, how long is waited, what is counted."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import time
+from contextlib import AsyncExitStack
+from typing import Any
 
-import aiohttp
 import pytest
+from aiohttp import web
 
-from selfverify.clients.openai_client import ServerConfig, read_at_most, tried_again
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.core.errors import ServerError
+from serving_servers import Body, FakeUpstream, open_upstream, question
 
-SETTINGS = ServerConfig("http://127.0.0.1:1", tries=3, wait_s=0.001, longest_wait_s=0.01)
-
-
-def tried(faults: list[ServerError | None], until: float | None = None) -> tuple[object, int]:
-    """What comes of a call whose attempts end so, and how many there were."""
-    made = 0
-
-    async def attempt() -> str:
-        nonlocal made
-        made += 1
-        fault = faults[made - 1]
-        if fault is not None:
-            raise fault
-        return "done"
-
-    async def main() -> object:
-        try:
-            return await tried_again(attempt, SETTINGS, until)
-        except ServerError as error:
-            return error
-
-    return asyncio.run(main()), made
+FAULTS: dict[str, Any] = {"passing": 503, "wrong": 400, "garbage": "garbage", "cut": "cut", "done": None}
 
 
-def passing(wait_s: float | None = None) -> ServerError:
-    """A fault that may be over a moment later."""
-    return ServerError("no", 503, None, True, wait_s)
+class Busy(FakeUpstream):
+    """Refuses its first requests with these ``Retry-After``; the answers that follow are whole."""
+
+    def __init__(self, *waits: str) -> None:
+        super().__init__()
+        self.waits = waits
+
+    async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        if len(self.seen) > len(self.waits):
+            return await super()._chat(request, body)
+        wait = {"Retry-After": self.waits[len(self.seen) - 1]}
+        return web.json_response({"error": {"message": "busy"}}, status=429, headers=wait)
 
 
-def test_what_may_pass_is_tried_again() -> None:
-    assert tried([None]) == ("done", 1)
-    assert tried([passing(), None]) == ("done", 2)
-    assert tried([passing(), passing(), None]) == ("done", 3)
-    last = passing()
-    assert tried([passing(), passing(), last]) == (last, 3)
+def tried(
+    fake: FakeUpstream, within_s: float | None = None, **settings: Any
+) -> tuple[str, int, int, list[str], float]:
+    """How a call ends, how often the server was asked, how many tries are lost, the outcomes, seconds."""
+
+    async def main() -> tuple[str, int, int, list[str], float]:
+        async with AsyncExitStack() as stack:
+            url = await open_upstream(fake, stack)
+            server = ServerConfig(url, **{"wait_s": 0.001, "longest_wait_s": 0.5} | settings)
+            outcomes, lost = list[str](), list[int]()
+            client = await stack.enter_async_context(OpenAIClient(server, outcomes.append))
+            now = asyncio.get_running_loop().time
+            until = {} if within_s is None else {"until": now() + within_s}
+            begun, ended = time.monotonic(), "done"
+            try:
+                await client.chat(question(), lambda: lost.append(1), **until)
+            except ServerError as error:
+                ended = str(error)
+            return ended, len(fake.seen), len(lost), outcomes, time.monotonic() - begun
+
+    return asyncio.run(main())
 
 
-def test_what_does_not_pass_is_told_at_once() -> None:
-    wrong = ServerError("wrong", 400)
-    assert tried([wrong]) == (wrong, 1)
-    assert tried([passing(), wrong]) == (wrong, 2)
+@pytest.mark.parametrize(
+    ("faults", "asked", "lost", "ends"),
+    [
+        (["done"], 1, 0, "done"),
+        (["passing", "done"], 2, 0, "done"),
+        (["garbage", "cut", "done"], 3, 2, "done"),
+        (["passing", "passing", "passing", "done"], 3, 0, "refused (503)"),
+        (["wrong", "done"], 1, 0, "refused (400)"),
+        (["passing", "wrong", "done"], 2, 0, "refused (400)"),
+    ],
+)
+def test_what_may_pass_is_tried_again(faults: list[str], asked: int, lost: int, ends: str) -> None:
+    """What a server may have answered is counted: its reply cannot be read, or broke off."""
+    left = [FAULTS[name] for name in faults]
+    ended, *counted, outcomes, _ = tried(FakeUpstream(fault=lambda body: left.pop(0)))
+    assert ends in ended and counted == [asked, lost]
+    names = {"passing": "refused", "wrong": "refused", "garbage": "bad_reply", "cut": "cut_off", "done": "ok"}
+    assert outcomes == [names[name] for name in faults[:asked]]
 
 
-def test_nobody_waits_longer_than_allowed() -> None:
-    late = passing(wait_s=60.0)
-    assert tried([late]) == (late, 1)
-    first = passing()
-    assert tried([first], until=0.0) == (first, 1)
+def test_a_wait_that_the_server_asks_for_is_kept_if_there_is_time() -> None:
+    """Until the deadline, or without one for the longest wait; the first second would be too early."""
+    ended, asked, _, _, seconds = tried(Busy("0.4"), within_s=30.0)
+    assert (ended, asked) == ("done", 2) and seconds >= 0.4
+    assert tried(Busy("0.4", "0.4"))[:2] == ("done", 3)
+
+
+@pytest.mark.parametrize(("within_s", "most"), [(None, "0.5"), (0.3, "0.3")])
+def test_a_wait_that_is_too_long_is_told_at_once(within_s: float | None, most: str) -> None:
+    ended, asked, _, _, seconds = tried(Busy("40"), within_s, tries=9)
+    assert "busy; it wants to be asked again in 40 s" in ended and asked == 1 and seconds < 20
+    if within_s is None:
+        assert f"at most {most} s are waited" in ended
+
+
+def test_no_try_begins_behind_the_deadline() -> None:
+    ended, asked, *_ = tried(FakeUpstream(fault=lambda body: 503), within_s=-1.0)
+    assert "refused (503)" in ended and asked == 1
 
 
 def test_a_call_that_is_cancelled_is_not_made_again() -> None:
-    made = 0
-
-    async def attempt() -> None:
-        nonlocal made
-        made += 1
-        await asyncio.sleep(60)
+    fake, lost = FakeUpstream(fault=lambda body: "slow"), list[int]()
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await tried_again(attempt, SETTINGS)
+        async with AsyncExitStack() as stack:
+            server = ServerConfig(await open_upstream(fake, stack), wait_s=0.001)
+            client = await stack.enter_async_context(OpenAIClient(server))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await client.chat(question(), lambda: lost.append(1))
 
     asyncio.run(main())
-    assert made == 1
-
-
-async def read(parts: list[bytes], most: int, ends: bool = True) -> bytes | None:
-    """What is read of a stream of these parts."""
-    protocol = aiohttp.base_protocol.BaseProtocol(asyncio.get_running_loop())
-    stream = aiohttp.StreamReader(protocol, 2**16, loop=asyncio.get_running_loop())
-    for part in parts:
-        stream.feed_data(part)
-    if ends:
-        stream.feed_eof()
-    async with asyncio.timeout(5):
-        return await read_at_most(stream, most)
-
-
-@pytest.mark.parametrize("most", [6, 5, 4, 0])
-@pytest.mark.parametrize("parts", [[b"abcde"], [b"ab", b"cde"], [b"a", b"b", b"c", b"d", b"e"]])
-def test_all_or_nothing(parts: list[bytes], most: int) -> None:
-    assert asyncio.run(read(parts, most)) == (b"abcde" if most >= 5 else None)
-
-
-def test_what_is_too_much_is_not_waited_for() -> None:
-    """The stream never ends."""
-    assert asyncio.run(read([b"abcde"], 4, ends=False)) is None
-
-
-def test_without_the_extra_it_is_named() -> None:
-    """Also where another module of ours would import aiohttp first."""
-    code = (
-        "import sys; sys.modules['aiohttp'] = None\n"
-        "from importlib import import_module\n"
-        "from selfverify.core.errors import ConfigError\n"
-        "for name in ('clients.openai_client', 'connectors.openenv', 'connectors.server'):\n"
-        "    try: import_module(f'selfverify.{name}')\n"
-        "    except ConfigError as error: print(error)\n"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.count("pip install 'selfverify[serve]'") == 3
+    assert len(fake.seen) == len(lost) == 1

@@ -131,10 +131,17 @@ def test_a_servers_own_tool_calls(servers: Loop, native: None, tmp_path: Path) -
     assert min(mean_time(tmp_path / "s.jsonl").values()) > 0
 
 
-def test_calls_in_texts(servers: Loop, tmp_path: Path) -> None:
-    """A server without a parser: the same conversation, the result as the user's words."""
-    fake = FakeUpstream(write=sums)
-    summary, _ = measured(served(servers, fake), Sums(), tmp_path / "s.jsonl")
+@pytest.mark.parametrize("finish", ["stop", "eos", "end_turn", None, "max_tokens", "content_filter"])
+def test_calls_in_texts(servers: Loop, tmp_path: Path, finish: str | None) -> None:
+    """A server without a parser: the same conversation, the result as the user's words.
+
+    What servers call a whole message is one, and a call that was cut off or withheld is none.
+    """
+    fake = FakeUpstream(write=sums, finish=finish)
+    summary, rows = measured(served(servers, fake), Sums(), tmp_path / "s.jsonl")
+    if finish in ("max_tokens", "content_filter"):
+        assert summary["pass@1"] == 0.0 and {row.finish for row in rows} == {"length"}
+        return
     assert summary["pass@1"] == 1.0 and summary["rewards"]["tool_calls"] == 1
     asked = next(body["messages"] for body in fake.seen if spoken(body) == 1)
     assert asked[-1]["role"] == "user" and asked[-1]["content"] in ("2", "3", "4")

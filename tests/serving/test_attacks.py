@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import os
+import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
-import requests
 from aiohttp import web
 from yarl import URL
 
 from selfverify.core.tags import SCORE_INSTRUCTION
+from selfverify.serving import upstream
 from selfverify.serving.app import Gateway, is_loopback, name_of
-from selfverify.serving.config import GatewayConfig
-from serving_servers import CHAT, Body, FakeUpstream, Loop, ask, post, question, served
+from selfverify.serving.config import GatewayConfig, ListeningConfig
+from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served, used
+
+CHAT = "chat/completions"
+
+
+def ask(
+    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, **more: Any
+) -> tuple[int, Body]:
+    """Status and JSON of one chat completion."""
+    return served(fake, lambda s, url, _: post(s, f"{url}/{CHAT}", body), settings, **more)
+
+
+def test_files_in_the_request_pass() -> None:
+    parts = [{"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}]
+    fake = FakeUpstream()
+    assert ask(fake, {"model": "m@plain", "messages": [{"role": "user", "content": parts}]})[0] == 200
+    assert fake.seen[0]["messages"][0]["content"] == parts
 
 
 @pytest.mark.parametrize(
@@ -58,6 +79,20 @@ def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
         status, reply = ask(Hangs(), question(best_of={"n": 8} | best_of), settings)
         assert status == 200 and reply["best_of"]["stopped"] == "deadline"
         assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (7, 1)
+
+
+def test_a_quick_model_is_asked_for_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it is quick: after a slow reply the next one is a stream."""
+    fake = FakeUpstream()
+
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> None:
+        for share in (1.0, 0.0, 1.0, 1.0):
+            monkeypatch.setattr(upstream, "_QUICK", share)
+            status, reply = await post(session, f"{url}/{CHAT}", question(best_of={"n": 4}))
+            assert status == 200 and reply["best_of"]["samples_used"] == 4
+
+    served(fake, use)
+    assert [body.get("stream", False) for body in fake.seen] == [True, False, True, False]
 
 
 class Endless(FakeUpstream):
@@ -137,6 +172,49 @@ def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     assert not [line for line in told if "my-secret" in line] and "my-secret" not in caplog.text
 
 
+def test_collections_leave_out_what_was_there_before() -> None:
+    """Modules and weights: going through them stops all requests."""
+    frozen: list[int] = []
+
+    def on_ready(port: int) -> None:
+        frozen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(FakeUpstream(), stack))
+            await run_gateway(gateway, ListeningConfig(port=0), on_ready)
+
+    usual = gc.get_threshold()
+    try:
+        asyncio.run(main())
+        assert gc.get_threshold()[0] == YOUNG_OBJECTS
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+    assert frozen[0] > 1000
+
+
+def test_requests_leave_nothing_for_the_garbage_collector() -> None:
+    """Looking for it would stop all requests: what a request makes is freed when it is over."""
+
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> int:
+        async def ask_some(n: int) -> None:
+            for _ in range(n):
+                assert (await post(session, f"{url}/{CHAT}", question(best_of={"n": 4})))[0] == 200
+
+        await ask_some(5)
+        gc.collect()
+        gc.disable()
+        try:
+            await ask_some(20)
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    assert served(FakeUpstream(), use) < 40  # before there were 32 for each request
+
+
 def test_names_of_hosts() -> None:
     for host, name in {
         "localhost:80": "localhost", "[::1]:80": "::1", "::1": "::1", "[::1]": "::1", "A.b.": "a.b", "x": "x",
@@ -153,13 +231,17 @@ def test_names_of_hosts() -> None:
         ("evil.example", ["k"], 200), ("Known.example:443", None, 200),
     ],
 )  # fmt: skip
-def test_a_page_cannot_lend_the_loopback_its_name(
-    servers: Loop, host: str, keys: list[str] | None, status: int
-) -> None:
-    url, _ = servers.before(FakeUpstream(), GatewayConfig(allowed_host=["known.example"]), keys=keys)
-    headers = {"Host": host, "Authorization": "Bearer k"}
-    for path in (url.removesuffix("v1"), f"{url}/models"):
-        assert requests.get(path, headers=headers, timeout=10).status_code == status
+def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | None, status: int) -> None:
+    async def use(session: aiohttp.ClientSession, url: str, _: Gateway) -> list[int]:
+        found = []
+        for path in ("/", "/v1/models"):
+            headers = {"Host": host, "Authorization": "Bearer k"}
+            async with session.get(str(URL(url).with_path(path)), headers=headers) as response:
+                found.append(response.status)
+        return found
+
+    settings = GatewayConfig(allowed_host=["known.example"])
+    assert served(FakeUpstream(), use, settings, keys=keys) == [status] * 2
 
 
 def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
@@ -169,14 +251,18 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
             return web.json_response({"error": error}, status=400)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[str, Body]:
-        await post(session, f"{url}/{CHAT}", question())
-        server = gateway.backend.client.connection  # type: ignore[attr-defined]
-        server.base = server.base.with_port(9)
         _, reply = await post(session, f"{url}/{CHAT}", question())
         return gateway.metrics.text().decode(), reply
 
-    metrics, reply = served(Odd(), use)
+    metrics, _ = served(Odd(), use)
     assert "made-up" not in metrics and 'outcome="refused"' in metrics
+
+    async def gone() -> Body:
+        async with AsyncExitStack() as stack:
+            _, reply = await used(quick_gateway("http://127.0.0.1:9"), use, stack)
+            return reply
+
+    reply = asyncio.run(gone())
     assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
 
 

@@ -88,11 +88,10 @@ def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: p
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core install says what is missing."""
-    for name in ("aiohttp", "yarl"):
+    for name in ("aiohttp", "openai", "yarl"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("selfverify.clients.openai_client", "selfverify.clients.openai_client"):
-        monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "selfverify.clients.openai_client", None)
+    monkeypatch.delitem(sys.modules, "selfverify.clients.openai_client")
     for words in (["serve", *UPSTREAM], ["solve", "--server", UPSTREAM[1], "x"]):
         shown = CliRunner().invoke(app, words)
         assert shown.exit_code == 2 and "selfverify[serve]" in " ".join(shown.output.split())
@@ -101,7 +100,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_own_model_answers_without_the_extra() -> None:
     """`selfverify solve` with a model of its own needs no client or server."""
     program = (
-        "import sys; sys.modules |= dict.fromkeys(('aiohttp', 'yarl', 'tenacity', 'prometheus_client')); "
+        "import sys; missing = 'aiohttp', 'openai', 'prometheus_client', 'yarl'; "
+        "sys.modules |= dict.fromkeys(missing); "
         "from selfverify.cli.main import app; app(sys.argv[1:])"
     )
     words = ["solve", "--task", "digits-pick", "-n", "1", "--max-new-tokens", "2"]

@@ -1,4 +1,4 @@
-"""What a server says reaches clients: unknown fields, calls of tools, every byte where nothing is chosen."""
+"""What a server says reaches clients: unknown fields, calls of tools, everything where nothing is chosen."""
 
 from __future__ import annotations
 
@@ -82,13 +82,22 @@ EVENTS = (
     b'data: {"choices": [{"index": 0, "delta": {"content": "1"}, "finish_reason":"stop"}],  "z":1.0e2}',
     b'event: x\ndata: {"choices": []}',
 )
+CHUNKS = [
+    {"choices": [{"index": 0, "delta": {"content": "1"}, "finish_reason": "stop"}], "z": 100.0},
+    {"choices": []},
+]
 
 
-def test_without_selection_every_byte_arrives() -> None:
-    assert asked(ODD, "m@plain") == ODD
+def test_without_selection_everything_arrives() -> None:
+    """All fields, and text with half of a surrogate pair, for which U+FFFD stands."""
+    assert json.loads(asked(ODD, "m@plain")) == json.loads(ODD)
+    half = ODD.replace(b"\\u00e9", b" \\ud83d")
+    assert json.loads(asked(half, "m@plain"))["choices"][0]["message"]["content"] == "1 \ufffd"
     for pause in (b"\n\n", b"\r\n\r\n"):
         said = pause.join([b": hello", *EVENTS, b"data: [DONE]", b""])
-        assert asked(said, "m@plain", stream=True) == b"\n\n".join([*EVENTS, b"data: [DONE]", b""])
+        *got, done, rest = asked(said, "m@plain", stream=True).split(b"\n\n")
+        assert [json.loads(event.removeprefix(b"data: ")) for event in got] == CHUNKS
+        assert (done, rest) == (b"data: [DONE]", b"")
 
 
 @pytest.mark.parametrize("model", ["m@plain", "m@bo1"])
@@ -126,9 +135,16 @@ def test_logprobs_are_those_of_the_text_that_is_returned() -> None:
         assert (found and len(found["content"])) == count
 
 
-def test_calls_grow_in_streams() -> None:
-    """By their index; one that comes with another id is another call, whatever its index."""
+def grown(*pieces: Body) -> list[Body]:
+    """The calls that come in these pieces."""
     growing = Growing()
+    for piece in pieces:
+        growing.grow({}, {"delta": {"tool_calls": [piece, "noise"]}})
+    return growing.reply.tool_calls
+
+
+def test_calls_grow_in_streams() -> None:
+    """By their index; a function's name with another id begins another call, whatever its index."""
     pieces: list[Body] = [
         {"index": 0, "id": "a", "type": "function", "function": {"name": "tap", "arguments": ""}, "extra": 1},
         {"index": 0, "function": {"arguments": '{"x":'}},
@@ -137,11 +153,40 @@ def test_calls_grow_in_streams() -> None:
         {"index": 1, "custom": {"input": " 1"}},
         {"index": 0, "id": "c", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
     ]
-    for piece in pieces:
-        growing.grow({}, {"delta": {"tool_calls": [piece, "noise"]}})
     whole = {"name": "tap", "arguments": '{"x":1}'}
-    assert growing.reply.tool_calls == [
+    assert grown(*pieces) == [
         {"id": "a", "type": "function", "function": whole, "extra": 1},
         {"id": "b", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
         {"id": "c", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
     ]
+
+
+def piece(arguments: str | None, name: str | None = None, **more: Any) -> Body:
+    """A piece of a call of index 0."""
+    function = {"arguments": arguments} | ({} if name is None else {"name": name})
+    return {"index": 0, "function": function, **more}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "calls"),
+    [
+        # Each piece has an id of its own, and the first one a name.
+        ([piece("", "tap", id="a0"), piece('{"a":', id="a1"), piece("1}", id="a2")], ['a0 tap {"a":1}']),
+        ([piece(None, "tap", id="a"), piece("{}", id=""), piece("", id=None)], ["a tap {}"]),
+        ([piece("{}", "tap", id="a"), piece("{}", "tap", id="b")], ["a tap {}", "b tap {}"]),
+        ([piece("{}", "tap"), piece("{}", "wait")], ["None tap {}", "None wait {}"]),
+        ([piece("", "ta", id="a"), piece("", "p"), piece("{}", "")], ["a tap {}"]),
+        ([piece("", "tap", id="a"), piece("{", "tap", id="a"), piece("}", "tap", id="a")], ["a tap {}"]),
+        ([piece("", "tap"), piece("{}", id="late")], ["late tap {}"]),
+    ],
+)
+def test_pieces_of_calls_as_servers_send_them(pieces: list[Body], calls: list[str]) -> None:
+    found = [(call.get("id"), call["function"]) for call in grown(*pieces)]
+    assert [f"{name} {said['name']} {said['arguments']}" for name, said in found] == calls
+
+
+def test_halves_of_a_surrogate_pair_come_in_two_pieces() -> None:
+    growing = Growing()
+    for text, finish in (("4 \ud83d", None), ("\ude00", None), (" \ud83d", "stop")):
+        growing.grow({}, {"delta": {"content": text}, "finish_reason": finish})
+    assert growing.reply.text == "4 \U0001f600 \ufffd"

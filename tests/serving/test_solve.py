@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from data_files import huge_png
 from sampled_threads import drawn, sampled_threads
 from selfverify.cli.main import app
-from selfverify.clients.openai_client import ModelOnServer, ServerConfig, openai_messages
+from selfverify.clients.openai_client import ModelOnServer, ServerConfig
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
@@ -273,7 +273,7 @@ def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> 
 
 def test_images_and_their_places() -> None:
     picture = Image.new("L", (4, 4))
-    with pytest.raises(DataError, match="no place"):
+    with pytest.raises(DataError, match="0 places for images and 1 images"):
         openai_messages(Problem("p", [{"role": "user", "content": "x"}], [picture]))
-    with pytest.raises(DataError, match="more places"):
+    with pytest.raises(DataError, match="1 places for images and 0 images"):
         openai_messages(Problem("p", [{"role": "user", "content": [{"type": "image"}]}], []))

@@ -153,4 +153,4 @@ def test_settings() -> None:
         with pytest.raises(ConfigError, match=why):
             StoppingVerifier(VisualConfig(**settings))
     with pytest.raises(ConfigError, match="URL#MODEL"):
-        ServedModel.of("http://x")
+        ServedModel.of("http://x", "verifier")

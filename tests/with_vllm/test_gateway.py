@@ -9,8 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from selfverify.clients.openai_client import openai_messages
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, openai_messages
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import user_turn
 from serving_servers import Loop

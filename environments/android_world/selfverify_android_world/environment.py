@@ -24,8 +24,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from selfverify.clients.openai_client import read_at_most
-from selfverify.connectors.openenv import base_url, decode_object
+from selfverify.connectors.openenv import base_url, decode_object, read_at_most
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify_android_world.actions import ACTIONS

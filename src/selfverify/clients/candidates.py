@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from selfverify.clients.openai_client import REFUSALS, TOP_LOGPROBS, OpenAIClient
@@ -21,20 +23,19 @@ from selfverify.clients.replies import (
     at_score,
     begins_number,
     last_score,
+    mended,
     soft_score,
     text_of,
+    usable_choices,
 )
 from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core.errors import ServerError
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import RATE, parse_score
 
-_OWN_OF_REPLY = {"id", "object", "created", "model", "choices", "usage", "error", "dropped"}
+_OWN_OF_REPLY = {"id", "object", "created", "model", "choices", "usage", "error"}
 _OWN_OF_CHOICE = {"index", "message", "delta", "finish_reason", "logprobs"}
 _OWN_OF_MESSAGE = {"role", "content", "tool_calls"}
-
-_IN_PIECES = {"name", "arguments", "input"}
-"""Fields of a call that come in pieces; all others come whole."""
 
 
 def read_choices(
@@ -42,18 +43,18 @@ def read_choices(
 ) -> list[Completion]:
     """Return the candidates of a whole reply, none longer than ``most`` tokens, and count what it cost."""
     found, head = [], _others(reply, _OWN_OF_REPLY)
-    for choice in reply["choices"]:
+    for choice in usable_choices(reply):
         message = choice["message"]
-        calls = message.get("tool_calls")
         candidate = Completion(
             text=text_of(message.get("content")),
-            finish=str(choice.get("finish_reason") or "stop"),
             logprobs=_token_logprobs(choice),
-            tool_calls=[call for call in calls or () if isinstance(call, dict)],
+            tool_calls=[call for call in message.get("tool_calls") or () if isinstance(call, dict)],
             rest=_others(message, _OWN_OF_MESSAGE),
             about=_others(choice, _OWN_OF_CHOICE),
             head=head,
         )
+        said = candidate.text or candidate.tool_calls
+        candidate.finish = str(choice.get("finish_reason") or ("stop" if said else "length"))
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
     share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge), most)
@@ -82,7 +83,7 @@ def share(candidates: Sequence[Completion], written: int, most: int | None = Non
 
 
 class Growing:
-    """A candidate that grows from the chunks in which it comes."""
+    """A candidate that grows from the chunks in which it comes; it is finished where ``finish`` is set."""
 
     def __init__(self) -> None:
         self.reply = Completion(finish="error")
@@ -90,61 +91,71 @@ class Growing:
 
     def grow(self, chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
         """Append what a chunk says of this candidate in its ``choice``."""
-        reply = self.reply
+        reply, delta = self.reply, choice.get("delta")
         reply.head |= _others(chunk, _OWN_OF_REPLY)
         reply.about |= _others(choice, _OWN_OF_CHOICE)
-        delta = choice.get("delta")
         if isinstance(delta, Mapping):
-            self._grow_message(delta)
+            text, calls = text_of(delta.get("content")), delta.get("tool_calls")
+            reply.text += text
+            reply.tokens += bool(text)
+            for name, value in _others(delta, _OWN_OF_MESSAGE).items():
+                reply.rest[name] = _joined(reply.rest.get(name), value)
+            for call in calls if isinstance(calls, list) else ():
+                if isinstance(call, Mapping):
+                    self._grow_call(call)
         reply.logprobs += _token_logprobs(choice)
         reply.tokens = max(reply.tokens, len(reply.logprobs))
+        if choice.get("finish_reason"):
+            reply.finish = str(choice["finish_reason"])
+            reply.text = mended(reply.text)  # halves of a pair come in two pieces
+            reply.tokens = max(reply.tokens, estimated_tokens(reply.text))
 
-    def _grow_message(self, delta: Mapping[str, Any]) -> None:
-        reply = self.reply
-        if text := text_of(delta.get("content")):
-            reply.text += text
-            reply.tokens += 1
-        for name, value in _others(delta, _OWN_OF_MESSAGE).items():
-            known = reply.rest.get(name)
-            both = (isinstance(known, str) and isinstance(value, str)) or (
-                isinstance(known, list) and isinstance(value, list)
-            )
-            reply.rest[name] = known + value if both else value
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, Mapping):
-                self._grow_call(call)
+    def _grow_call(self, piece: Mapping[str, Any]) -> None:
+        """Append a piece to the call of its index.
 
-    def _grow_call(self, part: Mapping[str, Any]) -> None:
-        """Append a piece of a call to the call of its index; one with another id begins a new call."""
-        calls, index = self.reply.tool_calls, part.get("index")
-        number = index if isinstance(index, int) and index >= 0 else None
-        place = self._calls.get(number, len(calls)) if number is not None else len(calls)
-        if place < len(calls) and part.get("id") not in (None, "", calls[place].get("id")):
-            place = len(calls)
+        A function's name begins a new call where it comes with another id, or without one behind arguments.
+        An id alone does not: some servers give each piece its own.
+        """
+        calls, number = self.reply.tool_calls, piece.get("index")
+        place = self._calls.get(number, len(calls)) if isinstance(number, int) else len(calls)
+        if place < len(calls) and _function(piece).get("name"):
+            known, name = calls[place], piece.get("id")
+            if name != known.get("id") if name else _function(known).get("arguments"):
+                place = len(calls)
         if place == len(calls):
             calls.append({})
-        if number is not None:
+        if isinstance(number, int):
             self._calls[number] = place
-        _merge(calls[place], {name: value for name, value in part.items() if name != "index"})
+        _merge(calls[place], {name: value for name, value in piece.items() if name != "index"})
 
 
-def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> None:
-    for name, value in part.items():
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = call.get("function") or call.get("custom")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _merge(known: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Append a piece of a call: its name and arguments come in pieces, all else whole."""
+    for name, value in piece.items():
         old = known.get(name)
         if isinstance(value, Mapping):
-            inner = dict(old) if isinstance(old, Mapping) else {}
+            known[name] = inner = dict(old) if isinstance(old, Mapping) else {}
             _merge(inner, value)
-            known[name] = inner
-        elif name in _IN_PIECES and isinstance(old, str) and isinstance(value, str):
-            known[name] = old if name == "name" and value == old else old + value
-        elif value is not None or name not in known:
+        elif name in ("name", "arguments", "input"):
+            known[name] = old if name == "name" and value == old else _joined(old, value)
+        elif not old or (value is not None and name != "id"):
             known[name] = value
 
 
+def _joined(old: Any, value: Any) -> Any:
+    """Return a field of which another piece has come: texts and lists go on, all else is replaced."""
+    texts = isinstance(old, str) and isinstance(value, str)
+    if texts or (isinstance(old, list) and isinstance(value, list)):
+        return old + value
+    return old if value is None else value
+
+
 def _others(found: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    if found.keys() <= known:
-        return {}
     return {name: value for name, value in found.items() if name not in known and value is not None}
 
 
@@ -163,6 +174,30 @@ _ODD_REPLIES = 2
 
 Deliver = Callable[[Completion], None]
 """Gets each candidate when it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What all requests for candidates of one draw share; see `CandidateSampler.draw`."""
+
+    body: Mapping[str, Any]
+    deliver: Deliver
+    usage: Usage
+    until: float
+
+    @property
+    def model(self) -> str:
+        return str(self.body.get("model"))
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens that a candidate may have."""
+        return self.body.get("max_completion_tokens") or self.body.get("max_tokens")
+
+    def seeded(self, place: int) -> dict[str, Any]:
+        """The request whose first candidate has this number."""
+        seed = self.body.get("seed")
+        return dict(self.body) if seed is None else {**self.body, "seed": seed + place}
 
 
 class CandidateSampler:
@@ -188,7 +223,7 @@ class CandidateSampler:
         usage: Usage,
         mode: Mode = "n",
         first: int = 0,
-        until: float | None = None,
+        until: float = math.inf,
     ) -> ServerError | None:
         """Draw up to ``n`` candidates and deliver each of them once.
 
@@ -214,124 +249,88 @@ class CandidateSampler:
             got.append(reply)
             deliver(reply)
 
-        model, fault, go_on = str(body.get("model")), None, True
-        if n > 1 and mode != "separate" and not self.asks_one_by_one(model):
-            ways = (self._streamed, self._at_once) if mode == "stream" else (self._at_once,)
-            for draw in ways:
-                fault = await draw(_seeded(body, first), n, keep, usage, until)
+        ask, fault = _Ask(body, keep, usage, until), None
+        if n > 1 and mode != "separate" and not self.asks_one_by_one(ask.model):
+            for way in (self._streamed, self._at_once) if mode == "stream" else (self._at_once,):
+                fault = await way(ask, first, n)
                 if got or fault is None or fault.code not in ("cut_off", "bad_reply"):
                     break
-            refused = fault is not None and fault.status in REFUSALS
-            go_on = fault is None or refused or (bool(got) and fault.retry)
-            if fault is not None and refused and not got:
-                # If it was ``n`` that the server refused, one request without it shows.
-                other = await self._separately(body, 1, keep, usage, first, until)
-                if other:
-                    raise fault if other.status in REFUSALS else other
-                # Some servers refuse only greedy candidates, which would all be the same.
-                if body.get("temperature") != 0:
-                    self._odd[model] = _ODD_REPLIES
-        if go_on and len(got) < n:
-            fault = await self._separately(body, n - len(got), keep, usage, first + len(got), until)
+            if fault and not got:
+                await self._without_n(ask, first, fault)
+        if len(got) < n and (fault is None or fault.retry or fault.status in REFUSALS):
+            fault = await self._separately(ask, first + len(got), n - len(got))
         if fault and not got:
             raise fault
         return fault if len(got) < n else None
 
-    async def _at_once(
-        self, body: dict[str, Any], n: int, deliver: Deliver, usage: Usage, until: float | None
-    ) -> ServerError | None:
+    async def _without_n(self, ask: _Ask, first: int, fault: ServerError) -> None:
+        """Ask for one candidate where several were refused: if that works, it was for ``n``."""
+        if fault.status not in REFUSALS:
+            raise fault
+        other = await self._at_once(ask, first, 1)
+        if other:
+            raise fault if other.status in REFUSALS else other
+        # Some servers refuse only greedy candidates, which would all be the same.
+        if ask.body.get("temperature") != 0:
+            self._odd[ask.model] = _ODD_REPLIES
+
+    async def _at_once(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for all candidates in one reply. Return the fault, if any."""
+        body = ask.seeded(first) | ({"n": n} if n > 1 else {})
         try:
-            reply = await self.client.chat(body | {"n": n}, usage.lost, until)
+            reply = await self.client.chat(body, ask.usage.lost, ask.until)
         except ServerError as error:
             return error
-        for found in read_choices(reply, usage, most=_most(body))[:n]:
-            deliver(found)
-        self._saw(str(body.get("model")), len(reply["choices"]), whole=not reply["dropped"])
+        for found in read_choices(reply, ask.usage, most=ask.most)[:n]:
+            ask.deliver(found)
+        if n > 1:
+            self._saw(ask.model, len(reply["choices"]))
         return None
 
-    async def _separately(
-        self,
-        body: Mapping[str, Any],
-        n: int,
-        deliver: Deliver,
-        usage: Usage,
-        first: int,
-        until: float | None,
-    ) -> ServerError | None:
+    async def _separately(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for each candidate in a request of its own, all at once. Return the first fault, if any."""
-
-        async def one(place: int) -> ServerError | None:
-            try:
-                reply = await self.client.chat(_seeded(body, place), usage.lost, until)
-            except ServerError as error:
-                return error
-            for found in read_choices(reply, usage)[:1]:
-                deliver(found)
-            return None
-
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(first + i)) for i in range(n)]
+            tasks = [group.create_task(self._at_once(ask, first + i, 1)) for i in range(n)]
         return next(filter(None, (task.result() for task in tasks)), None)
 
-    async def _streamed(
-        self, body: dict[str, Any], n: int, deliver: Deliver, usage: Usage, until: float | None
-    ) -> ServerError | None:
+    async def _streamed(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""
-        growing: dict[int, Growing] = {}
-        finished: set[int] = set()
-        counted: Any = None
-        begun = False
-        fault: ServerError | None = None
+        growing, counted = dict[int, Growing](), None
         options = {"n": n, "stream": True, "stream_options": {"include_usage": True}}
-        stream = self.client.stream(body | options, usage.lost, until)
+        stream = self.client.stream(ask.seeded(first) | options, ask.usage.lost, ask.until)
+        begun, fault = False, None
         try:
             async for chunk in stream:
-                begun = True
-                counted = chunk.get("usage") or counted
-                for choice in chunk.get("choices") or []:
-                    index = choice.get("index", 0) if isinstance(choice, dict) else None
-                    if not isinstance(index, int) or not 0 <= index < n or index in finished:
+                begun, counted = True, chunk.get("usage") or counted
+                for choice in chunk.get("choices") or ():
+                    index = choice.get("index", 0)
+                    if not isinstance(index, int) or not 0 <= index < n:
                         continue
                     grown = growing.setdefault(index, Growing())
-                    grown.grow(chunk, choice)
-                    if choice.get("finish_reason"):
-                        reply = grown.reply
-                        reply.finish = str(choice["finish_reason"])
-                        finished.add(index)
-                        reply.tokens = max(reply.tokens, estimated_tokens(reply.text))
-                        deliver(reply)
+                    if grown.reply.finish == "error":
+                        grown.grow(chunk, choice)
+                        if grown.reply.finish != "error":
+                            ask.deliver(grown.reply)
         except ServerError as error:
             # Some servers just end after the last finish reason.
-            if error.code != "cut_off" or not finished or finished != set(growing):
+            unfinished = [grown for grown in growing.values() if grown.reply.finish == "error"]
+            if error.code != "cut_off" or unfinished or not growing:
                 fault = error
         finally:
             await stream.aclose()
-            begun_ones = [grown.reply for grown in growing.values()]
-            written = sum(reply.tokens for reply in begun_ones)
+            replies = [grown.reply for grown in growing.values()]
+            written = sum(reply.tokens for reply in replies)
             if counted is not None:
-                share(begun_ones, usage.add(counted, written), _most(body))
+                share(replies, ask.usage.add(counted, written), ask.most)
             elif begun:
-                usage.lost(written)
-        self._saw(str(body.get("model")), len(growing), whole=fault is None and set(growing) == {0})
+                ask.usage.lost(written)
+        if growing and (fault is None or len(growing) > 1):
+            self._saw(ask.model, len(growing))
         return fault
 
-    def _saw(self, model: str, candidates: int, whole: bool) -> None:
-        """Remember how many came where several were asked for; ``whole``: none of them was left out."""
-        if candidates > 1:
-            self._odd.pop(model, None)
-        elif whole:
-            self._odd[model] += 1
-
-
-def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:
-    seed = body.get("seed")
-    return dict(body) if seed is None else {**body, "seed": seed + place}
-
-
-def _most(body: Mapping[str, Any]) -> int | None:
-    """Return the most tokens that a candidate may have by the request."""
-    return body.get("max_completion_tokens") or body.get("max_tokens")
+    def _saw(self, model: str, candidates: int) -> None:
+        """Remember how many came where several were asked for."""
+        self._odd[model] = 0 if candidates > 1 else self._odd[model] + 1
 
 
 _PROMPT = {"model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs"}
@@ -344,9 +343,6 @@ _CONTINUE = {
     "logprobs": True,
     "top_logprobs": TOP_LOGPROBS,
 }
-
-_THOUGHTS = {"reasoning", "reasoning_content"}
-"""Where servers keep thoughts that they take out of a message."""
 
 _PROBE = [
     {"role": "user", "content": "What colour is the sky by day?"},
@@ -429,7 +425,7 @@ class ScoreReader:
         shares = ScoreShares(decimals)
         if not opened:
             return None
-        if _THOUGHTS & reply.rest.keys():  # what the score depends on cannot be sent back
+        if reply.thoughts:  # what the score depends on cannot be sent back
             self.unable.add(model)
             return None
         asked = {name: value for name, value in body.items() if name in _PROMPT}
@@ -490,23 +486,14 @@ async def rate(
     Raises:
         ServerError: The server failed.
     """
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [
-            *messages,
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": RATE},
-        ],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-    }
+    turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": RATE}]
+    body: dict[str, Any] = {"model": model, "messages": [*messages, *turns]}
+    body |= {"max_tokens": MAX_TOKENS, "temperature": 0}
     reply = await client.with_logprobs(model, lambda more: client.chat(body | more, usage.lost))
     [written, *_] = read_choices(reply, usage, judge=True)
-    soft = soft_score(written.logprobs)
-    if soft is not None:
-        return soft
-    said = last_score(written.text)
-    return parse_score(written.text) if said is None else said
+    found = soft_score(written.logprobs)
+    found = last_score(written.text) if found is None else found
+    return parse_score(written.text) if found is None else found
 
 
 async def rate_all(
@@ -530,8 +517,7 @@ async def rate_all(
     Raises:
         ServerError: The server failed on all answers, or, with ``strict``, on one.
     """
-    room, faults = asyncio.Semaphore(at_once), list[ServerError]()
-    failed: list[str] = []
+    room, faults = asyncio.Semaphore(at_once), dict[str, ServerError]()
 
     async def one(name: str, messages: Messages, answer: str) -> float | None:
         async with room:
@@ -539,15 +525,15 @@ async def rate_all(
                 return await rate(client, model, messages, answer, usage)
             except ServerError as error:
                 logger.warning("%s: the judge failed (%d, %s)", name, error.status, error.code)
-                faults.append(error)
-                failed.append(name)
+                faults[name] = error
                 return None
 
     scores = await asyncio.gather(*[one(*each) for each in asked])
-    if faults and strict:
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        text = f"the judge failed on {failed[0]}{more}: {faults[0]}; the same call goes on"
-        raise ServerError(text, faults[0].status, faults[0].code, faults[0].retry)
-    if faults and len(faults) == len(asked):
-        raise faults[0]
+    if faults and (strict or len(faults) == len(asked)):
+        [(name, fault), *others] = faults.items()
+        if not strict:
+            raise fault
+        more = f" and {len(others)} more" if others else ""
+        text = f"the judge failed on {name}{more}: {fault}; the same call goes on"
+        raise ServerError(text, fault.status, fault.code, fault.retry)
     return scores

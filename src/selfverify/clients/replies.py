@@ -7,20 +7,82 @@ tokens (`soft_score`).
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
 from selfverify.core.score_tokens import decimals_of, score_texts
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
 from selfverify.selection.rules import Candidate, Kind, read_answer
 
+logger = logging.getLogger(__name__)
+
 OPENING = f"<{SCORE_TAG}>"
-_DIGITS = frozenset("0123456789")
+CLOSING = f"</{SCORE_TAG}>"
+
+Ending = Literal["whole", "cut_off", "withheld"]
+"""How a message ended: by itself, by a limit or a fault, or since somebody does not want it read."""
+
+_ENDINGS: dict[str, Ending] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "whole"),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use", "tool_call"), "whole"),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "cut_off"),
+    **dict.fromkeys(("error", "abort", "cancelled"), "cut_off"),
+    **dict.fromkeys(("content_filter", "safety", "refusal", "recitation"), "withheld"),
+}
+"""Servers' finish reasons in small letters."""
+
+_PARTS = ("think", "answer", SCORE_TAG, "tool_call")
+"""Tags of which a whole text closes as many as it opens."""
+
+
+def ending(finish: str | None, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> Ending:
+    """Return what a server's finish reason says of a message.
+
+    A server that gives no reason has ended a message that says something. One that we do not know is logged
+    once, and its message is whole if it looks so: its calls can be read, or its text ends with a mark and has
+    closed its tags.
+    """
+    if not finish:
+        return "whole" if text or calls else "cut_off"
+    known = _ENDINGS.get(finish.lower())
+    if known is not None:
+        return known
+    _log_unknown(finish)
+    if calls:
+        return "whole" if read_tool_calls(calls)[0] is not None else "cut_off"
+    closed = all(text.count(_tag(part)) <= text.count(_tag(part, closing=True)) for part in _PARTS)
+    marked = re.search(r"[^\w\s,;:(\[{<-]\s*\Z", text)
+    return "whole" if closed and marked else "cut_off"
+
+
+@cache
+def _log_unknown(finish: str) -> None:
+    logger.warning("a server ends messages with %r, which is not known here", finish[:80])
+
+
+def usable_choices(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return those choices of a completion that have a message, and no error in its place.
+
+    No content is a call, a refusal, or thoughts that were cut off: asking again would not help.
+    """
+
+    def is_usable(choice: Any) -> bool:
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(message, dict) or choice.get("finish_reason") == "error":
+            return False
+        calls = message.get("tool_calls") or []
+        return isinstance(message.get("content"), str | list | None) and isinstance(calls, list)
+
+    choices = reply.get("choices")
+    return [choice for choice in choices if is_usable(choice)] if isinstance(choices, list) else []
 
 
 class ScoreShares:
@@ -62,26 +124,24 @@ class ScoreShares:
         Args:
             least: The least probability of a beginning that is worth knowing.
         """
-        found, rest = dict[str, None](), [("", 1.0)]
+        open_ones = [p for p, share in self._ends() if share >= least and len(self._values(p)) > 1]
+        return list(dict.fromkeys(map(self._certain, open_ones)))
+
+    def expectation(self) -> float:
+        """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
+        return sum(share * fmean(self._values(prefix)) for prefix, share in self._ends())
+
+    def _ends(self) -> Iterator[tuple[str, float]]:
+        """Yield the beginnings of which it is not known what follows, with their probabilities."""
+        rest = [("", 1.0)]
         while rest:
             prefix, share = rest.pop()
             shown = self._shown(prefix)
-            if shown is not None:
+            if shown is None:
+                yield prefix, share
+            else:
                 total = sum(self._next[shown].values())
                 rest += [(shown + t, share * p / total) for t, p in self._next[shown].items()]
-            elif share >= least and len(self._values(prefix)) > 1:
-                found[self._certain(prefix)] = None
-        return list(found)
-
-    def expectation(self, prefix: str = "") -> float:
-        """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
-        shown = self._shown(prefix)
-        if shown is None:
-            values = self._values(prefix)
-            return sum(values) / len(values)
-        options = self._next[shown]
-        total = sum(options.values())
-        return sum(share / total * self.expectation(shown + token) for token, share in options.items())
 
     def _shown(self, prefix: str) -> str | None:
         """Return the beginning of which it is known what follows ``prefix``; None if that is unknown."""
@@ -138,7 +198,8 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
 
 def begins_number(logprobs: Sequence[Mapping[str, Any]]) -> float:
     """Return the probability that the first token begins a number, as far as alternatives are shown."""
-    return sum(share for token, share in _options(logprobs[0]) if token[0] in _DIGITS) if logprobs else 0.0
+    options = _options(logprobs[0]) if logprobs else ()
+    return sum(share for token, share in options if token[0] in "0123456789")
 
 
 def _options(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -148,9 +209,6 @@ def _options(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
         if isinstance(token, str) and token and isinstance(value, (int, float)):
             yield token, math.exp(min(float(value), 0.0))
-
-
-CLOSING = f"</{SCORE_TAG}>"
 
 
 @dataclass(slots=True)
@@ -172,6 +230,17 @@ class Completion(Candidate):
     rest: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended."""
+        return ending(self.finish, self.text, self.tool_calls)
+
+    @property
+    def thoughts(self) -> str:
+        """The thoughts that the server has taken out of the text."""
+        found = self.rest.get("reasoning_content") or self.rest.get("reasoning")
+        return found if isinstance(found, str) else ""
 
 
 class Reading(NamedTuple):
@@ -273,6 +342,11 @@ def last_score(text: str) -> float | None:
     _, opened, rest = small_tags(text).rpartition(OPENING)
     written, closed, after = rest.partition(CLOSING)
     return parse_score(written) if opened and closed and not after.strip() else None
+
+
+def mended(text: str) -> str:
+    """Return a text with the halves of surrogate pairs joined; U+FFFD stands for one that is alone."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def text_of(content: Any) -> str:

@@ -81,13 +81,10 @@ class Usage:
 
     def take_in(self, other: Usage) -> None:
         """Count what was counted apart."""
-        for name in ("prompt_tokens_details", "completion_tokens_details"):
-            self._add_details(name, other.details.get(name))
-        self.prompt_tokens += other.prompt_tokens
-        self.candidate_tokens += other.candidate_tokens
-        self.verification_tokens += other.verification_tokens
-        self.cached_tokens += other.cached_tokens
-        self.calls += other.calls
+        for name in other.details:
+            self._add_details(name, other.details[name])
+        for name in ("prompt_tokens", "candidate_tokens", "verification_tokens", "cached_tokens", "calls"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.complete = self.complete and other.complete
 
     def as_openai(self, chosen_tokens: int) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from typing import Any, Literal, NoReturn
 from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.clients.openai_client import read_at_most
 from selfverify.connectors.content import ContentLimits, from_blocks, from_data_urls, to_blocks
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
@@ -47,6 +46,16 @@ try:
     from yarl import URL
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
+
+async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
+    """Return all that comes; None as soon as it is more than ``most`` bytes."""
+    found = bytearray()
+    async for part in content.iter_any():
+        if len(found) + len(part) > most:
+            return None
+        found += part
+    return bytes(found)
 
 
 INVALID_JSON = "INVALID_JSON"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from typing import Any
+
 import numpy as np
 from PIL import ExifTags, Image
 
@@ -36,6 +40,18 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if most is not None and image.width * image.height > 2 * most:
         raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {2 * most} are read")
     return _rgb(upright(image))
+
+
+def image_url(image: Image.Image) -> str:
+    """Return a picture as a data URL (PNG, so without loss)."""
+    buffer = io.BytesIO()
+    to_rgb(image).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def image_part(image: Image.Image) -> dict[str, Any]:
+    """Return a picture as a part of a message in OpenAI's form."""
+    return {"type": "image_url", "image_url": {"url": image_url(image)}}
 
 
 def is_rgb(image: Image.Image) -> bool:

@@ -14,6 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from PIL.Image import Image
 
+from selfverify.core.errors import DataError
+from selfverify.core.images import image_part
+
 
 @dataclass(slots=True)
 class Problem:
@@ -68,6 +71,30 @@ BETWEEN = "\n\n"
 def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A content as parts of its own: ``{"type": "text", "text": ...}``, ``{"type": "image", ...}``."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else [{**part} for part in content]
+
+
+def openai_parts(parts: Sequence[Mapping[str, Any]], images: Iterator[Image]) -> list[dict[str, Any]]:
+    """Return parts of a content in OpenAI's form, each place of an image with the next image."""
+    return [image_part(next(images)) if part["type"] == "image" else {**part} for part in parts]
+
+
+def openai_messages(problem: Problem) -> list[dict[str, Any]]:
+    """Return a problem's messages in OpenAI's form, with its images in their places.
+
+    Raises:
+        DataError: There are more or fewer places than images.
+    """
+    contents = [message.get("content") or "" for message in problem.messages]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    places = sum(part["type"] == "image" for part in parts)
+    if places != len(problem.images):
+        text = f"{places} places for images and {len(problem.images)} images"
+        raise DataError(f"problem {problem.id}: {text}")
+    left = iter(problem.images)
+    return [
+        {**message, "content": content if isinstance(content, str) else openai_parts(content, left)}
+        for message, content in zip(problem.messages, contents, strict=True)
+    ]
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:

@@ -35,6 +35,7 @@ import numpy as np
 from PIL.Image import Image
 from pydantic import TypeAdapter, ValidationError
 
+from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.files import naming, read_regular, write_json, written_whole
@@ -592,12 +593,13 @@ async def _ask(
 ) -> OnAnswer:
     body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
     try:
-        said = (await client.chat(body))["choices"][0]["message"].get("content")
-    except (SelfVerifyError, KeyError, IndexError, TypeError, AttributeError) as error:
+        choice, *_ = usable_choices(await client.chat(body))
+    except SelfVerifyError as error:
         return OnAnswer(index, trace.id, None, str(error)[:500])
-    words_said = {match[0] for match in _WORD.finditer(str(said or "").upper())}
+    said = text_of(choice["message"].get("content"))
+    words_said = {match[0] for match in _WORD.finditer(said.upper())}
     if len(words_said) != 1:
-        return OnAnswer(index, trace.id, None, f"it says neither: {str(said)[:200]!r}")
+        return OnAnswer(index, trace.id, None, f"it says neither: {said[:200]!r}")
     return OnAnswer(index, trace.id, words_said == {"CORRECT"})
 
 

@@ -20,31 +20,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from threading import Lock
 from typing import Any, TypeVar
 
-from selfverify.clients.candidates import CandidateSampler, ScoreReader
+from selfverify.clients.candidates import CandidateSampler, ScoreReader, read_choices
 from selfverify.clients.openai_client import (
     REFUSALS,
-    BoundedClient,
     ModelOnServer,
     OpenAIClient,
     ServerConfig,
-    image_url,
-    openai_messages,
     server_url,
 )
-from selfverify.clients.replies import Completion, soft_score, text_of
-from selfverify.clients.usage import Usage, estimated_tokens
+from selfverify.clients.replies import Completion, soft_score
+from selfverify.clients.usage import Usage
 from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.events import note
-from selfverify.core.problem import BETWEEN, Problem, content_parts
+from selfverify.core.images import image_part
+from selfverify.core.problem import BETWEEN, Problem, content_parts, openai_messages
 from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Group, Segment, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.kv_sessions import SampleIndex
@@ -96,7 +94,7 @@ class ServerMessages:
         told: list[dict[str, Any]] = []
         for part in parts:
             if part["type"] == "image":
-                told.append({"type": "image_url", "image_url": {"url": image_url(next(left))}})
+                told.append(image_part(next(left)))
             elif not self._named and told and told[-1]["type"] == "text":
                 told[-1]["text"] += "\n" + part["text"]
             elif not self._named:
@@ -161,13 +159,14 @@ def _read(calls: Sequence[Any]) -> dict[str, Any]:
     found = []
     try:
         for call in calls:
-            function = call["function"]
-            arguments = function["arguments"]
-            if isinstance(arguments, str):
+            name, arguments = call["function"]["name"], call["function"].get("arguments")
+            if arguments is None or isinstance(arguments, str):
                 arguments = read_json(arguments or "{}")
-            found.append({"name": function["name"], "arguments": arguments})
-    except (KeyError, TypeError, ValueError) as error:
+            found.append({"name": name, "arguments": arguments})
+    except ValueError as error:
         return {"error": f"its arguments are no JSON: {error}"[:300]}
+    except (AttributeError, KeyError, TypeError):
+        return {"error": f"it names no function: {call!r}"[:300]}
     return {"tool_calls": found}
 
 
@@ -178,10 +177,6 @@ _PLACE = (0, 0)
 _FULL = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
 """What servers say of a conversation that is longer than their model reads: OpenAI's code is
 ``context_length_exceeded``, llama.cpp's ``exceed_context_size_error``."""
-_WHOLE = ("stop", "tool_calls", "function_call")
-"""How OpenAI's API says that a message is whole."""
-_THOUGHTS = ("reasoning_content", "reasoning")
-"""Where servers keep thoughts that they take out of a message."""
 
 
 class ServedConversation:
@@ -244,12 +239,10 @@ class ServedConversation:
             reply: What the server sent.
         """
         text = reply.text
-        thoughts = next((reply.rest[name] for name in _THOUGHTS if reply.rest.get(name)), None)
-        if self.thinks and isinstance(thoughts, str) and "<think" not in text:
-            text = f"<think>{thoughts}</think>{text}"
+        if self.thinks and reply.thoughts and "<think" not in text:
+            text = f"<think>{reply.thoughts}</think>{text}"
         self.asked, self.last = [*self.served.messages], reply
-        finish = Finish.STOP if reply.finish in _WHOLE else Finish.LENGTH
-        said = self.served.said(text, reply.tool_calls, finish, len(self.turns))
+        said = self.served.said(text, reply.tool_calls, _finish(reply), len(self.turns))
         self.turns.append(len(self._segments))
         return said
 
@@ -344,6 +337,10 @@ class ServedConversation:
                 parsed=said_by(reply, reply.text), images=list(reply.images),
             )
         )  # fmt: skip
+
+
+def _finish(reply: Completion) -> Finish:
+    return Finish.STOP if reply.ending == "whole" else Finish.LENGTH
 
 
 def _segments(reply: Completion, said: PolicyTurn, cuts: Sequence[tuple[str, int]]) -> list[Segment]:
@@ -443,7 +440,7 @@ class ServerRollouts:
         faults: dict[str, ServerError] = {}
         with ThreadPoolExecutor(self.at_once, "episodes") as threads:
             asyncio.get_running_loop().set_default_executor(threads)
-            async with BoundedClient(self.served.server, self.at_once) as client:
+            async with OpenAIClient(replace(self.served.server, connections=self.at_once)) as client:
                 reader = ScoreReader(client)
                 reads = self.read_scores and await reader.can_read(self.served.model, self.usage, math.inf)
                 # Alternatives for every token are most of what a server would send; a reader does without.
@@ -774,21 +771,10 @@ class ServerSpeaker(Speaker):
 
     async def answer(self, turn: int) -> PolicyTurn:
         """What it says next; see `speak`, which waits for it."""
-        choice = await self._asked()
-        message = choice["message"]
-        content = message.get("content")
-        text = content if isinstance(content, str) else ""
-        calls = message.get("tool_calls")
-        finish = Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP
-        return self.talk.said(text, calls if isinstance(calls, list) else [], finish, turn)
-
-    async def _asked(self) -> dict[str, Any]:
         body = {**self.fields, **self.talk.body()}
         async with OpenAIClient(self.server) as client:
-            reply = await client.chat(body, self.usage.lost)
-        choice: dict[str, Any] = reply["choices"][0]
-        self.usage.add(reply.get("usage"), estimated_tokens(text_of(choice["message"].get("content"))))
-        return choice
+            said, *_ = read_choices(await client.chat(body, self.usage.lost), self.usage)
+        return self.talk.said(said.text, said.tool_calls, _finish(said), turn)
 
 
 def hold(episode: Episode, speaker: Speaker, turns: int) -> EpisodeResult:

@@ -354,7 +354,7 @@ class Gateway:
     async def _pass_on(
         self, request: web.Request, raw: Mapping[str, Any], ask: AnswerRequest
     ) -> web.StreamResponse:
-        """Answer without selection: with what the server says, as it came."""
+        """Answer without selection: with all that the server says."""
         usage, until = ask.usage, ask.deadline
         body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
         try:
@@ -363,7 +363,7 @@ class Gateway:
                 return await self._streamed(request, lambda stream: _copy_events(stream, events, until))
             async with asyncio.timeout_at(until):
                 reply = await self.backend.reply_to(body, usage, until)
-            return web.Response(body=reply, content_type="application/json")
+            return json_response(reply)
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
@@ -566,14 +566,14 @@ class Gateway:
 
 
 async def _copy_events(stream: EventStream, events: Events, deadline: float) -> None:
-    """Send a server's own events as they come.
+    """Send a server's chunks as they come.
 
     Raises:
         ServerError: They did not end in time.
     """
     try:
         async with asyncio.timeout_at(deadline), aclosing(events):
-            async for event, _ in events:
-                await stream.copy(event)
+            async for chunk in events:
+                await stream.event(chunk)
     except TimeoutError:
         raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from selfverify.visual.task import VisualToolTask
 
 
-Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
-"""A streamed chat completion: the events as a model server sends them, and the chunks in them."""
+Events = AsyncGenerator[dict[str, Any], None]
+"""A streamed chat completion: the chunks as a model server sends them."""
 
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
@@ -185,8 +185,8 @@ class Backend(ABC):
         """Whether requests without selection go through as they are, by `reply_to` and `stream`."""
         return False
 
-    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> bytes:
-        """Return a completion without selection, as the model server wrote it.
+    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> dict[str, Any]:
+        """Return a completion without selection, with all fields that the model server wrote.
 
         Raises:
             ServerError: The server failed.

@@ -80,10 +80,6 @@ class EventStream:
         """Write an event."""
         await self._write(_event(data))
 
-    async def copy(self, event: bytes) -> None:
-        """Write an event that is one already."""
-        await self._write(event + b"\n\n")
-
     async def done(self) -> None:
         """Write OpenAI's last event."""
         await self._write(b"data: [DONE]\n\n")

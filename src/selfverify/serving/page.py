@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.resources import files
@@ -12,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from selfverify.core.images import image_url
 from selfverify.serving.config import GatewayConfig
 from selfverify.serving.schemas import ApiError, invalid_value, json_response
 
@@ -98,11 +97,9 @@ def digits_example(index: int) -> dict[str, Any]:
     from selfverify.tasks.digits_pick import DigitsPick
 
     problem = DigitsPick().problem("test", 0, index)
-    buffer = io.BytesIO()
-    problem.images[0].save(buffer, "PNG")
     return {
         "name": f"example {index + 1}",
-        "image": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}",
+        "image": image_url(problem.images[0]),
         "question": problem.meta["question"],
         "answers": "set",
     }

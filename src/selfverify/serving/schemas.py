@@ -7,6 +7,7 @@ told in OpenAI's envelope. `Choosing` is shared by requests, `selfverify solve` 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.usage import MOST_TOKENS
 from selfverify.core.errors import ConfigError, ServerError
@@ -24,7 +25,10 @@ from selfverify.serving.best_of import BestOf
 
 def json_bytes(data: Any) -> bytes:
     """Return data as JSON. NaN and Infinity, which servers write and JSON does not know, become nulls."""
-    return to_json(data, inf_nan_mode="null")
+    try:
+        return to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:  # half of a surrogate pair, whose other half is in the next chunk
+        return json.dumps(data).encode()
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -42,7 +42,12 @@ def open_gateway(settings: ServeConfig) -> Gateway:
     metrics, example = Metrics(), None
     backend: Backend
     if settings.backend.upstream is not None:
-        server = ServerConfig(settings.backend.upstream, None, asked.timeout, settings.backend.tries)
+        server = ServerConfig(
+            settings.backend.upstream,
+            timeout_s=asked.timeout,
+            tries=settings.backend.tries,
+            longest_wait_s=10.0,  # whoever asks the gateway is told at once to come back later
+        )
         backend = upstream_of(server, metrics, settings.backend.separate)
     else:
         backend = local_of(settings.backend, metrics, asked.images.pixels)

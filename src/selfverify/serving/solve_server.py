@@ -7,10 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
-from selfverify.clients.openai_client import OpenAIClient, ServerConfig, openai_messages
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
 from selfverify.clients.replies import Reader, Reading, read_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.tags import parse_tagged
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import choose

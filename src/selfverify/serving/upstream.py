@@ -74,22 +74,22 @@ class Upstream(Backend):
         """See `Backend`."""
         return True
 
-    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> bytes:
+    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> dict[str, Any]:
         """See `Backend`."""
-        raw, reply = await self.client.chat_as_it_comes(body, usage.lost, until)
+        reply = await self.client.chat(body, usage.lost, until)
         usage.add(reply.get("usage"), _said(reply) // 4)
-        return raw
+        return reply
 
     async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
         """See `Backend`."""
         counted, begun, size, pieces = None, False, 0, 0
         try:
-            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until)) as events:
-                async for raw, chunk in events:
+            async with aclosing(self.client.stream(body, usage.lost, until)) as chunks:
+                async for chunk in chunks:
                     said = _said(chunk)
                     counted, begun = chunk.get("usage") or counted, True
                     size, pieces = size + said, pieces + (said > 0)
-                    yield raw, chunk
+                    yield chunk
         finally:
             if begun:
                 usage.add(counted, max(size // 4, pieces))  # most servers send each token apart

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfverify.clients.candidates import AT_ONCE, rate_all
-from selfverify.clients.openai_client import ModelOnServer, OpenAIClient, openai_messages
+from selfverify.clients.openai_client import ModelOnServer, OpenAIClient
 from selfverify.clients.usage import Usage
 from selfverify.core.policy_config import ServedModelConfig
+from selfverify.core.problem import openai_messages
 from selfverify.core.trajectory import Group
 from selfverify.verifiers.base import Scores, answers, no_scores
 

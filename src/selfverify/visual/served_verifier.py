@@ -7,19 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selfverify.clients.openai_client import (
-    REFUSALS,
-    OpenAIClient,
-    ServerConfig,
-    image_url,
-    openai_messages,
-    server_url,
-)
+from selfverify.clients.openai_client import REFUSALS, ModelOnServer, OpenAIClient
 from selfverify.core import event_loop
 from selfverify.core.episode import Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.events import note
-from selfverify.core.problem import Problem
+from selfverify.core.problem import Problem, content_parts, openai_messages, openai_parts
 from selfverify.rollouts.wrappers import Message
 from selfverify.visual.calls import read_look_call
 from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
@@ -31,30 +24,8 @@ Tokens = list[tuple[str, float]]
 """Tokens as text, with their log-probabilities in nats."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model behind a server that tells the log-probabilities of a prompt, as vLLM does.
-
-    Args:
-        server: Where it is.
-        model: Its name there.
-    """
-
-    server: ServerConfig
-    model: str
-
-    @classmethod
-    def of(cls, address: str) -> ServedModel:
-        """Make one from ``URL#MODEL``.
-
-        Raises:
-            ConfigError: The address is none, or names no model.
-        """
-        url, _, model = address.partition("#")
-        if not model:
-            raise ConfigError(f"a verifier behind a server is given as URL#MODEL, not {address}")
-        server_url(url)
-        return cls(ServerConfig(url), model)
+class ServedModel(ModelOnServer):
+    """A model behind a server that tells the log-probabilities of a prompt, as vLLM does."""
 
     async def last_message(self, messages: Sequence[Message], tools: Sequence[Any]) -> Tokens:
         """The tokens of the last message, which is an assistant's, without the one that ends it.
@@ -184,16 +155,7 @@ class ServedVerifier(RolloutHook):
                 self._go_back(talk)
             else:
                 talk.before = len(talk.messages)
-            left = iter(reply.images)
-            parts = (
-                [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
-            )
-            content = [
-                {"type": "image_url", "image_url": {"url": image_url(next(left))}}
-                if part["type"] == "image"
-                else dict(part)
-                for part in parts
-            ]
+            content = openai_parts(content_parts(reply.content), iter(reply.images))
             talk.messages.append({"role": "user", "content": content})
 
     def _go_back(self, talk: _HeardTalk) -> None:

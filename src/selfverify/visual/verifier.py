@@ -300,7 +300,7 @@ class StoppingVerifier:
 
             from selfverify.visual.served_verifier import ServedModel, ServedVerifier  # it needs aiohttp
 
-            return ServedVerifier(ServedModel.of(path), ServedModel.of(base))
+            return ServedVerifier(ServedModel.of(path, "verifier"), ServedModel.of(base, "verifier"))
         if (path, base) not in self._models:
             own = reasoner if reasoner is not None and reasoner.config.path == path else None
             policy = own or (

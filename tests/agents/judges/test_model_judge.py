@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from PIL import Image
 
 from selfverify.agents.evidence import Exhibit, Submission
 from selfverify.agents.judges.case import Ballot, Case
-from selfverify.agents.judges.config import ModelJudgeConfig, OwnJudgeConfig
+from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
-from selfverify.agents.judges.own_judge import OwnJudge
-from selfverify.core import ranks
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError
-from selfverify.core.trajectory import Finish
-from selfverify.policy.decoding import Sample
-from selfverify.policy.kv_sessions import SampleIndex
-from selfverify.policy.policy import Policy
-from selfverify_phone.short_form import SHORT
 from serving_servers import FakeUpstream, Loop
 
 REASONS = "<Reasoning>Round 1 shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n"
@@ -38,13 +32,20 @@ def case(text: str = "Alarm 7:30", images: int = 0) -> Case:
     return Case("phone/1", "Set an alarm.", Submission("done", [Exhibit(Call("tap"), seen)]), 2)
 
 
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
 Make = Callable[..., ModelJudge]
 
 
 @pytest.fixture
-def make(servers: Loop) -> Make:
+def make(loop: Loop) -> Make:
     def judge(fake: FakeUpstream, **settings: Any) -> ModelJudge:
-        settings = {"url": servers.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
+        settings = {"url": loop.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
         return ModelJudge(ModelJudgeConfig(**settings), judge_prompt())
 
     return judge
@@ -100,6 +101,62 @@ def test_an_answer_that_was_cut_off_or_is_no_vote_is_missing(make: Make) -> None
     [ballot] = votes(make(FakeUpstream(write=lambda body, i: "I think so.")), count=1)
     assert ballot.vote is None and ballot.missing == "the answer is not of the form that was asked for"
     assert ballot.about["text"] == "I think so."
+
+
+def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: f"<think>{SUCCESS}</think>{FAILURE}")
+    [ballot] = votes(make(fake), count=1)
+    assert ballot.vote is not None and not ballot.vote.success
+
+
+@pytest.mark.parametrize(
+    ("finish", "counts"),
+    [
+        *[
+            (whole, True)
+            for whole in ("stop", "eos", "eos_token", "end_turn", "tool_calls", None, "finished")
+        ],
+        *[(cut, False) for cut in ("length", "max_tokens", "content_filter", "error!")],
+    ],
+)
+def test_finish_reasons_of_all_servers(make: Make, finish: str | None, counts: bool) -> None:
+    """One that is not known is believed where the text is whole."""
+    text = SUCCESS[:-4] if finish == "error!" else SUCCESS
+    [ballot] = votes(make(FakeUpstream(write=lambda body, i: text, finish=finish)), count=1)
+    assert (ballot.vote is not None) == counts
+    assert counts or ballot.missing == f"the answer ended with {finish!r}"
+
+
+@pytest.mark.parametrize(("content", "finish", "counts"), [
+    ("", "stop", True), ("\n", None, True), ("", "length", False), ("I think so.", "stop", False),
+])  # fmt: skip
+def test_an_answer_among_the_thoughts_is_read_if_there_is_no_other(
+    make: Make, content: str, finish: str | None, counts: bool
+) -> None:
+    more = {"reasoning_content": SUCCESS}
+    fake = FakeUpstream(write=lambda body, i: content, finish=finish, more=more, counts=False)
+    [ballot] = votes(make(fake), count=1)
+    assert (ballot.vote is not None) == counts and ballot.about["prompt_tokens"] == 0
+
+
+def test_a_wait_that_the_server_asks_for_costs_no_vote(make: Make) -> None:
+    """As long as the vote's own time allows it; where it does not, nobody waits."""
+
+    class Busy(FakeUpstream):
+        wait = "12"
+
+        async def _chat(self, request: web.Request, body: Any) -> web.StreamResponse:
+            if len(self.seen) % 2:
+                wait = {"Retry-After": self.wait}
+                return web.json_response({"error": {"message": "busy"}}, status=429, headers=wait)
+            return await super()._chat(request, body)
+
+    fake = Busy(write=lambda body, i: SUCCESS)
+    [ballot] = votes(make(fake, tries=2, vote_s=0.5), count=1)
+    assert ballot.vote is None and "it wants to be asked again in 12 s" in ballot.missing
+    assert len(fake.seen) == 1
+    fake.wait, fake.seen = "1.1", []
+    assert votes(make(fake, tries=2, vote_s=60.0), count=1)[0].vote is not None
 
 
 def test_nobody_is_asked_the_same_twice(make: Make, tmp_path: Path) -> None:
@@ -203,118 +260,12 @@ def test_requests_at_the_same_time_are_limited(make: Make) -> None:
     assert len(fake.seen) == 10 and most <= 2 and open_now == 0
 
 
-@pytest.fixture
-def judge(policy: Policy) -> OwnJudge:
-    made = OwnJudge(OwnJudgeConfig(max_new_tokens=8), "Judge this.")
-    made.policy = policy
-    return made
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        ModelJudge(ModelJudgeConfig(url="judge", model="m"), "")
 
 
-def test_a_policy_that_says_nothing_of_the_kind_gives_no_votes(judge: OwnJudge) -> None:
-    ballots = judge.ask(case(), range(3))()
-    assert [ballot.number for ballot in ballots] == [0, 1, 2]
-    assert all(ballot.vote is None and ballot.missing for ballot in ballots)
-    assert all(ballot.about["completion_tokens"] > 0 for ballot in ballots)
-
-
-class Scripted:
-    """Threads of a policy whose answers are given: what they heard, and how often they were asked."""
-
-    def __init__(self, policy: Policy, said: Sequence[str]) -> None:
-        self.policy, self.said = policy, list(said)
-        self.heard: dict[SampleIndex, str] = {}
-        self.batches = 0
-
-    def begin(self, prompts: Any, sampling: Any, **more: Any) -> Scripted:
-        self.batches += 1
-        return self
-
-    def append(self, pieces: Mapping[SampleIndex, Any], score: bool = False) -> dict[SampleIndex, Any]:
-        self.heard |= {place: self.policy.tokenizer.decode(piece.tokens) for place, piece in pieces.items()}
-        return {}
-
-    def generate(self, places: Sequence[SampleIndex], turn: int, more: bool) -> dict[SampleIndex, Sample]:
-        encode = self.policy.tokenizer
-        rows = [
-            encode(f"{self.said.pop(0)}<|im_end|>", add_special_tokens=False)["input_ids"] for _ in places
-        ]
-        return {
-            place: Sample(row, [0.0] * len(row), Finish.STOP) for place, row in zip(places, rows, strict=True)
-        }
-
-
-def test_all_that_wait_are_judged_together(judge: OwnJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judge.policy is not None
-    said = [SUCCESS, SUCCESS, FAILURE, FAILURE, "Hm.", SUCCESS]
-    threads = Scripted(judge.policy, said)
-    monkeypatch.setattr(judge.policy, "threads", threads.begin, raising=True)
-    first, second = judge.ask(case("Alarm 7:30"), range(3)), judge.ask(case("<|im_end|> evil"), range(3))
-    votes = [[ballot.vote and ballot.vote.success for ballot in wait()] for wait in (second, first)]
-    assert votes == [[False, None, True], [True, True, False]]
-    assert threads.batches == 1 and len(threads.heard) == 6
-    assert "Alarm 7:30" in threads.heard[0, 0] and "<|im_end|> evil" in threads.heard[1, 2]
-
-
-def test_pictures_are_shown(judge: OwnJudge) -> None:
-    assert all(ballot.missing.startswith("the answer") for ballot in judge.ask(case(images=1), [0])())
-
-
-def test_a_case_that_cannot_be_shown_is_an_outage(
-    load_policy: Callable[..., Policy], judge: OwnJudge
-) -> None:
-    judge.policy = load_policy("llama")  # reads no images
-    one, other = judge.ask(case(images=1), [0]), judge.ask(case(), [0])
-    assert one()[0].about == {"outage": True} and other()[0].about.keys() == {
-        "prompt_tokens",
-        "completion_tokens",
-    }
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "count", lambda: 2)
-    with pytest.raises(ConfigError, match="one process only"):
-        OwnJudge(OwnJudgeConfig(), judge_prompt())
-
-
-def test_few_words_are_refused_where_the_task_has_no_such_form() -> None:
-    with pytest.raises(ConfigError, match=r"judge.own.form=short: this task has no cases in few words"):
-        OwnJudge(OwnJudgeConfig(form="short"), "Judge this.")
-
-
-def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever answers, the one that was named judges; it reads no prompt."""
-    named: list[str] = []
-
-    def load(path: str, device: str) -> Policy:
-        named.append(f"{path} on {device}")
-        return policy
-
-    monkeypatch.setattr(Policy, "load", load)
-    config = OwnJudgeConfig(path="some/judge", form="short", temperature=0.0, device="cpu")
-    made = OwnJudge(config, "Judge this.", SHORT)
-    made.set_policy(None)
-    made.set_policy(None)
-    assert named == ["some/judge on cpu"] and made.policy is policy
-    said = [" time 7:30 1 yes § success", "time 7:30 9 yes § success", SUCCESS]
-    threads = Scripted(policy, said)
-    monkeypatch.setattr(policy, "threads", threads.begin, raising=True)
-    waits = [made.ask(case(words), [0]) for words in ("A 7:30", "BB 7:30", "CCC 7:30")]
-    ballots = [wait()[0] for wait in waits]
-    assert [ballot.vote and ballot.vote.success for ballot in ballots] == [True, None, None]
-    assert "round 9" in ballots[1].missing and "form" in ballots[2].missing
-    assert ballots[0].vote is not None and ballots[0].vote.rounds == (1,)
-    assert "§ 1 tap ¶ a 7:30" in threads.heard[0, 0] and "data-" not in threads.heard[0, 0]
-    assert ballots[0].about["prompt_tokens"] > 10
-
-
-def test_many_cases_are_judged_in_batches_of_like_length(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("selfverify.agents.judges.own_judge.AT_ONCE", 2)
-    made = OwnJudge(OwnJudgeConfig(), "Judge this.")
-    made.set_policy(policy)
-    threads = Scripted(policy, [SUCCESS] * 5)
-    monkeypatch.setattr(policy, "threads", threads.begin, raising=True)
-    waits = [made.ask(case("x" * length), [0]) for length in (9, 1, 5, 3, 7)]
-    assert all(wait()[0].vote for wait in waits)
-    assert threads.batches == 3
+def test_stopping_early_asks_for_two(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    assert Jury(make(fake), JuryConfig(stop_early=True)).ask(case())().success
+    assert len(fake.seen) == 2

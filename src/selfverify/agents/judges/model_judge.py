@@ -15,11 +15,13 @@ from typing import Any
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Rendered, read_opinion, render
 from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.clients.candidates import read_choices
-from selfverify.clients.openai_client import OpenAIClient, ServerConfig, image_url, server_url
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig, server_url
+from selfverify.clients.replies import ending
 from selfverify.clients.usage import Usage
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
+from selfverify.core.images import image_part
 from selfverify.core.jsonl_store import JsonlStore, read_rows
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,10 @@ class ModelJudge(Judge):
     def __init__(self, config: ModelJudgeConfig, prompt: str) -> None:
         server_url(config.url)
         self.config, self.prompt = config, prompt
-        self._server = ServerConfig(config.url, timeout_s=config.timeout_s, tries=config.tries)
+        # A vote's time says how long it may wait, also where the server asks for long waits.
+        self._server = ServerConfig(
+            config.url, timeout_s=config.timeout_s, tries=config.tries, longest_wait_s=config.vote_s
+        )
         self._cache = VoteCache(config.cache)
         self._room = asyncio.Semaphore(config.concurrent)
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -146,7 +151,7 @@ class ModelJudge(Judge):
             return Ballot(number, None, f"outage: {reason}", about | {"outage": True})
         about |= {name: value for name, value in answer.items() if name != "text"}
         about["waited_s"] = round(time.monotonic() - began, 3)
-        if answer["finish"] != "stop":
+        if ending(answer["finish"], answer["text"]) != "whole":
             return Ballot(number, None, f"the answer ended with {answer['finish']!r}", about)
         opinion = read_opinion(answer["text"], rendered, self.config.quotations)
         if opinion.vote is None:
@@ -179,15 +184,17 @@ class ModelJudge(Judge):
         seeded = body if seed is None else {**body, "seed": seed + number}
         usage, began = Usage(), time.monotonic()
         async with self._room:
-            async with asyncio.timeout(self.config.vote_s):
-                reply = await client.chat(seeded, usage.lost)
+            until = asyncio.get_running_loop().time() + self.config.vote_s
+            async with asyncio.timeout_at(until):
+                reply = await client.chat(seeded, usage.lost, until)
         [written, *_] = read_choices(reply, usage, judge=True)
         seconds = time.monotonic() - began
         self._counts["seconds"] += seconds
         self._counts["tokens_read"] += usage.prompt_tokens
         self._counts["tokens_written"] += usage.verification_tokens
         return {
-            "text": written.text,
+            # Some servers take all that a model writes for its thoughts.
+            "text": written.text if written.text.strip() else written.thoughts,
             "finish": written.finish,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -222,7 +229,7 @@ def content(rendered: Rendered, images: bool) -> str | list[dict[str, Any]]:
         return "(not shown)".join(rendered.pieces)
     parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
     for image, piece in zip(rendered.images, others, strict=True):
-        parts.append({"type": "image_url", "image_url": {"url": image_url(image)}})
+        parts.append(image_part(image))
         if piece:
             parts.append({"type": "text", "text": piece})
     return parts
