@@ -257,7 +257,7 @@ class _Arithmetic:
             return _root(self.argument(), degree)
         if text == "|":
             self.bars += 1
-            value = abs(self.sum())
+            value: Exact = abs(self.sum())
             self.bars -= 1
             if self.take("|"):
                 return value
