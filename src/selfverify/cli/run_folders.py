@@ -23,7 +23,7 @@ def holds_a_run(folder: Path) -> bool:
 
 def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     """Return lines that tell people what ``train`` would do."""
-    from selfverify.experiments.run import missing_packages
+    from selfverify.experiments.registry import missing_packages
 
     learner, sampling = recipe.learner, recipe.sampling
     rollouts = learner.steps * learner.groups_per_step

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
 from selfverify.experiments.recipe import Recipe, to_yaml
-from selfverify.experiments.registry import TASKS, make_method, make_task
+from selfverify.experiments.registry import make_method, make_task, missing_packages
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
@@ -369,21 +368,6 @@ def _train(
         found = {"before": before, "after": after, "settings": settings, "version": __version__}
         ranks.on_first(lambda: write_json(folder / "metrics.json", found))
     return folder
-
-
-def missing_packages(recipe: Recipe) -> list[str]:
-    """Return a line for each package that a run would want in its middle and that is not installed."""
-    task = TASKS.get(recipe.task.name, Task)
-    wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in task.packages.items()]
-    if recipe.policy.lora is not None:
-        wanted.append(("policy.lora", "lora", "peft"))
-    if recipe.learner.optimizer == "adamw_8bit":
-        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
-    return [
-        f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
-        for who, extra, package in wanted
-        if find_spec(package) is None
-    ]
 
 
 def start_processes(recipe: Recipe) -> None:

@@ -310,9 +310,9 @@ def latex(value: Value) -> str:
         case Items():
             if value.kind in ("\\cup", "\\cap"):
                 return f" {value.kind} ".join(map(latex, value.items))
-            opened, closed = {"{}": (r"\{", r"\}"), "": ("", "")}.get(value.kind, "()")
-            if len(value.kind) == 2:
-                opened, closed = (r"\{", r"\}") if value.kind == "{}" else value.kind
+            brackets = {"{}": (r"\{", r"\}"), "": ("", "")}
+            pair = (value.kind[0], value.kind[1]) if len(value.kind) == 2 else ("(", ")")
+            opened, closed = brackets.get(value.kind, pair)
             return f"{opened}{', '.join(map(latex, value.items))}{closed}"
         case Interval():
             low = r"-\infty" if value.low is None else latex(value.low)
@@ -457,7 +457,8 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
         case Items():
             keys = [_key(item, precision) for item in found.items]
             kind = found.kind or ("()" if has_names(found.items) else "{}")
-            return kind[0] + ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys) + kind[-1]
+            joined = ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys)
+            return f"{kind[0]}{joined}{kind[1]}" if len(kind) == 2 else f"{kind}({joined})"
         case Interval():
             low, high = ("" if side is None else _key(side, precision) for side in (found.low, found.high))
             return f"{'[' if found.closed[0] else '('}{low},{high}{']' if found.closed[1] else ')'}"

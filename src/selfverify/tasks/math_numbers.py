@@ -257,7 +257,8 @@ class _Arithmetic:
             return _root(self.argument(), degree)
         if text == "|":
             self.bars += 1
-            value = abs(self.sum())
+            inner = self.sum()
+            value = -inner if inner < 0 else inner
             self.bars -= 1
             if self.take("|"):
                 return value

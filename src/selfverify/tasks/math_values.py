@@ -309,7 +309,7 @@ def _equal(sides: list[str], signs: list[str], unit: str) -> Value | None:
 def _computed(text: str) -> Number | None:
     """Return the value of arithmetic, also of ``5-3``, which alone would be a score."""
     found = evaluate(tokens(text))
-    return Number(*found) if found and isinstance(found[0], Fraction) else None
+    return Number(found[0], found[1]) if found and isinstance(found[0], Fraction) else None
 
 
 def _close(a: Exact | None, b: Exact | None) -> bool:
@@ -410,7 +410,7 @@ def _quantity(parts: Sequence[Token]) -> Number | None:
     value = evaluate(body)
     if value is None or not isinstance(value[0], Fraction) or percent or power or not own:
         return None
-    return Number(*value, False, own)
+    return Number(value[0], value[1], False, own)
 
 
 def _label(text: str, parts: Sequence[Token], unit: str) -> Label | None:

@@ -145,9 +145,9 @@ def test_a_server_that_is_down(files: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"instruction": "Count.", "task": "{goal"}, "its task is no JSON"),
+        ({"instruction": "Count.", "task": "{goal"}, "its task is '{goal', not an object"),
         ({"instruction": "Count.", "task": {"goal": 1}, "seed": -1}, "its seed is -1, not a whole number"),
-        ({"instruction": "Count.", "task": {"goal": 1}, "goal": "[]"}, r"its goal is \[\], not an object"),
+        ({"instruction": "Count.", "task": {"goal": 1}, "goal": "[]"}, r"its goal is '\[\]', not an object"),
         ({"instruction": "Count.", "task": {"goal": 1}, "steps": "two"}, "its steps is 'two'"),
     ],
 )
