@@ -79,7 +79,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "selfverify.reports.report": {"write_report": write_report},
         "selfverify.experiments.registry": {
             "METHODS": {"adpo": Adpo},
-            "TASKS": {"digits": SimpleNamespace(config_class=Options, summary="[adds] digits")},
+            "TASKS": {"digits": SimpleNamespace(config_class=Options, summary="[adds] digits", packages={})},
             "make_method": lambda name, **options: Adpo(Options(**options)),
         },
     }.items():

@@ -216,7 +216,7 @@ def test_mcp_over_http() -> None:
         assert again["isError"]
         done = (await ask("tools/call", name="add", arguments={"number": 2}))["result"]
         assert done["content"][0]["text"] == "3 of 3" and not done["isError"]
-        meta = {"round": 2, "reward": 2.0, "done": True, "truncated": False}
+        meta = {"round": 1, "reward": 2.0, "done": True, "truncated": False}
         assert done["_meta"] == {f"selfverify/{name}": value for name, value in meta.items()}
         assert (await ask("ping"))["result"] == {}
         assert (await ask("resources/list"))["error"]["code"] == -32601

@@ -222,7 +222,7 @@ def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pyt
     def gone(name: str, package: str | None = None) -> Any:
         return None if name in ("peft", "math_verify", "bitsandbytes") else found(name, package)
 
-    monkeypatch.setattr("selfverify.experiments.registry.find_spec", gone)
+    monkeypatch.setattr("selfverify.experiments.recipe.find_spec", gone)
     lora = load_recipe("adpo-digits", [f"output={tmp_path}", "policy.lora.rank=4"])
     maths = load_recipe("adpo-digits", [f"output={tmp_path}", "task.name=math", "task.train=none.jsonl"])
     eight = load_recipe("adpo-digits", [f"output={tmp_path}", "learner.optimizer=adamw_8bit"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.core.policy_config import is_saved_model, is_served
-from selfverify.experiments.recipe import RECIPE_FILE, Recipe
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages
 from selfverify.trainer.checkpoint import CHECKPOINTS_FOLDER, MODEL_FOLDER, best_checkpoint, latest_checkpoint
 
 
@@ -23,8 +23,6 @@ def holds_a_run(folder: Path) -> bool:
 
 def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     """Return lines that tell people what ``train`` would do."""
-    from selfverify.experiments.registry import missing_packages
-
     learner, sampling = recipe.learner, recipe.sampling
     rollouts = learner.steps * learner.groups_per_step
     updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs

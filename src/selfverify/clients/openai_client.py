@@ -189,7 +189,7 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedReply(httpx2.AsyncByteStream):
     """What a server sends, up to ``most`` bytes."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
@@ -253,7 +253,7 @@ class OpenAIClient:
 
     async def _bound(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream, self.settings.most_bytes)
+        response.stream = _BoundedReply(response.stream, self.settings.most_bytes)
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost = lambda: None, until: float = math.inf

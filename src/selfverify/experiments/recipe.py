@@ -12,6 +12,7 @@ import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,23 @@ def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
             f"evaluation.score={reading}: with task.score=false there are no scores to read; set soft"
         )
     return faults
+
+
+def missing_packages(recipe: Recipe) -> list[str]:
+    """Return a line for each package that a run would want in its middle and that is not installed."""
+    from selfverify.experiments.registry import TASKS
+
+    packages = TASKS[recipe.task.name].packages
+    wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in packages.items()]
+    if recipe.policy.lora is not None:
+        wanted.append(("policy.lora", "lora", "peft"))
+    if recipe.learner.optimizer == "adamw_8bit":
+        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
+    return [
+        f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
+        for who, extra, package in wanted
+        if find_spec(package) is None
+    ]
 
 
 def _vllm_faults(policy: PolicyConfig) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
@@ -28,9 +27,6 @@ from selfverify.tasks.mobile import Mobile
 from selfverify.tasks.word_sums import WordSums
 from selfverify.visual.digits_far import DigitsFar
 from selfverify.visual.task import LookQuestions, MarkedQuestions
-
-if TYPE_CHECKING:
-    from selfverify.experiments.recipe import Recipe
 
 _OWN: dict[str, type[Task]] = {
     task.name: task
@@ -115,18 +111,3 @@ def make_method(name: str, **options: Any) -> Method:
         raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
     method = METHODS[name]
     return method(method.config_class(**options))
-
-
-def missing_packages(recipe: Recipe) -> list[str]:
-    """Return a line for each package that a run would want in its middle and that is not installed."""
-    task = TASKS.get(recipe.task.name, Task)
-    wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in task.packages.items()]
-    if recipe.policy.lora is not None:
-        wanted.append(("policy.lora", "lora", "peft"))
-    if recipe.learner.optimizer == "adamw_8bit":
-        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
-    return [
-        f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
-        for who, extra, package in wanted
-        if find_spec(package) is None
-    ]

@@ -32,8 +32,8 @@ from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.recipe import Recipe, to_yaml
-from selfverify.experiments.registry import make_method, make_task, missing_packages
+from selfverify.experiments.recipe import Recipe, missing_packages, to_yaml
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
