@@ -390,7 +390,7 @@ class OpenAIClient:
                     on_lost()
                 time_left = until - asyncio.get_running_loop().time()
                 patience, asked = min(time_left, settings.longest_wait_s), error.retry_after or 0.0
-                if error.retry and asked > patience:
+                if error.retry and asked > max(patience, 0.0):
                     text = f"{error.message}; it wants to be asked again in {asked:g} s"
                     text += f", and at most {max(patience, 0.0):.3g} s are waited"
                     raise ServerError(text, error.status, error.code, True, asked) from None
