@@ -139,7 +139,7 @@ def _compare(gold: Value, own: Value, target: Target) -> Comparison:
     if isinstance(gold, Named) or isinstance(own, Named):
         return _compare_named(gold, own, target)
     if isinstance(gold, Clock) or isinstance(own, Clock):
-        return _verdict(isinstance(gold, Clock) and isinstance(own, Clock) and _same_time(gold, own))
+        return _verdict(gold == own)
     if isinstance(gold, Label) and gold.measured and isinstance(own, Number) and own.unit:
         gold = gold.measured
     if isinstance(own, Label) and own.measured and isinstance(gold, Number):
@@ -151,7 +151,7 @@ def _compare(gold: Value, own: Value, target: Target) -> Comparison:
             return _ask(gold, own)
         return WRONG
     if isinstance(gold, Interval) or isinstance(own, Interval):
-        return _compare_spans(gold, own, target)
+        return _compare_intervals(gold, own, target)
     if isinstance(gold, Items) or isinstance(own, Items):
         return _compare_items(gold, own, target)
     if isinstance(gold, Number) and isinstance(own, Number):
@@ -192,10 +192,6 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     return found
 
 
-def _same_time(gold: Clock, own: Clock) -> bool:
-    return (gold.seconds, gold.half_known) == (own.seconds, own.half_known)
-
-
 def _same_label(gold: Value, own: Value) -> bool:
     if not isinstance(gold, Label):
         return False
@@ -212,17 +208,11 @@ def _same_label(gold: Value, own: Value) -> bool:
     )
 
 
-def _compare_spans(gold: Value, own: Value, target: Target) -> Comparison:
-    if (
-        isinstance(gold, Interval)
-        and isinstance(own, Interval)
-        and gold.name != own.name
-        and gold.name
-        and own.name
-    ):
-        return WRONG
+def _compare_intervals(gold: Value, own: Value, target: Target) -> Comparison:
     left, right = as_interval(gold), as_interval(own)
     if left is None or right is None or left.closed != right.closed:
+        return WRONG
+    if left.name and right.name and left.name != right.name:
         return WRONG
     asked = None
     for a, b in ((left.low, right.low), (left.high, right.high)):
@@ -283,9 +273,9 @@ def _ask(gold: Value, own: Value, target: Target | None = None) -> Comparison:
     units = [value.unit if isinstance(value, (Number, Expression)) else () for value in (gold, own)]
     if target is not None and target.unit and not units[0]:
         units[0] = read_unit(tokens(target.unit)) or ()
-    if (units[0] and units[1] and units[0] != units[1]) or any(
-        isinstance(v, Number) and v.percent for v in (gold,)
-    ):
+    if units[0] and units[1] and units[0] != units[1]:
+        return WRONG
+    if isinstance(gold, Number) and gold.percent:
         return WRONG
     x, y = number_of(gold), number_of(own)
     if isinstance(x, float) and isinstance(y, float) and math.isclose(x, y, rel_tol=1e-12):

@@ -47,6 +47,9 @@ _JOINT = re.compile(
 _CODE = re.compile(r"(?=\S*[A-Z])(?=\S*\d)[A-Z\d]+", re.ASCII)
 _BASED = re.compile(r"\(?([\dA-F]+)\)?\s*_\s*[{(\s]*([1-9]\d?)[})\s]*", re.ASCII)
 _RELATION = re.compile(r"[<>]=?|(?<![!:])=|!=|:=|\\(?:le|ge|ne|approx|in)(?![A-Za-z])")
+_ORDER = {"<": (1, False), "\\le": (1, True), "<=": (1, True)}
+_ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
+"""Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {
     "\\angle", "\\measuredangle", "\\triangle", "\\overline", "\\vec", "\\hat", "\\widehat", "\\mathbb",
     "\\overrightarrow", "\\mathcal", "\\odot",
@@ -100,12 +103,10 @@ class Clock:
     Args:
         seconds: Since midnight, as far as the text tells: ``9:00`` may also be at 21 hours.
         half_known: Whether the half of the day is known: by ``am`` or ``pm``, or by an hour 0 or above 12.
-        half_told: Whether ``am`` or ``pm`` stands there.
     """
 
     seconds: int
     half_known: bool
-    half_told: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ def _clock(text: str) -> Clock | None:
         return None
     known = told or not 1 <= hour <= 12
     hour = hour % 12 + (12 if match[4] in ("p", "P") else 0) if told else hour
-    return Clock(hour * 3600 + minute * 60 + second, known, told)
+    return Clock(hour * 3600 + minute * 60 + second, known)
 
 
 def _related(text: str, relations: list[re.Match[str]], unit: str) -> Value | None:
@@ -258,19 +259,11 @@ def _related(text: str, relations: list[re.Match[str]], unit: str) -> Value | No
     if signs == ["\\in"] and name_of(sides[0]):
         inner = read(sides[1], unit)
         return None if inner is None else Named(name_of(sides[0]), inner)
-    order = {
-        "<": (1, False),
-        "\\le": (1, True),
-        "<=": (1, True),
-        ">": (-1, False),
-        "\\ge": (-1, True),
-        ">=": (-1, True),
-    }
-    if all(sign in order for sign in signs) and len(signs) <= 2 and all(sides):
-        return _inequality(sides, [order[sign] for sign in signs], unit) or Expression(
-            latex_of(tokens(text)), equation=True
-        )
-    return Expression(latex_of(tokens(text)), equation=True) if all(sides) else None
+    if not all(sides):
+        return None
+    order = [_ORDER[sign] for sign in signs if sign in _ORDER]
+    span = _inequality(sides, order, unit) if len(order) == len(signs) <= 2 else None
+    return span or Expression(latex_of(tokens(text)), equation=True)
 
 
 def _equal(sides: list[str], signs: list[str], unit: str) -> Value | None:
