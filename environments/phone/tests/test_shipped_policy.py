@@ -15,7 +15,7 @@ def test_it_does_some_tasks_and_hands_in_more_than_it_needs() -> None:
     policy = Policy.load(recipe.policy)
     found = evaluate(policy, recipe_task(recipe), config, max_new_tokens=recipe.sampling.max_new_tokens)
     figures = {name: figure["curves"]["pass@1"][-1] for name, figure in found["metrics"].items()}
-    # 38 % of 512 samples at T = 1 are done; see docs/cold-start.md.
+    # 38 % of 512 samples at T = 1 are done; see docs/results/cold-start.md.
     assert 0.2 <= figures["SR"] <= 0.7
     assert figures["evidence"] > 2.5
     # Nobody asked for a score, so that a proper submission is all of the format.
