@@ -162,3 +162,10 @@ def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for page in (ROOT / "docs").glob("*.md"):
         assert (tmp_path / "site" / f"{page.stem}.html").is_file(), f"{page.name} is not in mkdocs.yml"
+
+
+def test_the_reference_is_generated() -> None:
+    """Its pages say what configs, registry and commands say now."""
+    for name, text in runpy.run_path(str(DOCS / "make_reference.py"))["pages"]().items():
+        page = (DOCS / "reference" / f"{name}.md").read_text("utf-8")
+        assert page == text, "run python docs/make_reference.py"
