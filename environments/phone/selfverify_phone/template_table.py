@@ -1,4 +1,4 @@
-"""The templates as a table of Markdown, for docs/phone.md.
+"""The templates as a table of Markdown, for docs/reference/phone-templates.md.
 
 python -m selfverify_phone.template_table
 """
