@@ -106,7 +106,7 @@ MODEL = ["--model", "m"]
             [":1: backend: give either --model"],
         ),
         ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either --model"]),
-        ("a: 1\na: 2\n", [], [":2: a stands twice (first in line 1)"]),
+        ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in line 1)"]),
         ("- a\n", [], [": a settings file is a mapping of keys to values, this is a list"]),
         ("config: x\n", [], [":1: config: a settings file names no other"]),
         ("backend: !!python/object/apply:os.system [ls]\n", [], [":1: broken YAML"]),

@@ -61,7 +61,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
         ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
             begins with the file and its line, or with the option that was typed.
     """
-    document = read_document(path, "settings file", secret_places(model))
+    document = read_document(path, "settings file")
     own = file_field(model)
     if own in document.data:
         raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")
@@ -231,8 +231,6 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
-        from selfverify.experiments.recipe_yaml import reason
-
         faults = []
         for fault in error.errors(include_url=False):
             name = _named(model, fault["loc"])
