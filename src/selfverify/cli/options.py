@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -277,6 +278,14 @@ def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]
     with no_bars_of_transformers(), Progress(transient=True, disable=hidden) as shown:
         task = shown.add_task(name, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def announced(host: str, what: str, path: str = "") -> Callable[[int], None]:
+    """Log what a server does from now on; return a function that says at which port it serves ``what``."""
+    from selfverify.connectors.server import address_of
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    return lambda port: say(f"{address_of(host, port)}{path} serves {what}; Ctrl-C stops it")
 
 
 def print_json(data: Any, indent: int | None = 2) -> None:
