@@ -45,7 +45,7 @@ def check(
     model = PolicyConfig(path=settings.model, device="cpu", max_pixels=settings.max_pixels)
     checked = check_rows(rows, model, samples=settings.samples)
     if as_json:
-        print_json(checked.to_json())
+        print_json(asdict(checked))
     else:
         for line in summary(checked):
             typer.echo(line)
