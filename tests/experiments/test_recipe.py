@@ -271,22 +271,17 @@ def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> No
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "there is no such recipe file" in refusal(tmp_path / "none.yaml")
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    assert "this is a list" in refusal(tmp_path / "list.yaml")
-    (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert "this is empty" in refusal(tmp_path / "empty.yaml")
-    (tmp_path / "loop.yaml").write_text("a: &a [*a]\n")
-    assert "contains itself" in refusal(tmp_path / "loop.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
     assert "cannot read" in refusal(tmp_path / "latin.yaml")
-    (tmp_path / "python.yaml").write_text("name: !!python/object/apply:os.getcwd []\n")
-    assert "broken YAML" in refusal(tmp_path / "python.yaml")
     assert "holds no recipe.yaml" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("- 1", "this is a list"),
+        ("# nothing", "this is empty"),
+        ("name: !!python/object/apply:os.getcwd []", "file.yaml:1: broken YAML: tag:yaml.org,2002:python"),
         ("[" * 100_000, "file.yaml:1: broken YAML: more than 50 sections and lists stand inside each other"),
         ("a: 1\n---\nb: 2\n", "file.yaml:2: broken YAML: a second document begins here"),
         ("a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(LETTERS)),
