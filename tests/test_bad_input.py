@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from data_files import base64_png, png, write_jsonl
+from data_files import base64_png, write_jsonl
 from selfverify import Policy, make_method, make_task
 from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, SamplingConfig
@@ -36,12 +34,6 @@ def table(folder: Path) -> Path:
     rows = [["index", "image", "question", "answer"], ["0", base64_png(28, 28), "q", "1"]]
     rows += [["1", "77", "q", "2"], ["2", "0", "r", "3"]]
     path.write_text("".join("\t".join(row) + "\n" for row in rows))
-    return path
-
-
-def marked(folder: Path) -> Path:
-    path = folder / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(ASKED) + "\n" for _ in range(2)).encode())
     return path
 
 
@@ -100,22 +92,3 @@ def test_a_broken_image(load_policy: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert re.search(said, found["left_out"]["reasons"][0])
     [skipped] = [e for e in train(policy, "math", path, tmp_path / "run") if e["event"] == "problem_skipped"]
     assert re.search(said, skipped["reason"])
-
-
-def test_a_cut_off_parquet_file(policy: Policy, tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pylist([{**ASKED, "image": {"bytes": png(), "path": None}}] * 50), path)
-    path.write_bytes(path.read_bytes()[:-100])
-    assert "was it cut off?" in check(path, 2)
-    for use in (
-        lambda: evaluate(policy, make_task("math", test=str(path)), ALL),
-        lambda: train(policy, "math", path, tmp_path / "run"),
-    ):
-        with pytest.raises(DataError, match=r"a\.parquet: it cannot be read as a whole; was it cut off"):
-            use()
-
-
-def test_a_byte_order_mark_is_read_over(policy: Policy, tmp_path: Path) -> None:
-    path = marked(tmp_path)
-    assert "2 usable rows, 0 broken" in check(path, 0)
-    assert evaluate(policy, make_task("math", test=str(path)), ALL, max_new_tokens=3)["problems"] == 2

@@ -13,36 +13,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 
 LAYERS = (
-    "core",
-    "objectives",
-    "selection",
-    "data",
-    "tasks",
-    "policy",
-    "clients",
-    "connectors",
-    "rollouts",
-    "agents",
-    "visual",
-    "verifiers",
-    "evaluation",
-    "reports",
-    "methods",
-    "trainer",
-    "serving",
-    "integrations",
-    "experiments",
-    "cli",
+    *("core", "objectives", "selection", "data", "tasks", "policy", "clients", "connectors", "rollouts"),
+    *("agents", "visual", "verifiers", "evaluation", "reports", "methods", "trainer", "serving"),
+    *("integrations", "experiments", "cli"),
 )
 """The folders from the bottom up. A folder imports itself and folders that stand before it."""
 
-ALONE = (
-    "objectives",
-    "selection.rules",
-    "core.config",
-    "core.policy_config",
-    "core.trainer_config",
-)
+ALONE = ("objectives", "selection.rules", "core.config", "core.policy_config", "core.trainer_config")
 """Import nothing of ours: mathematics to be used without us, and settings that load without torch, which
 share one base."""
 
@@ -161,9 +138,7 @@ def test_trainer_knows_no_method() -> None:
 def test_methods_do_not_know_each_other() -> None:
     """A method shares what is common with the others, and nothing else, unless it is made of them."""
     shared = {"methods.base", "methods.metrics"}
-    made_of = {
-        "methods.adapo": {"methods.adpo"},
-    }
+    made_of = {"methods.adapo": {"methods.adpo"}}
     for name in MODULES:
         if name.startswith("methods.") and name not in shared:
             others = {target for target, _ in imports(name) if target.startswith("methods")}

@@ -55,19 +55,8 @@ def test_the_file_wins_over_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_typed_wins_over_the_file_also_at_its_default(tmp_path: Path) -> None:
-    words = [
-        "-n",
-        "8",
-        "--no-separate",
-        "--instruction",
-        "--port",
-        "8080",
-        "--allowed-host",
-        "c.example",
-        "--timeout",
-        "7",
-    ]
-    found = shown(tmp_path, FILE, *words)
+    words = "-n 8 --no-separate --instruction --port 8080 --allowed-host c.example --timeout 7"
+    found = shown(tmp_path, FILE, *words.split())
     best_of = found["gateway"]["best_of"]
     assert (best_of["n"], best_of["content"], best_of["instruction"]) == (8, "answer", True)
     assert found["backend"]["separate"] is False and found["listening"]["port"] == 8080
@@ -93,20 +82,12 @@ MODEL = ["--model", "m"]
             MODEL,
             [":2: gateway.best_of.strategy: ", "analysis only"],
         ),
-        (
-            "gateway:\n  tmieout: 3\n",
-            MODEL,
-            [":2: gateway.tmieout: there is no such key; did you mean gateway.timeout?"],
-        ),
+        ("gateway:\n  tmieout: 3\n", MODEL, [":2: gateway.tmieout: ", "; did you mean gateway.timeout?"]),
         ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
         ("backend:\n", MODEL, [":1: backend: should be a section of keys and values"]),
-        (
-            'backend: {model: m, upstream: "http://127.0.0.1:1/v1"}\n',
-            [],
-            [":1: backend: give either --model"],
-        ),
+        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either --model"]),
         ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either --model"]),
-        ("a: 1\na: 2\n", [], [":2: a stands twice (first in line 1)"]),
+        ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in line 1)"]),
         ("- a\n", [], [": a settings file is a mapping of keys to values, this is a list"]),
         ("config: x\n", [], [":1: config: a settings file names no other"]),
         ("backend: !!python/object/apply:os.system [ls]\n", [], [":1: broken YAML"]),

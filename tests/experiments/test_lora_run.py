@@ -10,14 +10,8 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 
-SMALL = [
-    "policy.lora.rank=4",
-    "learner.steps=1",
-    "learner.warmup_steps=0",
-    "learner.groups_per_step=2",
-    "evaluation.problems=2",
-    "evaluation.samples=2",
-]
+SMALL = ["policy.lora.rank=4", "learner.steps=1", "learner.warmup_steps=0", "learner.groups_per_step=2"]
+FEW = ["evaluation.problems=2", "evaluation.samples=2"]
 
 
 def call(*arguments: str) -> str:
@@ -28,7 +22,7 @@ def call(*arguments: str) -> str:
 
 def test_train_eval_and_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call("train", "adpo-digits", "output=runs/mine", *SMALL)
+    call("train", "adpo-digits", "output=runs/mine", *SMALL, *FEW)
     assert (tmp_path / "runs/mine/model/adapter_config.json").is_file()
     call("train", "runs/mine", "--resume", "learner.steps=2")
     call("eval", "runs/mine")

@@ -24,12 +24,8 @@ TINY: dict[Paper, tuple[str, ...]] = {
     "smartsnap": ("sampling.group_size=4", "evaluation.problems=4", "evaluation.samples=2"),
     "vts-v": ("stopping.problems=16", "stopping.samples=2", "evaluation.problems=8"),
 }
-FEW = (
-    "learner.steps=2",
-    "learner.warmup_steps=0",
-    "learner.groups_per_step=2",
-    "learner.micro_batch_groups=2",
-)
+LEARNER = {"steps": 2, "warmup_steps": 0, "groups_per_step": 2, "micro_batch_groups": 2}
+FEW = tuple(f"learner.{name}={value}" for name, value in LEARNER.items())
 
 
 def overrides(paper: Paper, fast: bool, *more: str) -> list[str]:
@@ -90,9 +86,10 @@ class Interrupted:
 @pytest.mark.parametrize(
     ("paper", "stopped_in", "kept"),
     [
-        ("adpo", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
-        ("adapo", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
-        ("smartsnap", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
+        *(
+            (paper, "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"])
+            for paper in ("adpo", "adapo", "smartsnap")
+        ),
         ("vts-v", "compare_stopping", ["looks/collected.jsonl", "looking/looked-validation.jsonl"]),
     ],
 )

@@ -23,7 +23,7 @@ from selfverify.core.trajectory import Credit, Group
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments import registry
 from selfverify.experiments.recipe import builtin_recipes, load_recipe, recipe_summary, refuse_hidden, to_yaml
-from selfverify.experiments.recipe_yaml import _load, dump_yaml
+from selfverify.experiments.recipe_yaml import dump_yaml, load_yaml
 from selfverify.experiments.run import recipe_task
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.tasks.base import Task, Verdict
@@ -153,11 +153,11 @@ def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
         ("steps: 10", "steps: 0", ":8: learner.steps: should be greater than or equal to 1, but is 0"),
         ("  steps: 10\n", "", ":7: learner.steps: is missing"),
         ("method: pairs", "method: pears", ":6: there is no method called 'pears'; did you mean pairs?"),
-        ("steps: 10", "steps: 10\n  steps: 20", ":9: learner.steps stands twice (first in line 8)"),
+        ("steps: 10", "steps: 10\n  steps: 20", ":9: broken YAML: learner.steps stands twice (first in line"),
         ("steps: 10", "steps: [10", ": broken YAML"),
         ("name: counting\ntask", "name: ../up\ntask", ":2: name: "),
         ("policy:\n  shared_prefix: off", "policy: off", ":10: policy: should be a section"),
-        ("steps: 10", "5: 10", ":8: '5' cannot be a key"),
+        ("steps: 10", "5: 10", ":8: broken YAML: '5' cannot be a key"),
     ],
 )  # fmt: skip
 def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expected: str) -> None:
@@ -192,7 +192,7 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("policy.path=./nowhere", "policy.path=./nowhere: there is no such model folder"),
         ("policy.path=a/b/c", "there is no such model folder"),
         (f"policy.path={'x' * 300}", "xxx: this name is longer than a name of a file can be"),
-        ('output="a\\0b"', r"'a\x00b' holds a null character"),
+        ('output="a\\0b"', "holds a null character"),
         ("learner.learning_rate=.inf", "learner.learning_rate: should be a finite number, but is inf"),
         ("learner.learning_rate=1e999", "learner.learning_rate: should be a finite number, but is inf"),
         ("sampling.temperature=.nan", "sampling.temperature: should be a finite number, but is nan"),
@@ -271,36 +271,31 @@ def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> No
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "there is no such recipe file" in refusal(tmp_path / "none.yaml")
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    assert "this is a list" in refusal(tmp_path / "list.yaml")
-    (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert "this is empty" in refusal(tmp_path / "empty.yaml")
-    (tmp_path / "loop.yaml").write_text("a: &a [*a]\n")
-    assert "contains itself" in refusal(tmp_path / "loop.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
     assert "cannot read" in refusal(tmp_path / "latin.yaml")
-    (tmp_path / "python.yaml").write_text("name: !!python/object/apply:os.getcwd []\n")
-    assert "broken YAML" in refusal(tmp_path / "python.yaml")
     assert "holds no recipe.yaml" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("- 1", "this is a list"),
+        ("# nothing", "this is empty"),
+        ("name: !!python/object/apply:os.getcwd []", "file.yaml:1: broken YAML: tag:yaml.org,2002:python"),
         ("[" * 100_000, "file.yaml:1: broken YAML: more than 50 sections and lists stand inside each other"),
         ("a: 1\n---\nb: 2\n", "file.yaml:2: broken YAML: a second document begins here"),
         ("a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(LETTERS)),
          "more than 10,000 values"),
         ("a: &a {k: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise(LETTERS)),
          "more than 10,000 values"),
-        ("a: &a [*a]", "file.yaml:1: a value that contains itself"),
-        ("a: 1\nb: !!bool x", "file.yaml:2: broken YAML: 'x' is no bool"),
-        ("a: 1\nb: [!!int x]", "file.yaml:2: broken YAML: 'x' is no int"),
-        ("a:\n  b: !!int ''", "file.yaml:2: broken YAML: '' is no int"),
+        ("a: &a [*a]", "file.yaml:1: broken YAML: a value that contains itself"),
+        ("a: 1\nb: !!bool x", "file.yaml:2: broken YAML: this is no bool"),
+        ("a: 1\nb: [!!int x]", "file.yaml:2: broken YAML: this is no int"),
+        ("a:\n  b: !!int ''", "file.yaml:2: broken YAML: this is no int"),
         ("a: !mine x", "broken YAML"),
         ("? [a]\n: b", "cannot be a key"),
-        ('a: 1\nb: ["c\\0d"]', r"file.yaml:2: 'c\x00d' holds a null character or half of one"),
-        ('a: 1\n"\\ud800": 2', r"file.yaml:2: '\ud800' holds a null character or half of one"),
+        ('a: 1\nb: ["c\\0d"]', "file.yaml:2: broken YAML: a text that holds a null character or half of one"),
+        ('a: 1\n"\\ud800": 2', "file.yaml:2: broken YAML: a text that holds a null character or half of one"),
         ("#" * 1_000_001, "file.yaml: a recipe has at most 1,000,000 bytes"),
     ],
 )  # fmt: skip
@@ -311,7 +306,7 @@ def test_files_that_would_hang_or_hide_something(tmp_path: Path, text: str, comp
 
 def test_scalars_are_read_as_people_mean_them() -> None:
     text = "{a: 3e-4, b: off, c: no, d: 1:30, e: 2024-01-01, f: yes, g: true, h: 1_000, i: null, j: =}"
-    assert _load(text, "test", {}) == {
+    assert load_yaml(text, "test") == {
         "a": 3e-4, "b": "off", "c": "no", "d": "1:30", "e": "2024-01-01", "f": "yes", "g": True, "h": 1000,
         "i": None, "j": "=",
     }  # fmt: skip
@@ -341,7 +336,7 @@ def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.Monke
     )
 )
 def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
-    assert _load(dump_yaml(data), "test", {}) == data
+    assert load_yaml(dump_yaml(data), "test") == data
     assert yaml.safe_load(dump_yaml(data)) == data, "other programs read YAML 1.1"
 
 
@@ -349,7 +344,7 @@ def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
     "text", ["3e-4", "off", "no", "1:30", "2024-01-01", "010", "0x10", "null", "1_000", "~"]
 )
 def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
-    assert _load(dump_yaml({"a": text}), "test", {}) == {"a": text}
+    assert load_yaml(dump_yaml({"a": text}), "test") == {"a": text}
     assert yaml.safe_load(dump_yaml({"a": text})) == {"a": text}
 
 

@@ -31,18 +31,9 @@ SMALL = EvaluationConfig(problems=2, samples=2)
 
 
 def recipe(output: Path, steps: int) -> Recipe:
-    return load_recipe(
-        "adpo-digits",
-        [
-            f"output={output}",
-            f"learner.steps={steps}",
-            "learner.warmup_steps=0",
-            "learner.groups_per_step=4",
-            "evaluation.problems=2",
-            "evaluation.samples=2",
-            "sampling.group_size=4",
-        ],
-    )
+    small = "learner.warmup_steps=0 learner.groups_per_step=4 evaluation.problems=2 evaluation.samples=2"
+    more = [f"output={output}", f"learner.steps={steps}", "sampling.group_size=4"]
+    return load_recipe("adpo-digits", [*small.split(), *more])
 
 
 def header(path: Path) -> dict[str, object]:

@@ -38,10 +38,7 @@ def run(name: str, folder: Path, *overrides: str) -> None:
     assert "episode_failed" not in (folder / "run" / "events.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    "name", ["smartsnap-qwen3-8b", pytest.param("smartsnap-llama3.1-8b", marks=pytest.mark.slow)]
-)
-def test_the_papers_recipes_on_phones(name: str, tmp_path: Path) -> None:
+def test_the_papers_recipe_on_phones(tmp_path: Path) -> None:
     pytest.importorskip("adbutils")
     from tests.agents.tasks.test_android_agents import DEVICES, YAML
 
@@ -52,7 +49,7 @@ def test_the_papers_recipes_on_phones(name: str, tmp_path: Path) -> None:
     phones = {serial: Phone() for serial in DEVICES}
     with adb_server(phones) as server:
         run(
-            name,
+            "smartsnap-qwen3-8b",
             tmp_path,
             f"task.train={tmp_path}/setting.yaml",
             f"task.test={tmp_path}/setting.yaml",

@@ -16,7 +16,16 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from selfverify.cli.options import Json, Overrides, bar, harmless, print_json, say, settings_as_options
+from selfverify.cli.options import (
+    Json,
+    Overrides,
+    announced,
+    bar,
+    harmless,
+    print_json,
+    say,
+    settings_as_options,
+)
 from selfverify.connectors.serving_config import EnvironmentServing
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
@@ -71,15 +80,8 @@ def collect(
 
     loaded = load_recipe(recipe, overrides or [])
     with bar("problems", hidden=as_json) as progress:
-        done = run(
-            loaded,
-            settings.teacher,
-            settings.output,
-            settings.problems,
-            settings.samples,
-            settings.keep,
-            progress,
-        )
+        amount = (settings.problems, settings.samples)
+        done = run(loaded, settings.teacher, settings.output, *amount, settings.keep, progress)
     if as_json:
         print_json(asdict(done), indent=None)
         return
@@ -185,16 +187,10 @@ def serve(settings: EnvironmentServing) -> None:
     - `selfverify agent serve shop=my_package.shop:Shop --port 8001 --sessions 16`
     """
     import asyncio
-    import logging
 
-    from selfverify.connectors.server import address_of, serve_until_told
+    from selfverify.connectors.server import serve_until_told
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
-    def say(port: int) -> None:
-        names = ", ".join(spec.partition("=")[0] for spec in settings.environments)
-        typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
-
+    say = announced(settings.host, ", ".join(spec.partition("=")[0] for spec in settings.environments))
     asyncio.run(serve_until_told(settings, say, _known(settings.environments)))
 
 

@@ -40,20 +40,12 @@ def check(
     from selfverify.data import open_rows
     from selfverify.experiments.data_check import check_rows, summary
 
-    rows = open_rows(
-        path,
-        format=settings.format,
-        split=settings.split,
-        config=settings.config,
-        revision=settings.revision,
-        images=settings.images,
-        limit=settings.limit,
-        note_bad=False,
-    )
+    where = settings.model_dump(exclude={"model", "max_pixels", "samples"})
+    rows = open_rows(path, **where, note_bad=False)
     model = PolicyConfig(path=settings.model, device="cpu", max_pixels=settings.max_pixels)
     checked = check_rows(rows, model, samples=settings.samples)
     if as_json:
-        print_json(checked.to_json())
+        print_json(asdict(checked))
     else:
         for line in summary(checked):
             typer.echo(line)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -61,7 +62,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
         ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
             begins with the file and its line, or with the option that was typed.
     """
-    document = read_document(path, "settings file", secret_places(model))
+    document = read_document(path, "settings file")
     own = file_field(model)
     if own in document.data:
         raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")
@@ -231,8 +232,6 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
-        from selfverify.experiments.recipe_yaml import reason
-
         faults = []
         for fault in error.errors(include_url=False):
             name = _named(model, fault["loc"])
@@ -279,6 +278,14 @@ def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]
     with no_bars_of_transformers(), Progress(transient=True, disable=hidden) as shown:
         task = shown.add_task(name, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def announced(host: str, what: str, path: str = "") -> Callable[[int], None]:
+    """Log what a server does from now on; return a function that says at which port it serves ``what``."""
+    from selfverify.connectors.server import address_of
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    return lambda port: say(f"{address_of(host, port)}{path} serves {what}; Ctrl-C stops it")
 
 
 def print_json(data: Any, indent: int | None = 2) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.cli.options import Json, figure, file_text, print_json, settings_as_options
+from selfverify.cli.options import Json, announced, figure, file_text, print_json, settings_as_options
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
 from selfverify.serving.config import QuestionConfig, ServeConfig, SolveConfig
@@ -174,15 +173,8 @@ def serve(
         typer.echo(file_text(settings), nl=False)
         return
     import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
-    from selfverify.connectors.server import address_of
     from selfverify.serving.server import open_gateway, run, run_gateway
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    say = announced(settings.listening.host, f"{settings.backend.model or settings.backend.upstream}", "/v1")
     gateway = open_gateway(settings)
-
-    def say(port: int) -> None:
-        name = settings.backend.model or settings.backend.upstream
-        address = address_of(settings.listening.host, port)
-        typer.echo(f"{address}/v1 serves {name}; Ctrl-C stops it", err=True)
-
     run(lambda: run_gateway(gateway, settings.listening, say))

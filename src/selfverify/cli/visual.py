@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from selfverify.cli.options import (
     Json,
     Overrides,
+    announced,
     bar,
     figure,
     print_json,
@@ -101,17 +102,13 @@ def serve(settings: ToolServing) -> None:
     Example: `selfverify visual serve --depth-model FOLDER --similarity-model FOLDER --port 8300`
     """
     import asyncio
-    import logging
 
-    import typer
-
-    from selfverify.connectors.server import address_of, serve_until_told
+    from selfverify.connectors.server import serve_until_told
     from selfverify.connectors.serving_config import EnvironmentServing
     from selfverify.visual.config import VisualConfig
     from selfverify.visual.task import make_toolbox
     from selfverify.visual.tools.server import LIMITS, ToolSession
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}
     toolbox = make_toolbox(VisualConfig(**{**settings.models.model_dump(), **named}))
     serving = EnvironmentServing(
@@ -122,11 +119,7 @@ def serve(settings: ToolServing) -> None:
         busy=settings.tool_seconds + 30,
         keys=settings.keys,
     )
-
-    def say(port: int) -> None:
-        names = ", ".join(tool["function"]["name"] for tool in toolbox.schemas())
-        typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
-
+    say = announced(settings.host, ", ".join(tool["function"]["name"] for tool in toolbox.schemas()))
     asyncio.run(serve_until_told(serving, say, {"looking": lambda: ToolSession(toolbox)}, content=LIMITS))
 
 
@@ -192,10 +185,9 @@ class StopTargetConfig(ListenerConfig):
     @property
     def held(self) -> tuple[StopTarget, float]:
         """What is to be held."""
-        given: dict[StopTarget, float | None] = {
-            "steps": self.steps, "accuracy": self.accuracy, "within": self.within
-        }  # fmt: skip
-        return next((name, value) for name, value in given.items() if value is not None)
+        names: tuple[StopTarget, ...] = ("steps", "accuracy", "within")
+        given = dict(self)
+        return next((name, given[name]) for name in names if given[name] is not None)
 
 
 @settings_as_options
@@ -397,17 +389,10 @@ def collect(
     from selfverify.experiments.recipe import load_recipe
     from selfverify.experiments.visual_data import collect_looks
 
+    loaded, amount = load_recipe(recipe, overrides or []), (settings.problems, settings.samples)
+    shots = (settings.shots, settings.shot_count)
     with bar("problems", hidden=as_json) as progress:
-        done = collect_looks(
-            load_recipe(recipe, overrides or []),
-            settings.teacher,
-            settings.output,
-            settings.problems,
-            settings.samples,
-            settings.shots,
-            settings.shot_count,
-            progress,
-        )
+        done = collect_looks(loaded, settings.teacher, settings.output, *amount, *shots, progress)
     _tell_collected(done, settings.output, as_json)
 
 
@@ -448,16 +433,9 @@ def branch(
     from selfverify.experiments.recipe import load_recipe
     from selfverify.experiments.visual_data import branch_looks
 
+    loaded, how = load_recipe(recipe, overrides or []), (settings.way, settings.samples, settings.most)
     with bar("traces", hidden=as_json) as progress:
-        done = branch_looks(
-            load_recipe(recipe, overrides or []),
-            settings.teacher,
-            folder,
-            settings.way,
-            settings.samples,
-            settings.most,
-            progress,
-        )
+        done = branch_looks(loaded, settings.teacher, folder, *how, progress)
     _tell_collected(done, folder, as_json)
 
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -123,10 +123,6 @@ class Checked:
     odd: dict[str, list[str]]
     samples: list[ShownRow]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
@@ -185,8 +181,12 @@ class _Model:
         """
         encoded = [ref.data() for ref in row["images"]]
         images = [decode_image(data) for data in encoded]
-        for image in images:
-            _refuse_turned(image.size, row.get("screen"))
+        for width, height in (image.size for image in images):
+            w, h = row.get("screen") or (1, 1)
+            if (width - height) * (w - h) < 0:
+                raise DataError(
+                    f"its screenshot is {width} x {height}, its screen {w} x {h}: one of them is turned"
+                )
         digests = [_digest(data) for data in encoded]
         opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
         kind = kind_of(row)
@@ -277,22 +277,11 @@ def kind_of(row: Row) -> str:
     It is a ``step``, a ``box``, ``options`` (one of several), a ``question``, a ``task`` for agents, a
     ``conversation`` to be imitated, or a ``pair`` of which one side is preferred.
     """
-    for kind, field in (("conversation", "messages"), ("task", "instruction"), ("pair", "chosen")):
-        if field in row:
-            return kind
-    if "action" in row:
-        return "step"
-    if "box" in row:
-        return "box"
-    return "options" if row.get("options") else "question"
-
-
-def _refuse_turned(image: Size, screen: Size | None) -> None:
-    if screen is not None and (image[0] - image[1]) * (screen[0] - screen[1]) < 0:
-        raise DataError(
-            f"its screenshot is {image[0]} x {image[1]}, its screen {screen[0]} x {screen[1]}: one of them "
-            "is turned"
-        )
+    fields = {
+        "messages": "conversation", "instruction": "task", "chosen": "pair", "action": "step", "box": "box"
+    }  # fmt: skip
+    plain = "options" if row.get("options") else "question"
+    return next((kind for field, kind in fields.items() if field in row), plain)
 
 
 def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Checked:
@@ -321,7 +310,6 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
     pictures = {digest: (n, size) for entry in usable for digest, n, size in entry.pictures}.values()
     firsts = {entry.asked: entry.id for entry in reversed(usable)}
     duplicates = [(entry.id, firsts[entry.asked]) for entry in usable if firsts[entry.asked] != entry.id]
-    longest = sorted(usable, key=lambda entry: (-entry.tokens, entry.index))[:NAMED]
     return Checked(
         path=str(rows.path),
         format=rows.format,
@@ -343,12 +331,12 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
         too_long=sum(model.reads is not None and entry.tokens >= model.reads for entry in usable),
         longest=[
             {
-                "id": entry.id,
-                "place": str(rows.place(entry.index)),
-                "tokens": entry.tokens,
-                "image_tokens": entry.image_tokens,
+                "id": e.id,
+                "place": str(rows.place(e.index)),
+                "tokens": e.tokens,
+                "image_tokens": e.image_tokens,
             }
-            for entry in longest
+            for e in sorted(usable, key=lambda entry: (-entry.tokens, entry.index))[:NAMED]
         ],
         duplicates=duplicates[:NAMED],
         duplicate_count=len(duplicates),

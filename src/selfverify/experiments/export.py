@@ -6,8 +6,7 @@
       images/                            what they show, by content
 
 An export of trajectories that was killed goes on when it is called again: files that are there already stay.
-`read_exported` reads the same samples again. `export_conversations` writes one file for fine-tuning, in
-verl's ``messages`` and ``tools``.
+`export_conversations` writes one file for fine-tuning, in verl's ``messages`` and ``tools``.
 
 The questions and images of the samples' problems are in the gallery or made anew, because the store itself
 does not have them (`Questions`).
@@ -23,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.files import (
@@ -38,7 +37,7 @@ from selfverify.core.files import (
     write_json,
 )
 from selfverify.core.images import to_rgb
-from selfverify.core.jsonl_store import STRICT, read_journal
+from selfverify.core.jsonl_store import read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.conversations import check_output, write_conversations
 from selfverify.data.images import file_inside, read_image
@@ -61,10 +60,7 @@ from selfverify.rollouts.atif import (
     Message,
     image_part,
     our_agent,
-    read_atif,
     rollout_to_atif,
-    text_of,
-    to_messages,
     to_steps,
     without_end,
     without_surrogates,
@@ -88,7 +84,11 @@ class Remade:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._split: Any = settings.get("split", "test")
-        self.task, self.why = _task(settings)
+        self.task: Task | None = None
+        try:
+            self.task = make_task(str(settings.get("task")), **(settings.get("task_options") or {}))
+        except (SelfVerifyError, ValidationError, TypeError) as error:
+            self.why = str(error).partition("\n")[0]
 
     def problem(self, row: StoredProblem) -> Problem | str:
         """The problem of a line of the store, or why there is none."""
@@ -169,42 +169,8 @@ class Questions:
         return entry, buffer.getvalue()
 
 
-def _task(settings: Mapping[str, Any]) -> tuple[Task | None, str]:
-    """The task that a store's header names, or why there is none."""
-    try:
-        return make_task(str(settings.get("task")), **(settings.get("task_options") or {})), ""
-    except (SelfVerifyError, ValidationError, TypeError) as error:
-        return None, str(error).partition("\n")[0]
-
-
 _ASKED = {"prompt": True}
 """What is said of the step that poses the problem."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtifSample:
-    """What a trajectory holds of a sample besides its steps.
-
-    Args:
-        kind: What the trajectory was made of.
-        settings: The store's settings.
-        index: `StoredProblem.index`.
-        digest: `StoredProblem.digest`.
-        conversation: Whether the sample has steps.
-        sample: The sample's other fields (`StoredSample`).
-        entry: What the report's gallery knows of the problem: question, target, image (as it is called in the
-            folder of images); None where it knows nothing.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    kind: Literal["sample"]
-    settings: dict[str, Any]
-    index: int
-    digest: str
-    conversation: bool
-    sample: dict[str, Any]
-    entry: dict[str, Any] | None = None
 
 
 def sample_to_atif(
@@ -216,8 +182,8 @@ def sample_to_atif(
         settings: The store's settings.
         row: The line of the store that the sample stands in.
         sample: The sample.
-        entry: What the report's gallery knows of the problem, as in `AtifSample`; its question and its image
-            become the first step.
+        entry: What the report's gallery knows of the problem: question, target, image (as it is called in the
+            folder of images); the question and the image become the first step. None where it knows nothing.
     """
     fields = asdict(replace(sample, steps=[]))
     del fields["steps"], fields["text"]
@@ -239,73 +205,25 @@ def sample_to_atif(
         about = {"author": "policy", "turn": 0, "finish": sample.finish}
         messages = [Message(sample.text, [], about, "", sample.finish, numbers)]
     steps = to_steps(messages, [] if entry is None else [_asked(entry)])
-    ours = AtifSample("sample", dict(settings), row.index, row.digest, bool(sample.steps), fields, entry)
+    ours = {
+        "kind": "sample",
+        "settings": dict(settings),
+        "index": row.index,
+        "digest": row.digest,
+        "conversation": bool(sample.steps),
+        "sample": fields,
+        "entry": entry,
+    }
+    text = json.dumps(settings, sort_keys=True).encode("utf-8", "replace")
     return AtifTrajectory(
         schema_version=VERSION,
-        session_id=session(settings),
+        session_id=f"{OURS}-{hashlib.blake2b(text, digest_size=8).hexdigest()}",
         trajectory_id=f"{sample.problem}#{sample.sample}",
         agent=our_agent(settings.get("model")),
         steps=steps,
         final_metrics=AtifFinalMetrics(total_completion_tokens=sample.tokens, total_steps=len(steps)),
-        extra={OURS: without_surrogates(asdict(ours))},
+        extra={OURS: without_surrogates(ours)},
     )
-
-
-def sample_from_atif(trajectory: AtifTrajectory) -> tuple[AtifSample, StoredSample] | None:
-    """Return what `sample_to_atif` was given; None for a trajectory that is no sample of ours.
-
-    Raises:
-        DataError: Our part of the trajectory is damaged; the message names the field.
-    """
-    found = (trajectory.extra or {}).get(OURS)
-    if not isinstance(found, dict) or found.get("kind") != "sample":
-        return None
-    about: AtifSample = validated(AtifSample, found, f"extra.{OURS}")
-    steps = [step for step in trajectory.steps if (step.extra or {}).get(OURS) != _ASKED]
-    fields = dict(about.sample)
-    if about.conversation:
-        told = [{**m.about, "text": m.text, "images": list(m.images)} for m in to_messages(steps)]
-        fields = {"text": "".join(step["text"] for step in told), "steps": told} | fields
-    else:
-        fields["text"] = "".join(text_of(step.message) for step in steps)
-    return about, validated(StoredSample, fields, f"extra.{OURS}.sample")
-
-
-def read_exported(folder: Path) -> list[tuple[AtifSample, StoredSample]]:
-    """Return the samples in a folder that they were exported to, in the order of their store.
-
-    Raises:
-        DataError: A file is damaged; the message names it.
-    """
-    found = []
-    for path in sorted(folder.glob("problem-*.json")):
-        trajectory = read_atif(path)
-        try:
-            if (made := sample_from_atif(trajectory)) is not None:
-                found.append(made)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
-    return found
-
-
-def session(settings: Mapping[str, Any]) -> str:
-    """Return a name for the run that trajectories belong to: all those of the same settings."""
-    text = json.dumps(settings, sort_keys=True)
-    return f"{OURS}-{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=8).hexdigest()}"
-
-
-def validated(kind: type[Any], value: Any, where: str) -> Any:
-    """Return an object of a class from JSON values.
-
-    Raises:
-        DataError: They do not fit; the message names the field.
-    """
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(value))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join([where, *(str(part) for part in fault["loc"])])
-        raise DataError(f"{place}: {fault['msg']}") from None
 
 
 def _asked(entry: Mapping[str, Any]) -> AtifStep:

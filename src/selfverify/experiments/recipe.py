@@ -46,12 +46,6 @@ if TYPE_CHECKING:
     from selfverify.tasks.base import Task
 
 
-def contradictions(sampling: SamplingConfig, policy: PolicyConfig) -> list[str]:
-    """Return a line for every combination of settings that cannot work with any method, with the reason."""
-    unknown = _model_path_faults(policy.path)
-    return _vllm_faults(policy) if sampling.engine == "vllm" and not unknown else unknown
-
-
 def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> list[str]:
     """Return a line for every limit of conversations that would change nothing, with the reason."""
     given = list(episode.model_dump(exclude_none=True))
@@ -123,27 +117,21 @@ def _vllm_faults(policy: PolicyConfig) -> list[str]:
     return faults
 
 
-def _model_path_faults(path: str) -> list[str]:
-    if path.startswith("builtin:") or is_served(path):
-        return []
+def _model_path_fault(path: str) -> str:
+    """Return what is wrong with ``policy.path``; empty where nothing is, or where only the Hub can say."""
+    folder = Path(path).expanduser()
     try:
         with naming(path):
-            return _path_faults(path, Path(path).expanduser())
+            if path.startswith("builtin:") or is_served(path):
+                return ""
+            if folder.is_dir() and not is_saved_model(folder):
+                return f"policy.path={path}: this folder holds no config.json, so it is not a saved model"
+            found = folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf")
     except FileError as error:
-        return [f"policy.path={error}"]
-
-
-def _path_faults(path: str, folder: Path) -> list[str]:
-    if folder.is_file() and folder.suffix == ".gguf":
-        return []
-    if folder.is_dir():
-        if is_saved_model(folder):
-            return []
-        return [f"policy.path={path}: this folder holds no config.json, so it is not a saved model"]
+        return f"policy.path={error}"
     # `org/name` may be a model of the Hub; anything that cannot be one has to be a folder.
-    if path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1:
-        return [f"policy.path={path}: there is no such model folder"]
-    return []
+    local = path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1
+    return f"policy.path={path}: there is no such model folder" if local and not found else ""
 
 
 logger = logging.getLogger(__name__)
@@ -358,7 +346,9 @@ def build_recipe(document: Document) -> Recipe:
     )
     _complete("task", recipe.measured_task, registry.TASKS, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
-    faults = contradictions(recipe.sampling, recipe.policy)
+    faults = [fault] if (fault := _model_path_fault(recipe.policy.path)) else []
+    if recipe.sampling.engine == "vllm" and not faults:
+        faults += _vllm_faults(recipe.policy)
     faults += method.faults(recipe.learner, recipe.sampling)
     faults += method.evaluation_faults(recipe.evaluation)
     faults += score_faults(method, recipe.evaluation.score, recipe.task.options.get("score") is not False)

@@ -2,28 +2,28 @@
 
 YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
 `complaints` turns pydantic's validation errors into lines: the file and line, what is wrong, what was meant.
+Of a file that is broken nothing but keys is quoted, since a value may be a secret.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
+from selfverify.core.config import secret_places
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import open_regular
 
@@ -39,28 +39,13 @@ MOST_BYTES = 1_000_000
 MOST_VALUES = 10_000
 """How many values a file may have, those counted again that its aliases repeat."""
 
-
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-
-
-class _DatesAreTexts(VersionedResolver):
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)
-        return self.DEFAULT_SCALAR_TAG if str(tag).endswith((":timestamp", ":value")) else tag
-
-
-class _NamesLines(SafeConstructor):
-    """Says where a value stands that is not what its tag says, as in ``!!int x``."""
-
-    quotes = True
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError):
-            shown = repr(node.value) if self.quotes else "this"
-            problem = f"{shown} is no {str(node.tag).rpartition(':')[2]}"
-            raise ConstructorError(problem=problem, problem_mark=node.start_mark) from None
+_PARSER_FAULTS = {
+    "maximum depth": f"more than {MOST_DEPTH} sections and lists stand inside each other",
+    "but found another document": "a second document begins here; a file is one document",
+    "found undefined alias": "an alias of nothing; a text that begins with * has to be quoted",
+}
+"""Our words for what the parser says about its own settings, in half a sentence, or with a value."""
 
 
 class _PlainForAll(SafeRepresenter):
@@ -90,8 +75,7 @@ _PlainForAll.add_representer(float, _PlainForAll.represent_float)
 
 def _yaml() -> Any:
     yaml: Any = YAML(typ="safe", pure=True)  # Any: its attributes are declared as None
-    yaml.Resolver, yaml.Constructor, yaml.Representer = _DatesAreTexts, _NamesLines, _PlainForAll
-    yaml.max_depth = MOST_DEPTH
+    yaml.Representer, yaml.max_depth = _PlainForAll, MOST_DEPTH
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 10**6
     return yaml
 
@@ -122,7 +106,6 @@ class Document:
         lines: The line (from 1) of each key in the file.
         overridden: The override that set each key which does not come from the file.
         kind: What it is, for messages.
-        secret: The sections of which messages quote nothing.
     """
 
     source: str
@@ -130,11 +113,6 @@ class Document:
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)
     kind: str = "recipe"
-    secret: Sequence[Key] = ()
-
-    def is_secret(self, key: Key) -> bool:
-        """Whether what stands at ``key`` may be a secret."""
-        return _is_within(key, self.secret)
 
     def place(self, key: Key) -> str:
         """Return where ``key``, or else the section around it, was written, such as ``file.yaml:12``."""
@@ -148,13 +126,8 @@ class Document:
         return f"override {inside[0]!r}" if key and inside else self.source
 
 
-def read_document(path: Path, kind: str = "recipe", secret: Sequence[Key] = ()) -> Document:
-    """Return the document in a YAML file, whose top level has to be a mapping.
-
-    Args:
-        path: The file.
-        kind: What messages call it.
-        secret: Sections of which messages quote nothing.
+def read_document(path: Path, kind: str = "recipe") -> Document:
+    """Return the document in a YAML file, whose top level has to be a mapping; messages call it ``kind``.
 
     Raises:
         ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
@@ -167,11 +140,10 @@ def read_document(path: Path, kind: str = "recipe", secret: Sequence[Key] = ()) 
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this {kind}: {error}") from None
-    document = Document(str(path), {}, kind=kind, secret=secret)
-    data = _load(text, str(path), document.lines, secret)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a {kind} is a mapping of keys to values, this is {_kind(data)}")
-    document.data = data
+    document = Document(str(path), {}, kind=kind)
+    document.data = load_yaml(text, str(path), document.lines)
+    if not isinstance(document.data, dict):
+        raise ConfigError(f"{path}: a {kind} is a mapping of keys to values, this is {_kind(document.data)}")
     return document
 
 
@@ -186,20 +158,16 @@ def parse_override(override: str, document: Document) -> None:
     parts = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(parts):
         raise ConfigError(f"override {override!r}: write section.key=value, such as learner.steps=100")
-    value = _load(text, f"override {override!r}", {})
-    target = document.data
+    value, target = load_yaml(text, f"override {override!r}"), document.data
     for depth, part in enumerate(parts[:-1], start=1):
         inner = target.get(part)
         if isinstance(inner, str) and (short := SHORT.get(parts[:depth])):
             inner = {short: inner}
-        if inner is None:
-            inner = {}
-        if not isinstance(inner, dict):
+        if not isinstance(inner, dict | None):
             raise ConfigError(
                 f"override {override!r}: {'.'.join(parts[:depth])} is {_kind(inner)}, not a section"
             )
-        # A copy, because YAML aliases make two keys share one mapping.
-        target[part] = dict(inner)
+        target[part] = dict(inner or {})
         target = target[part]
     target[parts[-1]] = value
     document.overridden[parts] = override
@@ -217,76 +185,78 @@ def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
     return None if name is None else str(name)
 
 
-def _load(text: str, source: str, lines: dict[Key, int], secret: Sequence[Key] = ()) -> Any:
-    """Return the plain value of a YAML text, and note the line of every key in ``lines``."""
+def load_yaml(text: str, source: str, lines: dict[Key, int] | None = None) -> Any:
+    """Return the plain value of a YAML text.
+
+    Args:
+        text: The text.
+        source: What messages call it.
+        lines: Gets the line of every key, and messages name lines; None for the value of an override.
+
+    Raises:
+        ConfigError: It is broken YAML.
+    """
     yaml = _yaml()
-    yaml.constructor.quotes = not secret
     try:
         node = yaml.compose(text)
-        if node is None:
-            return None
-        _walk(node, (), source, lines, secret)
-        return yaml.constructor.construct_document(node)
+        return None if node is None else _plain(node, (), {} if lines is None else lines, yaml.constructor)
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{source}:{mark.line + 1}" if mark and source.endswith((".yaml", ".yml")) else source
-        raise ConfigError(f"{place}: broken YAML: {_problem(error)}") from None
+        mark, problem = error.problem_mark or error.context_mark, str(error.problem or error.context)
+        ours = (words for begin, words in _PARSER_FAULTS.items() if problem.startswith(begin))
+        place = source if lines is None else f"{source}:{mark.line + 1}"
+        raise ConfigError(f"{place}: broken YAML: {next(ours, problem)}") from None
     except YAMLError as error:
         raise ConfigError(f"{source}: broken YAML: {error}") from None
 
 
-def _problem(error: MarkedYAMLError) -> str:
-    """Return what is wrong, in our words where the parser's are about its own settings or half a sentence."""
-    problem = str(error.problem or error.context)
-    if problem.startswith("maximum depth"):
-        return f"more than {MOST_DEPTH} sections and lists stand inside each other"
-    if problem == "but found another document":
-        return "a second document begins here; a file is one document"
-    if problem.startswith("found undefined alias"):
-        return "an alias of nothing; a text that begins with * has to be quoted"
-    return problem
+def _plain(node: Node, key: Key, lines: dict[Key, int], constructor: Any) -> Any:
+    """Return a node's plain value, and note the line of every key in it.
 
-
-def _walk(node: Node, key: Key, source: str, lines: dict[Key, int], secret: Sequence[Key]) -> None:
-    """Note the line of every key. Refuse a key that stands twice, and aliases that repeat without end."""
-    hides = _is_within(key, secret)
+    An alias becomes a copy of what it repeats, so that an override changes one of them only.
+    """
+    kind = str(node.tag).rpartition(":")[2]
     if len(key) > MOST_DEPTH:
-        raise ConfigError(f"{source}:{node.start_mark.line + 1}: a value that contains itself")
+        raise _fault(node, "a value that contains itself")
     if len(lines) > MOST_VALUES:
-        raise ConfigError(f"{source}: more than {MOST_VALUES:,} values, counting what its aliases repeat")
-    _refuse_halves(node, source, hides)
-    inner: list[tuple[str | int, Node, int]] = []
-    if isinstance(node, SequenceNode):
-        inner = [(index, item, item.start_mark.line) for index, item in enumerate(node.value)]
-    elif isinstance(node, MappingNode):
-        for name, value in node.value:
-            if not isinstance(name, ScalarNode) or not str(name.tag).endswith((":str", ":merge")):
-                line = name.start_mark.line + 1
-                shown = repr(name.value) if isinstance(name, ScalarNode) else "a list or a section"
-                shown = "this" if hides else shown
-                raise ConfigError(f"{source}:{line}: {shown} cannot be a key; keys are words")
-            _refuse_halves(name, source, hides)
-            inner.append((name.value, value, name.start_mark.line))
-    for part, value, line in inner:
+        raise _fault(node, f"more than {MOST_VALUES:,} values, counting what aliases repeat")
+    if isinstance(node, ScalarNode):
+        return _scalar(node, kind, constructor)
+    if kind not in ("map", "seq"):
+        raise _fault(node, f"{node.tag} is no section and no list; leave the tag out")
+    inner: list[tuple[Any, Node, Node]] = [(n, item, item) for n, item in enumerate(node.value)]
+    if isinstance(node, MappingNode):
+        inner = [(_plain(name, key, lines, constructor), name, value) for name, value in node.value]
+    found = {}
+    for part, written, value in inner:
         path = (*key, part)
+        if isinstance(node, MappingNode) and not isinstance(part, str):
+            shown = f"{written.value!r}" if isinstance(written, ScalarNode) else "a list or a section"
+            raise _fault(written, f"{shown} cannot be a key; keys are words")
         if path in lines:
-            dotted = ".".join(map(str, key)) + ": a key" if hides else ".".join(map(str, path))
-            raise ConfigError(f"{source}:{line + 1}: {dotted} stands twice (first in line {lines[path]})")
-        lines[path] = line + 1
-        _walk(value, path, source, lines, secret)
+            dotted = ".".join(map(str, path))
+            raise _fault(written, f"{dotted} stands twice (first in line {lines[path]})")
+        lines[path] = written.start_mark.line + 1
+        found[part] = _plain(value, path, lines, constructor)
+    return found if isinstance(node, MappingNode) else [*found.values()]
 
 
-def _refuse_halves(node: Node, source: str, hides: bool) -> None:
-    if isinstance(node, ScalarNode) and _NO_TEXT.search(node.value):
-        shown = "this" if hides else f"{node.value!r:.80}"
-        raise ConfigError(
-            f"{source}:{node.start_mark.line + 1}: {shown} holds a null character or half of one "
-            "(a lone surrogate), which no name and no path can have"
+def _scalar(node: ScalarNode, kind: str, constructor: Any) -> Any:
+    if _NO_TEXT.search(node.value):
+        raise _fault(
+            node,
+            "a text that holds a null character or half of one (a lone surrogate), which no name and no "
+            "path can have",
         )
+    if kind in ("timestamp", "value", "merge"):  # of YAML 1.1: 2024-01-01, = and <<
+        return node.value
+    try:
+        return constructor.construct_object(node)
+    except (ValueError, LookupError):
+        raise _fault(node, f"this is no {kind}") from None
 
 
-def _is_within(key: Key, sections: Sequence[Key]) -> bool:
-    return any(key[: len(section)] == section for section in sections)
+def _fault(node: Node, problem: str) -> MarkedYAMLError:
+    return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _kind(value: Any) -> str:
@@ -296,19 +266,12 @@ def _kind(value: Any) -> str:
     return names.get(type(value), f"the value {value!r}")
 
 
+_SECTION = "should be a section of keys and values"
 WORDS = {
-    "int_parsing": "should be a whole number",
-    "int_from_float": "should be a whole number",
-    "int_type": "should be a whole number",
-    "float_parsing": "should be a number",
-    "float_type": "should be a number",
-    "bool_parsing": "should be true or false",
-    "bool_type": "should be true or false",
-    "string_type": "should be text",
-    "model_type": "should be a section of keys and values",
-    "model_attributes_type": "should be a section of keys and values",
-    "list_type": "should be a list, such as [a, b]",
-    "dict_type": "should be a section of keys and values",
+    **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "should be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), _SECTION),
 }
 """Our words for the commonest kinds of pydantic's errors; other errors keep pydantic's words."""
 
@@ -328,28 +291,23 @@ def complaints(
         prefix: The path of ``model``'s section in the document.
         about: A text after the key, such as which method the options belong to.
     """
-    lines = []
-    for fault in error.errors(include_url=False):
-        lines += complaint(fault, model, document, prefix, about)
-    return lines
+    faults = error.errors(include_url=False)
+    return [line for fault in faults for line in complaint(fault, model, document, prefix, about)]
 
 
 def complaint(
     fault: ErrorDetails, model: type[BaseModel], document: Document, prefix: Key = (), about: str = ""
 ) -> list[str]:
-    """Return the lines of one fault. See `complaints`."""
+    """Return the lines of one fault; see `complaints`."""
     inner: Key = tuple(fault["loc"])
     key = (*prefix, *inner)
-    dotted, secret = ".".join(map(str, key)) + about, document.is_secret(key)
-    if fault["type"] == "extra_forbidden" and secret:
-        dotted = ".".join(map(str, key[:-1]))  # what stands there as a key may be one
-        said = f"has a key that there is not{_nearest(inner, model, prefix)}"
-    elif fault["type"] == "extra_forbidden":
+    if fault["type"] == "extra_forbidden":
         said = f"there is no such key{_nearest(inner, model, prefix)}"
     elif fault["type"] == "missing":
         said = "is missing"
     else:
-        said = reason(fault, quoted=not secret)
+        said = reason(fault, quoted=inner not in secret_places(model))
+    dotted = ".".join(map(str, key)) + about
     return [f"{document.place(key)}: {dotted or document.kind}: {line}" for line in said.splitlines()]
 
 
@@ -368,28 +326,25 @@ def reason(fault: ErrorDetails, quoted: bool = True) -> str:
 def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
     """Return a hint: the same name in another section, else the nearest one beside it, else anywhere."""
     *section, wrong = (str(part) for part in key if not isinstance(part, int))
-    known = list(_all_keys(model))
-    beside = {last: (*above, last) for *above, last in known if above == section}
-    anywhere = {last: (*above, last) for *above, last in known}
-    for names, cutoff in ((beside, 0.6), (anywhere, 0.75)):
-        near = difflib.get_close_matches(wrong, names, n=1, cutoff=cutoff)
-        if near and (names is anywhere or wrong not in anywhere):
-            return f"; did you mean {'.'.join(map(str, (*prefix, *names[near[0]])))}?"
+    known = [*_all_keys(model)]
+    anywhere = {names[-1]: names for names in known}
+    beside = {names[-1]: names for names in known if [*names[:-1]] == section}
+    near = [] if wrong in anywhere else difflib.get_close_matches(wrong, beside, n=1, cutoff=0.6)
+    near = near or difflib.get_close_matches(wrong, anywhere, n=1, cutoff=0.75)
+    if near:
+        return f"; did you mean {'.'.join(map(str, (*prefix, *(anywhere | beside)[near[0]])))}?"
     return f"; there are: {', '.join(beside) or 'none'}" if beside or not section else ""
 
 
-def _all_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _all_keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, info in model.model_fields.items():
-        yield (*prefix, name)
-        inner = _model_in(info.annotation)
-        if inner is not None and len(prefix) < 8:  # a model that contains itself must not recurse for ever
-            yield from _all_keys(inner, (*prefix, name))
+        yield (*above, name)
+        for inner in _models_in(info.annotation):
+            if len(above) < 8:  # a model that contains itself must not recurse for ever
+                yield from _all_keys(inner, (*above, name))
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and not get_origin(annotation):
-        return annotation if issubclass(annotation, BaseModel) else None
-    if get_origin(annotation) in (Union, types.UnionType, list, tuple):
-        found = [inner for inner in map(_model_in, get_args(annotation)) if inner is not None]
-        return found[0] if len(found) == 1 else None
-    return None
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

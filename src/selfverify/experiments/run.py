@@ -26,7 +26,6 @@ from selfverify.core.files import (
     write_text,
 )
 from selfverify.core.jsonl_store import read_rows
-from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
@@ -158,47 +157,35 @@ def learn(
     if faults := method.faults(learner, sampling):
         raise ConfigError("\n".join(faults))
     ranks.start(cpu=policy.device.type == "cpu")
-    with held_folder(Path(output)):
-        training = Training(policy, task, method, learner, sampling, Path(output), seed, resume)
-        _learn(training, on_step, validation or VALIDATION, save_as, replay)
+    folder, checks = Path(output), validation or VALIDATION
+    with held_folder(folder):
+        training = Training(policy, task, method, learner, sampling, folder, seed, resume)
+
+        def check(current: Policy) -> dict[str, float]:
+            return _figures(evaluate(current, training.task, checks, max_new_tokens=sampling.max_new_tokens))
+
+        trained: list[Training] = []
+        for stage in training.method.stages(training):
+            if replay is not None:
+                stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(folder))
+            before = sum(earlier.learner.steps for earlier in trained)
+            tell = None if on_step is None else partial(_later, on_step, before)
+            loop = Trainer(stage, check, tell)
+            try:
+                loop.run()
+            finally:
+                if policy.engine is not None:
+                    policy.engine.close()
+                    policy.engine = None
+            if save_as is not None:
+                loop.save_model(folder / save_as)
+            loop.parallel.release()
+            trained.append(stage)
+            if stage.folder != folder:
+                ranks.on_first(partial(_join_logs, folder, trained))
+            if loop.step < stage.learner.steps:
+                break  # the time is up
     return policy
-
-
-def _learn(
-    training: Training,
-    on_step: StepCallback | None,
-    checks: EvaluationConfig,
-    save_as: str | None,
-    replay: Path | str | None,
-) -> None:
-    """See `learn`, which holds the folder."""
-    policy, output = training.policy, training.folder
-    sampling = training.sampling
-
-    def check(current: Policy) -> dict[str, float]:
-        return _figures(evaluate(current, training.task, checks, max_new_tokens=sampling.max_new_tokens))
-
-    trained: list[Training] = []
-    for stage in training.method.stages(training):
-        if replay is not None:
-            stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(output))
-        before = sum(earlier.learner.steps for earlier in trained)
-        tell = None if on_step is None else partial(_later, on_step, before)
-        loop = Trainer(stage, check, tell)
-        try:
-            loop.run()
-        finally:
-            if policy.engine is not None:
-                policy.engine.close()
-                policy.engine = None
-        if save_as is not None:
-            loop.save_model(output / save_as)
-        loop.parallel.release()
-        trained.append(stage)
-        if stage.folder != output:
-            ranks.on_first(partial(_join_logs, output, trained))
-        if loop.step < stage.learner.steps:
-            break  # the time is up
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, float]:
@@ -318,56 +305,46 @@ def train(
     if recipe.stopping is not None:
         raise ConfigError(
             f"recipe {recipe.name} has a section `stopping`, whose pairs are to be made first: "
-            "`selfverify train` or experiments.looks.train_stopping does"
+            "`selfverify train` or experiments.train_stopping does"
         )
     with held_folder(recipe.folder):
-        return _train(recipe, resume, on_step, on_phase, before, replay)
+        folder = recipe.folder
+        if replay is not None:
+            ranks.on_first(lambda: _check_replay(replay, folder))
+        ranks.on_first(lambda: _prepare(folder, recipe, resume))
+        policy, task, method = build(recipe)
+        exam = _exam(recipe, task)
+        evaluated = method.measured or before is not None
 
+        def progress(phase: str) -> Callable[[int, int], None] | None:
+            return None if on_phase is None else partial(on_phase, phase)
 
-def _train(
-    recipe: Recipe,
-    resume: bool,
-    on_step: StepCallback | None,
-    on_phase: Any,
-    before: dict[str, Any] | None,
-    replay: Path | None,
-) -> Path:
-    """See `train`, which holds the folder."""
-    folder = recipe.folder
-    if replay is not None:
-        ranks.on_first(lambda: _check_replay(replay, folder))
-    ranks.on_first(lambda: _prepare(folder, recipe, resume))
-    policy, task, method = build(recipe)
-    exam = _exam(recipe, task)
-    evaluated = method.measured or before is not None
-
-    def progress(phase: str) -> Callable[[int, int], None] | None:
-        return None if on_phase is None else lambda done, total: on_phase(phase, done, total)
-
-    if evaluated and before is None:
-        before = measure(policy, exam, recipe, folder / "samples-before.jsonl", "before", progress("before"))
-    learn(
-        policy,
-        task,
-        method,
-        recipe.learner,
-        recipe.sampling,
-        output=folder,
-        seed=recipe.seed,
-        resume=resume,
-        on_step=on_step,
-        validation=VALIDATION.model_copy(update={"second_turn": recipe.evaluation.second_turn}),
-        save_as="model",
-        replay=replay,
-    )
-    if evaluated:
-        weights = policy.whole(policy.fingerprint)
-        ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
-        after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
-        settings = recipe.model_dump(mode="json")
-        found = {"before": before, "after": after, "settings": settings, "version": __version__}
-        ranks.on_first(lambda: write_json(folder / "metrics.json", found))
-    return folder
+        if evaluated and before is None:
+            before = measure(
+                policy, exam, recipe, folder / "samples-before.jsonl", "before", progress("before")
+            )
+        learn(
+            policy,
+            task,
+            method,
+            recipe.learner,
+            recipe.sampling,
+            output=folder,
+            seed=recipe.seed,
+            resume=resume,
+            on_step=on_step,
+            validation=VALIDATION.model_copy(update={"second_turn": recipe.evaluation.second_turn}),
+            save_as="model",
+            replay=replay,
+        )
+        if evaluated:
+            weights = policy.whole(policy.fingerprint)
+            ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
+            after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+            settings = recipe.model_dump(mode="json")
+            found = {"before": before, "after": after, "settings": settings, "version": __version__}
+            ranks.on_first(lambda: write_json(folder / "metrics.json", found))
+        return folder
 
 
 def start_processes(recipe: Recipe) -> None:
@@ -442,27 +419,17 @@ def evaluate_recipe(
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
     with held_folder(folder):
-        return _evaluate(recipe, settings, folder, fusion, progress)
+        policy = make_answerer(settings)
+        task = recipe_task(recipe, measured=True)
+        store = folder / "samples.jsonl"
+        engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
+        with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):
+            summary = measure(policy, task, recipe, store, settings.path, progress, fusion, engine)
+        found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
 
+        def write() -> None:
+            write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+            write_json(folder / "metrics.json", found)
 
-def _evaluate(
-    recipe: Recipe,
-    settings: PolicyConfig,
-    folder: Path,
-    fusion: Fusion | None,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    policy = make_answerer(settings)
-    task = recipe_task(recipe, measured=True)
-    store = folder / "samples.jsonl"
-    engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
-    with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):
-        summary = measure(policy, task, recipe, store, settings.path, progress, fusion, engine)
-    found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
-
-    def write() -> None:
-        write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
-        write_json(folder / "metrics.json", found)
-
-    ranks.on_first(write)
-    return summary
+        ranks.on_first(write)
+        return summary

@@ -15,6 +15,7 @@ What a verifier's ε and its rules come to is measured on conversations that wer
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -172,13 +173,11 @@ class FittedStop:
         """The same as lists and numbers."""
 
         def listed(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: listed(one) for name, one in value.items()}
-            if isinstance(value, np.ndarray):
-                return [None if np.isnan(one) else one for one in value.tolist()]
-            return str(value) if isinstance(value, Path) else value
+            return [None if np.isnan(one) else one for one in value.tolist()]
 
-        plain: dict[str, Any] = listed(asdict(self))
+        plain: dict[str, Any] = json.loads(
+            json.dumps(asdict(self) | {"path": str(self.path)}, default=listed)
+        )
         return plain
 
 
@@ -282,8 +281,9 @@ def train_stopping(
         DataError: No pair could be made; the message says what was left out, and why.
     """
     how = recipe.stopping
-    _check(recipe, how)
-    assert how is not None
+    if how is None:
+        raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
+    _check(recipe)
     folder = recipe.folder
     with held_folder(folder):
         if not resume:
@@ -299,9 +299,7 @@ def train_stopping(
     return folder
 
 
-def _check(recipe: Recipe, how: StoppingConfig | None) -> None:
-    if how is None:
-        raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
+def _check(recipe: Recipe) -> None:
     if recipe.method.name != "dpo":
         raise ConfigError(
             f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "

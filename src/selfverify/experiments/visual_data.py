@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from PIL.Image import Image
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
@@ -46,7 +46,7 @@ from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, wr
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.teaching import Asked, TaughtConversation, TaughtProblem, Teaching, at_most
+from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
@@ -111,19 +111,20 @@ def _fault(row: TaughtProblem) -> str:
         why = next(filter(None, map(malformed_message, one.messages)), "")
         if why or not one.messages:
             return f"conversation {number}: {why or 'it has no messages'}"
-    told, cuts, steps = (row.about.get(name, wanted) for name, wanted in _TOLD.items())
-    if type(told) is not int:
-        return "about.told is no whole number"
-    if not isinstance(cuts, list) or not all(isinstance(cut, list) for cut in cuts):
-        return "about.cuts is no list of lists"
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        return "about.steps is no list of objects"
+    try:
+        _Beginning.model_validate(row.about, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        return f"about.{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
     return ""
 
 
-_TOLD: dict[str, Any] = {"told": 1, "cuts": [], "steps": []}
-"""What `TaughtProblem.about` says of the beginning that a conversation goes on from, with what it is by
-default."""
+class _Beginning(BaseModel):
+    """What `TaughtProblem.about` says of the beginning that a conversation goes on from."""
+
+    told: int = 1
+    cuts: list[list[Any]] = []
+    steps: list[dict[str, Any]] = []
 
 
 def all_traces(folder: Path) -> Iterator[VisualTrace]:
@@ -142,29 +143,23 @@ def all_traces(folder: Path) -> Iterator[VisualTrace]:
 
 def traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
     """The traces in a line of a journal."""
-    about = row.about
-    name = str(about.get("parent") or row.problem)
+    about, begun = row.about, _Beginning.model_validate(row.about)
+    name = f"{about.get('parent') or row.problem}{'' if source == 'sampled' else f'/{source}'}"
     for number, told in enumerate(row.conversations):
-        yield _trace(row, told, f"{name}#{number}" if source == "sampled" else f"{name}/{source}#{number}",
-                     source, task)  # fmt: skip
-
-
-def _trace(row: TaughtProblem, told: TaughtConversation, name: str, source: str, task: str) -> VisualTrace:
-    about = row.about
-    return VisualTrace(
-        id=name,
-        problem=str(about.get("problem") or row.problem),
-        messages=told.messages,
-        cuts=[*about.get("cuts", []), *told.cuts],
-        rewards=told.rewards,
-        steps=[*about.get("steps", []), *told.steps],
-        finish=told.finish,
-        lost=told.lost,
-        source=source,
-        category=str(about.get("category") or ""),
-        task=task,
-        told=int(about.get("told", 1)),
-    )
+        yield VisualTrace(
+            id=f"{name}#{number}",
+            problem=str(about.get("problem") or row.problem),
+            messages=told.messages,
+            cuts=[*begun.cuts, *told.cuts],
+            rewards=told.rewards,
+            steps=[*begun.steps, *told.steps],
+            finish=told.finish,
+            lost=told.lost,
+            source=source,
+            category=str(about.get("category") or ""),
+            task=task,
+            told=begun.told,
+        )
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -310,11 +305,8 @@ def collect_looks(
         DataError: ``shots`` is damaged.
     """
     task = recipe_task(recipe)
-    total, school, keep = (
-        at_most(task, problems),
-        Teaching(recipe, task, teacher, samples),
-        image_keeper(folder),
-    )
+    total, school = at_most(task, problems), Teaching(recipe, task, teacher, samples)
+    keep = image_keeper(folder)
     examples = [] if shots is None else read_transcripts(shots)
 
     def ask(index: int) -> Asked:
@@ -401,11 +393,11 @@ def branch_looks(
 
 def _judged_by(problem: Problem) -> dict[str, Any]:
     """What somebody who judges answers has to know, as far as JSON can hold it."""
+    asked = {"question": problem.meta.get("question"), "target": problem.target}
     try:
-        target = json.loads(json.dumps(problem.target, allow_nan=False))
+        return dict(json.loads(json.dumps(asked, allow_nan=False)))
     except (TypeError, ValueError):
-        return {"question": problem.meta.get("question")}
-    return {"question": problem.meta.get("question"), "target": target}
+        return {"question": asked["question"]}
 
 
 def _parents(rows: Sequence[TaughtProblem], task: str) -> list[tuple[TaughtProblem, VisualTrace]]:
@@ -697,31 +689,25 @@ def pair_line(pair: Pair) -> dict[str, Any]:
 
 def in_folder(messages: Iterable[Message]) -> list[Message]:
     """Messages whose images are named as seen from beside the folder of images."""
-    return [
-        {
-            "role": message["role"],
-            "content": message["content"]
-            if isinstance(message["content"], str)
-            else [
-                part | {"image": f"{IMAGES}/{part['image']}"} if is_image(part) else part
-                for part in parts_of(message)
-            ],
-        }
-        for message in messages
-    ]
+    found = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            parts = parts_of(message)
+            content = [p | {"image": f"{IMAGES}/{p['image']}"} if is_image(p) else p for p in parts]
+        found.append({"role": message["role"], "content": content})
+    return found
 
 
 def _as_judged(traces: Iterable[VisualTrace], folder: Path, dropped: Counter[str]) -> list[VisualTrace]:
     """Traces without those whose right answer the model did not find right."""
     _, rows = read_journal(folder / VERDICTS, OnAnswer)
-    opinions = {row.trace: row for row in rows.values()}
+    opinions = {row.trace: row.right for row in rows.values()}
     kept = []
     for trace in traces:
-        opinion = opinions.get(trace.id)
-        if trace.correct and (opinion is None or opinion.right is None):
-            dropped[NOT_JUDGED] += 1
-        elif trace.correct and opinion is not None and not opinion.right:
-            dropped[JUDGED_WRONG] += 1
+        right = opinions.get(trace.id)
+        if trace.correct and not right:
+            dropped[NOT_JUDGED if right is None else JUDGED_WRONG] += 1
         else:
             kept.append(trace)
     return kept

@@ -155,8 +155,6 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
         branch_looks(far_recipe(), EXPERT, tmp_path, "branched")
     with pytest.raises(ConfigError, match="seed 0, and the recipe has 3"):
         branch_looks(far_recipe(seed=3), TeacherConfig(own=True), tmp_path, "branched")
-    with pytest.raises(ValueError, match="say who teaches"):
-        TeacherConfig(own=True, expert=True)
 
 
 def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, servers: Loop) -> None:
@@ -225,9 +223,9 @@ def test_nothing_right_says_why(tmp_path: Path, servers: Loop) -> None:
         (lambda row: row["conversations"][0]["messages"][1].update(content=None), "0: a part is empty"),
         (lambda row: row["conversations"][0]["messages"][0].update(content=[["x"]]), "0: a part is neither"),
         (lambda row: row["conversations"][0].update(messages=[]), "0: it has no messages"),
-        (lambda row: row["about"].update(told="x"), "about.told is no whole number"),
-        (lambda row: row["about"].update(cuts=[1]), "about.cuts is no list of lists"),
-        (lambda row: row["about"].update(steps="x"), "about.steps is no list of objects"),
+        (lambda row: row["about"].update(told="x"), "about.told: .* valid integer"),
+        (lambda row: row["about"].update(cuts=[1]), "about.cuts.0: .* valid list"),
+        (lambda row: row["about"].update(steps="x"), "about.steps: .* valid list"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None:

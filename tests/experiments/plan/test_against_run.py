@@ -37,19 +37,14 @@ STEPS = 2
 
 def recipe_of(folder: Path, tmp_path: Path, *more: str) -> Recipe:
     """A few problems; groups that teach nothing stay, since a model with random weights earns nothing."""
-    settings = [
-        f"policy.path={folder}",
-        "policy.device=cpu",
-        f"output={tmp_path}/run",
-        f"learner.steps={STEPS}",
-        "learner.warmup_steps=0",
-        "learner.groups_per_step=6",
-        "learner.micro_batch_groups=3",
-        "learner.drop_zero_advantage=false",
-        "sampling.group_size=4",
-        "sampling.max_new_tokens=24",
-    ]
-    return load_recipe("adpo-digits", [*settings, *more])
+    learner = {
+        "steps": STEPS, "warmup_steps": 0, "groups_per_step": 6, "micro_batch_groups": 3,
+        "drop_zero_advantage": "false",
+    }  # fmt: skip
+    settings = [f"learner.{name}={value}" for name, value in learner.items()]
+    settings += [f"policy.path={folder}", "policy.device=cpu", f"output={tmp_path}/run"]
+    sizes = ["sampling.group_size=4", "sampling.max_new_tokens=24"]
+    return load_recipe("adpo-digits", [*settings, *sizes, *more])
 
 
 def measured_run(recipe: Recipe) -> dict[str, int]:
