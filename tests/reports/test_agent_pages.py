@@ -24,7 +24,7 @@ from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
 from selfverify.evaluation.evaluate import shown_entry
 from selfverify.evaluation.samples import StoredSample
-from selfverify.reports.film import Drawings, Pictures, agent_film, embedded
+from selfverify.reports.film import PageImages, agent_film, call_text
 from selfverify.reports.report import write_report
 from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.task import PhoneAgents
@@ -76,32 +76,33 @@ def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> No
         call("launch", app="clock"), call("fly"), call("tap", id="add"), call("tap", id="gone"),
         call("swipe", direction="up", dist="short"), call("submit", message="Done.", evidences=[2]),
     ]  # fmt: skip
-    drawings = Drawings()
-    film = agent_film(
-        played(task, problem, texts, tmp_path),
-        entry(task, problem)["target"],
-        PhoneAgents,
-        Pictures(tmp_path),
-        drawings,
-    )
+    images = PageImages()
+    sample = played(task, problem, texts, tmp_path)
+    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, images, tmp_path)
     assert film is not None
     assert [frame["title"] for frame in film["frames"]] == [
         "Round 0", "Round 1", "Refused", "Round 2", "Round 3", "Round 4", "Handed in",
     ]  # fmt: skip
-    assert [frame["exhibit"] for frame in film["frames"]] == [n == 3 for n in range(7)]
-    marks = [frame["mark"] and frame["mark"]["kind"] for frame in film["frames"]]
+    assert [frame["turn"].round for frame in film["frames"]] == [0, 1, None, 2, 3, 4, None]
+    marks = [frame["mark"] and frame["mark"].kind for frame in film["frames"]]
     assert marks == [None, "tap", None, None, "swipe", None, None]
     home, clock, _, form, same, *_ = film["frames"]
     assert home["images"][0]["id"] != clock["images"][0]["id"] != form["images"][0]["id"]
-    assert form["images"] == same["images"] and "there is no" in same["error"]
-    assert clock["call"] == 'launch(app="clock")' and clock["said"] == "So." and "Alarms" in clock["read"]
-    x, y, width, height = clock["mark"]["box"]
-    assert x < clock["mark"]["x"] < x + width and y < clock["mark"]["y"] < y + height
+    assert form["images"] == same["images"] and "there is no" in same["turn"].error
+    assert (
+        call_text(clock["turn"].call) == 'launch(app="clock")'
+        and clock["said"] == "So."
+        and "Alarms" in clock["read"]
+    )
+    left, top, right, bottom = clock["mark"].box
+    assert left < clock["mark"].x < right and top < clock["mark"].y < bottom
     up = same["mark"]
-    assert up["to"][0] == up["x"] and up["to"][1] < up["y"]
-    assert film["truth"] is False and film["judged"] is False and film["reward"] == pytest.approx(-0.05)
-    assert film["message"] == "Done." and film["evidence"] == [2] and len(film["votes"]) == 1
-    assert len(drawings.known) == 4  # five frames, and the refused call left its screen as it was
+    assert up.to[0] == up.x and up.to[1] < up.y
+    end = film["end"]
+    assert end.truth.complete is False and end.judgement.success is False
+    assert sum(end.reward.values()) == pytest.approx(-0.05)
+    assert end.message == "Done." and end.evidence == [2] and len(end.judgement.ballots) == 1
+    assert len(images.kept) == 4  # five frames, and the refused call left its screen as it was
 
 
 def test_two_evaluations_stand_side_by_side(run: Path) -> None:
@@ -111,8 +112,8 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
     # The expert is believed and has done it; the other one is believed only.
     assert page.count("✓ done") == page.count("✗ not done") > 0
     assert 'class="step frame exhibit' in page and "Problems and answers" not in page
-    ids = re.findall(r'<image id="(drawn-\w+)"', page)
-    assert len(ids) == len(set(ids)) and set(re.findall(r'href="#(drawn-\w+)"', page)) == set(ids)
+    ids = re.findall(r'<image id="(image-\w+)"', page)
+    assert len(ids) == len(set(ids)) and set(re.findall(r'href="#(image-\w+)"', page)) == set(ids)
     # Two folders of evaluations do the same.
     for stage in ("before", "after"):
         own = run.parent / stage
@@ -126,18 +127,17 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
 
 
 def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("film",):
-        monkeypatch.setattr(f"selfverify.reports.{module}.MOST_STEPS", 8)
+    monkeypatch.setattr("selfverify.reports.film.MOST_STEPS", 8)
     task = phone_task()
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
     texts = [call("wait", seconds=number) for number in range(12)]
     texts.append(call("submit", message="Done.", evidences=[2]))
     sample = played(task, problem, texts, tmp_path)
-    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, Pictures(tmp_path), Drawings())
-    assert film is not None and [frame["title"] for frame in film["frames"]] == [
-        "Round 0", "Round 1", "Round 2", "Round 3", "Round 4", "Left out", "Round 12", "Handed in",
+    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, PageImages(), tmp_path)
+    assert film is not None and [frame.get("title") for frame in film["frames"]] == [
+        "Round 0", "Round 1", "Round 2", "Round 3", "Round 4", None, "Round 12", "Handed in",
     ]  # fmt: skip
-    assert film["frames"][5]["said"] == "7 frames are not shown here"
+    assert film["frames"][5] == {"left_out": 7}
 
 
 def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
@@ -149,26 +149,26 @@ def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path:
         *((PhoneAgents, target) for target in bad),
         (None, entry(task, problem)["target"]),
     ):
-        film = agent_film(sample, target, drawn_by, Pictures(tmp_path), Drawings())
+        film = agent_film(sample, target, drawn_by, PageImages(), tmp_path)
         assert film is not None and not any(frame["images"] for frame in film["frames"])
         assert "Alarms" in film["frames"][1]["read"]
     damaged = [replace(step, record={"outcome": 3}) for step in sample.steps]
     sample = replace(sample, steps=damaged)
-    assert agent_film(sample, None, PhoneAgents, Pictures(tmp_path), Drawings()) is None
+    assert agent_film(sample, None, PhoneAgents, PageImages(), tmp_path) is None
 
 
 def test_pictures_that_the_agent_saw_need_no_drawing(tmp_path: Path) -> None:
     task = phone_task(show="both")
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
     sample = played(task, problem, expert(task, problem), tmp_path)
-    film = agent_film(sample, None, PhoneAgents, Pictures(tmp_path), Drawings())
+    film = agent_film(sample, None, PhoneAgents, PageImages(), tmp_path)
     assert film is not None and [len(frame["images"]) for frame in film["frames"]] == [1, 1, 1, 1, 1, 0]
 
 
 def test_pictures_of_16_bits_keep_their_brightness(tmp_path: Path) -> None:
     Image.new("I;16", (4, 4), 32_896).save(tmp_path / "grey.png")
-    data, note = embedded(tmp_path, "grey.png")
-    assert note is None and data is not None
+    images = PageImages()
+    data = images.kept[images.of_file(tmp_path, "grey.png")["id"]]["data"]
     with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as shown:
         assert shown.mode == "RGB" and shown.getpixel((1, 1)) == (128, 128, 128)
 

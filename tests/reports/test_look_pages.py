@@ -21,7 +21,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import IMAGES, StoredSample, StoredStep, written_images
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.visual_data import all_traces, collect_looks
-from selfverify.reports.film import Pictures, film_of_trace, plan_of
+from selfverify.reports.film import PageImages, film_of_trace, plan_of
 from selfverify.reports.report import write_look_page, write_report
 from selfverify.serving.backend import FreeQuestion
 from selfverify.tasks.base import user_turn
@@ -85,7 +85,7 @@ def talked(
 
 def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None:
     """Boxes stand in pixels of the image they are drawn on; the overview has them in the question's."""
-    film = film_of_trace(talked(tmp_path, LOOKS), Pictures(tmp_path / IMAGES))
+    film = film_of_trace(talked(tmp_path, LOOKS), PageImages().of_files(tmp_path / IMAGES))
     first, second = film["frames"]
     [view], [made] = first["from"], first["made"]
     assert (view["number"], made["number"]) == (1, 2)
@@ -98,8 +98,7 @@ def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None
     [asked] = film["asked"]
     assert [box["title"] for box in asked["boxes"]] == ["1", "2"]
     assert [asked["boxes"][1][k] for k in ("x", "y", "width", "height")] == [120, 20, 40, 40]
-    # Data are put in where an image is shown first, and nowhere else.
-    assert asked["image"]["data"] and made["image"]["data"] and not view["image"]["data"]
+    assert asked["image"] == view["image"] != made["image"]
     assert film["why"] == "The model answered of its own accord after step 2." and not film["measured"]
     assert (film["answer"], film["said"], film["correct"]) == ("15", ANSWER, True)
 
@@ -116,7 +115,7 @@ def test_delta_r_stands_against_epsilon(
     rule: StopRule, last: float, zone: tuple[float, float] | None, why: str, tmp_path: Path
 ) -> None:
     """The scale reaches 1.15 times the largest value to both sides, here 2.3 nats."""
-    film = film_of_trace(talked(tmp_path, LOOKS, (2.0, last), rule), Pictures(tmp_path / IMAGES))
+    film = film_of_trace(talked(tmp_path, LOOKS, (2.0, last), rule), PageImages().of_files(tmp_path / IMAGES))
     first, second = (frame["gauge"] for frame in film["frames"])
     assert first["at"] == pytest.approx(50 + 50 * 2.0 / 2.3)
     assert second["at"] == pytest.approx(50 + 50 * last / 2.3)
@@ -125,15 +124,15 @@ def test_delta_r_stands_against_epsilon(
     else:
         assert second["zone"] == pytest.approx(zone) and (first["inside"], second["inside"]) == (False, True)
     assert why in film["why"]
-    assert [frame["stopped"] for frame in film["frames"]] == [False, True]
+    assert [frame["step"]["stopped"] for frame in film["frames"]] == ["", "rule"]
 
 
 def test_a_step_that_was_taken_back(tmp_path: Path) -> None:
     """Its Δr is told where it ended looking; the step before it has its own."""
     trace = talked(tmp_path, LOOKS, (2.0, -0.25), Verified("absolute", 0.5), on_stop="skip")
-    film = film_of_trace(trace, Pictures(tmp_path / IMAGES))
+    film = film_of_trace(trace, PageImages().of_files(tmp_path / IMAGES))
     [frame] = film["frames"]
-    assert frame["gauge"]["delta"] == "+2.00" and not frame["gauge"]["inside"] and frame["stopped"]
+    assert frame["gauge"]["delta"] == 2.0 and not frame["gauge"]["inside"] and frame["step"]["stopped"]
     assert "after step 1" in film["why"] and "\u22120.25 and 0.50" in film["why"]
 
 
@@ -154,8 +153,8 @@ def test_what_is_missing_or_hostile(tmp_path: Path) -> None:
     """Refused calls, images that are gone, records of any content: a page is made, and says so."""
     texts = [vts(EVIL, (0, 0, 2000, 1)), vts(EVIL, (200, 100, 600, 500)), EVIL, ANSWER]
     trace = talked(tmp_path, texts)
-    film = film_of_trace(trace, Pictures(tmp_path / IMAGES))
-    assert film["frames"][0]["error"] and not film["frames"][0]["made"]
+    film = film_of_trace(trace, PageImages().of_files(tmp_path / IMAGES))
+    assert film["frames"][0]["step"]["error"] and not film["frames"][0]["made"]
     for path in (tmp_path / IMAGES).iterdir():
         path.unlink()
     trace.steps[1]["sources"] = [{"source": "x", "region": [EVIL], "size": None}, 7]
@@ -217,6 +216,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "2 conversations" in told and text.count('class="card panel talk"') == 2
     assert "1 more conversation in the folder" in text and '<g class="looked">' in text
     assert 'class="pixels"' in text  # 32 x 32 pixels, whose boxes are kept in those of the canvas of 576
+    assert '<svg viewBox="0 0 576 ' in text
     [one] = [trace.id for trace in all_traces(looks)][1:2]
     run("visual", "page", looks, "--output", page, "--trace", one)
     assert page.read_text("utf-8").count('class="card panel talk"') == 1

@@ -15,7 +15,7 @@ from samples import sample, write_samples
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import DataError
 from selfverify.evaluation.evaluate import write_gallery
-from selfverify.reports.gallery import draw_places
+from selfverify.reports.gallery import places
 from selfverify.reports.report import write_report
 from selfverify.tasks.base import Task
 from selfverify.tasks.grounding import Grounding
@@ -55,6 +55,7 @@ def test_boxes(tmp_path: Path) -> None:
     task = Grounding(rows={"test": [row]})
     answers = [[90, 80, 240, 150], [92, 84, 240, 150], [300, 20, 380, 60], None]
     page = report(tmp_path, task, answers, [True, True, False, False], [0.4, 0.3, 0.9, 0.5])
+    page = page.replace(".0", "")
     assert '<svg class="places" viewBox="0 0 400 200"' in page
     assert '<polygon class="truth" points="80,80 240,80 240,160 80,160" />' in page
     assert '<polygon class="truth" points="80,80 240,100 200,160" />' in page
@@ -73,26 +74,25 @@ def test_clicks_and_swipes(tmp_path: Path) -> None:
     page = report(
         tmp_path, Mobile(rows={"test": [row]}), answers, [True, False, False, False], [0.2, 0.1, 0.9, 0]
     )
+    page = page.replace(".0", "")
     assert 'viewBox="0 0 1080 2400"' in page
     assert '<polygon class="truth" points="400,500 700,500 700,700 400,700" />' in page
     assert '<circle class="truth" cx="540" cy="600" r="48" />' in page
     assert '<line class="own" x1="540" y1="1800" x2="540" y2="600" />' in page
-    assert len(shapes(page, "line")) == 3 and "wait" in page
+    assert shapes(page, "line") == ["own"] and "wait" in page
 
 
 @pytest.mark.parametrize("frame", [None, [0, 10], [10], "no", [float("nan"), 1]])
 def test_no_frame_no_drawing(frame: Any) -> None:
-    assert draw_places(frame, [0, 0, 1, 1], [], []) is None
+    assert places(frame, [0, 0, 1, 1], [], []) == []
 
 
 def test_nothing_but_numbers_is_drawn() -> None:
     """What a file claims to be a place cannot put anything into the page."""
     bad = ['"><script>', [1, 2, 3, "<b>"], {"action": "click", "coordinate": ["<b>", 1]}, [1, 2, 3, True], {}]
-    assert (
-        draw_places([10, 10], bad[0], [[["<b>", 1]] * 3, [[1, 2]]], [(value, "own") for value in bad]) is None
-    )
-    drawn = draw_places([10, 10], [1, 1, 2, 2], [], [(value, "own") for value in bad])
-    assert drawn is not None and drawn.count("<polygon") == 1 and "<b>" not in drawn
+    answers = [(value, "own") for value in bad]
+    assert places([10, 10], bad[0], [[["<b>", 1]] * 3, [[1, 2]]], answers) == []
+    assert [mark["kind"] for mark in places([10, 10], [1, 1, 2, 2], [], answers)] == ["truth"]
 
 
 def test_discrete_answers_have_no_frame(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import samples as made
 from samples import write_samples
 from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import StoredStep, note_time, read_samples
+from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
 from selfverify.reports.plots import running_mean
-from selfverify.reports.report import write_overview, write_report
-from selfverify.reports.run_data import load_run, sentence, table
+from selfverify.reports.report import sentence, write_overview, write_report
+from selfverify.reports.run_data import load_run, table
 
 ATTACK = "<script>alert('x')</script>&lt;b&gt;"
 
@@ -251,18 +252,18 @@ def test_files_of_another_shape_are_refused(run_copy, tmp_path, file, text, said
 
 
 def test_the_gallery_puts_contested_problems_first(run_dir):
-    cards = gallery(load_run(run_dir))
+    cards = gallery(load_run(run_dir), PageImages())
     order = ["wins", "fails", "missed", "both", "same"]
     kinds = [card["kind"] for card in cards]
     assert kinds == sorted(kinds, key=order.index)
     assert kinds[0] == "wins"
     for card in cards:
-        chosen = [row["correct"] for row in card["rows"] if row["best"]]
-        voted = [row["correct"] for row in card["rows"] if row["vote"]]
+        chosen = [row["sample"].correct for row in card["rows"] if row["best"]]
+        voted = [row["sample"].correct for row in card["rows"] if row["vote"]]
         if card["kind"] == "wins":
             assert np.mean(chosen) > np.mean(voted)
         if card["kind"] == "same":
-            assert len({row["correct"] for row in card["rows"]}) == 1
+            assert len({row["sample"].correct for row in card["rows"]}) == 1
 
 
 def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):

@@ -19,6 +19,7 @@ from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
+from selfverify.reports.film import PageImages
 from selfverify.reports.gallery import gallery
 from selfverify.reports.plots import PALETTE, Bubble, draw_bubbles
 from selfverify.reports.report import write_report
@@ -106,7 +107,7 @@ def test_the_page_tells_of_both_turns(folder: Path) -> None:
 
 
 def test_the_gallery_sorts_by_what_changed(folder: Path) -> None:
-    cards = gallery(load_run(folder))
+    cards = gallery(load_run(folder), PageImages())
     assert [(card["id"], card["kind"]) for card in cards] == [
         ("corrects", "corrected"), ("spoils", "spoiled"), ("even", "even"), ("copies", "unchanged"),
     ]  # fmt: skip

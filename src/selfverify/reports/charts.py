@@ -7,49 +7,7 @@ from functools import partial
 from typing import Any
 
 from selfverify.reports import plots
-from selfverify.reports.run_data import STAGES, RunData, stage_title
-
-LEARNING_CURVES = {
-    "reward/answer": ("Answer reward", "Mean reward of the answers, format part included.", False),
-    "accuracy": ("Accuracy", "Share of sampled answers that are right (pass rate).", True),
-    "verification/auc": (
-        "Within-problem AUC", "How often a right answer outscores a wrong one of its problem (sampled).",
-        False,
-    ),
-    "reward/verification": ("Verification reward", "Mean reward of the scores.", False),
-    "verification/score_mean": ("Mean score", "Drifting to 1 or 0 means scores say less and less.", False),
-    "verification/score_std": ("Spread of scores", "Standard deviation of all scores of a step.", False),
-    "format/answer": ("Readable answers", "Share of answers that could be parsed.", True),
-    "format/score": ("Readable scores", "Share of scores that could be parsed.", True),
-    "turns/acc@t1": ("First answers", "Share of first answers that are right (AdaPO's Fig. 2).", True),
-    "turns/acc@t2": ("Second answers", "Share of answers that are right after a second turn.", True),
-    "turns/0->1": ("Corrected", "Share of answers that the second turn corrects.", True),
-    "turns/1->0": ("Spoiled", "Share of answers that the second turn spoils.", True),
-    "tokens/response": ("Response length", "Mean number of tokens the model writes.", False),
-    "conversation/turns": ("Turns", "How often the policy speaks in a conversation, on average.", False),
-    "reward/tool_calls": ("Tool calls", "Calls of a conversation that were carried out, on average.", False),
-    "reward/tool_errors": (
-        "Tool errors", "Calls of a conversation that were refused or failed, on average.", False,
-    ),
-    "reward/evidence": ("Evidence per submission", "Rounds that were handed in (SmartSnap's Fig. 4).", False),
-    "groups/reward_spread": (
-        "Spread of rewards", "Standard deviation within a group, on average (SmartSnap's Fig. 5).",
-        False,
-    ),
-    "agent/judged-SR": (
-        "Judged success", "Share of judged submissions that are found a success (SmartSnap's Fig. 5).", True,
-    ),
-    "agent/completeness": (
-        "Complete evidence", "Where some rounds prove the task: whether the chosen ones do.", True,
-    ),
-    "truncated": ("Cut off", "Share of responses that hit the length limit.", True),
-    "groups/kept": ("Groups that teach", "Problems of a step whose samples differ in some reward.", False),
-    "kl": ("KL to the reference", "How far the policy has moved from the model it started as.", False),
-    "clip_share": ("Clipped tokens", "Share of trained tokens whose ratio was clipped.", True),
-    "grad_norm": ("Gradient norm", "Before clipping.", False),
-    "tokens_per_s": ("Tokens per second", "Sampled tokens over the time of a whole training step.", False),
-}  # fmt: skip
-"""Logged metrics that a report draws if they are there: title, explanation, whether it is a share."""
+from selfverify.reports.run_data import STAGES, RunData, words
 
 MANY_POINTS = 40
 """A curve of more points than this is drawn with its running mean."""
@@ -104,7 +62,7 @@ def accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
             plots.draw_accuracy,
             f"Accuracy by samples per problem, {run.name}, {stage} training",
             curves=curves,
-            title=_title(runs, run, stage_title(run, stage)),
+            title=_title(runs, run, run.stage_title(stage)),
             limits=limits,
         )
 
@@ -175,17 +133,17 @@ def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 def training(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw a chart per logged metric, with one line per run."""
-    for name, (title, note, percent) in LEARNING_CURVES.items():
+    for name, curve in words("curves").items():
         own = [run.lines({name: (run.name if len(runs) > 1 else "", run.colour)}) for run in runs]
         if any(own):
             yield _chart(
                 plots.draw_lines,
-                f"{title} over training steps",
-                note,
+                f"{curve.title} over training steps",
+                curve.meaning,
                 size=(4.0, 2.5) if len(runs) == 1 else (4.8, 2.7),
                 lines=[line for lines in own for line in lines],
-                title=title,
-                percent=percent,
+                title=curve.title,
+                percent=curve.percent,
             )
 
 
@@ -237,7 +195,7 @@ def scores(runs: Sequence[RunData]) -> Iterator[Chart]:
                     f"Scores of right and wrong answers, {run.name}, {stage} training",
                     right=right,
                     wrong=wrong,
-                    title=_title(runs, run, stage_title(run, stage)),
+                    title=_title(runs, run, run.stage_title(stage)),
                 )
             elif run.samples.get(stage):
                 run.leave_out("scores", f"The samples {stage} training carry no soft scores.")

@@ -1,102 +1,69 @@
 """The galleries of a report: a dozen problems with all sampled answers, and what would be chosen.
 
-`draw_places` draws boxes, clicks and swipes on a problem's image: the truth, the choices and the other
-candidates. `agent_gallery` shows what agents did with the same problems in all evaluations of a page, such as
-before and after training.
+`places` are boxes, clicks and swipes on a problem's image: the truth, the choices and the other candidates.
+`agent_gallery` shows what agents did with the same problems in all evaluations of a page, such as before and
+after training.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from selfverify.evaluation.metrics import SampleTable, by_problem
 from selfverify.evaluation.samples import CORRECT_1, IMAGES, StoredSample
 from selfverify.reports.film import (
-    Drawings,
-    Pictures,
+    PageImages,
     Shown,
     agent_film,
-    answer_text,
-    embedded,
     end_of,
     film_of_sample,
-    sample_strip,
+    message_strip,
+    numbers,
 )
-from selfverify.reports.run_data import STAGES, RunData, stage_title
-from selfverify.selection.rules import best_weights, cluster_boxes, elect
+from selfverify.reports.run_data import STAGES, RunData
+from selfverify.selection.rules import Floats, best_weights, cluster_boxes, elect
 from selfverify.tasks.base import Task
 
 TRUTH, BEST, VOTE, OTHER = "truth", "own", "vote", "other"
-"""Classes of marks; earlier ones are drawn on top of later ones."""
+"""Kinds of marks; earlier ones are drawn on top of later ones."""
 
 
-def draw_places(
-    frame: Sequence[float], target: Any, regions: Sequence[Any], answers: Sequence[tuple[Any, str]]
-) -> Markup | None:
-    """Return an SVG that lies upon an image; None where nothing has a place.
+def places(
+    frame: Any, target: Any, regions: Sequence[Any], answers: Sequence[tuple[Any, str]]
+) -> list[Shown]:
+    """Return the marks that lie upon an image, in the order in which they are drawn.
+
+    A mark has a ``kind``, and ``points`` of an outline, or ``at``, and ``to`` of a swipe. What is no place
+    has no mark.
 
     Args:
-        frame: The width and height that coordinates refer to.
+        frame: The width and height that coordinates refer to; without them there are no marks.
         target: The truth: a box ``[x1, y1, x2, y2]``, or an action with coordinates.
         regions: Further outlines ``[[x, y], ...]`` of the truth.
-        answers: Canonical answers with their class, the most important ones first.
+        answers: Canonical answers with their kind, the most important ones first.
     """
-    if not (_numbers(frame, 2) and min(frame) > 0):
-        return None
-    unit = max(frame) / 100
-    drawn = [mark for answer, name in reversed(answers) for mark in _marks(answer, name, unit)]
-    drawn += [_polygon(region, TRUTH) for region in regions if _outline(region)]
-    drawn += _marks(target, TRUTH, unit)
-    if not drawn:
-        return None
-    width, height = frame
-    # Every value below is a number or one of our own words: nothing is left to escape.
-    box = f'viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="none"'
-    return Markup(f'<svg class="places" {box} aria-hidden="true">{"".join(drawn)}</svg>')
+    if not (numbers(frame, 2) and min(frame) > 0):
+        return []
+    outlines = [points for points in regions if isinstance(points, list) and len(points) > 2]
+    marks = [
+        *(_mark(answer, kind) for answer, kind in reversed(answers)),
+        *({"kind": TRUTH, "points": p} for p in outlines if all(numbers(point, 2) for point in p)),
+        _mark(target, TRUTH),
+    ]
+    return [mark for mark in marks if mark is not None]
 
 
-def _marks(value: Any, name: str, unit: float) -> Iterator[str]:
-    if _numbers(value, 4):
+def _mark(value: Any, kind: str) -> Shown | None:
+    if numbers(value, 4):
         x1, y1, x2, y2 = value
-        yield _polygon([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], name)
-    elif isinstance(value, Mapping) and _numbers(value.get("coordinate"), 2):
-        x, y = value["coordinate"]
-        if _numbers(value.get("coordinate2"), 2):
-            yield from _arrow((x, y), value["coordinate2"], name, unit)
-        else:
-            yield f'<circle class="{name}" cx="{x:g}" cy="{y:g}" r="{2 * unit:g}" />'
-            yield f'<circle class="{name} dot" cx="{x:g}" cy="{y:g}" r="{unit / 2:g}" />'
-
-
-def _arrow(start: Sequence[float], end: Sequence[float], name: str, unit: float) -> Iterator[str]:
-    (x1, y1), (x2, y2) = start, end
-    yield f'<line class="{name}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" />'
-    angle = math.atan2(y2 - y1, x2 - x1)
-    for turn in (2.6, -2.6):
-        x, y = x2 + 3 * unit * math.cos(angle + turn), y2 + 3 * unit * math.sin(angle + turn)
-        yield f'<line class="{name}" x1="{x2:g}" y1="{y2:g}" x2="{x:g}" y2="{y:g}" />'
-
-
-def _polygon(points: Sequence[Sequence[float]], name: str) -> str:
-    return f'<polygon class="{name}" points="{" ".join(f"{x:g},{y:g}" for x, y in points)}" />'
-
-
-def _numbers(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) == count
-        and all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in value)
-    )
-
-
-def _outline(points: Any) -> bool:
-    return isinstance(points, list) and len(points) > 2 and all(_numbers(point, 2) for point in points)
+        return {"kind": kind, "points": [[x1, y1], [x2, y1], [x2, y2], [x1, y2]]}
+    if isinstance(value, Mapping) and numbers(value.get("coordinate"), 2):
+        to = value.get("coordinate2")
+        return {"kind": kind, "at": value["coordinate"], "to": to if numbers(to, 2) else None}
+    return None
 
 
 KINDS = {
@@ -118,14 +85,15 @@ MOST = 12
 """The gallery has at most so many problems."""
 
 
-def gallery(run: RunData) -> list[dict[str, Any]]:
+def gallery(run: RunData, images: PageImages) -> list[Shown]:
     """Return cards of up to `MOST` problems of a run; problems with something to choose come first.
 
-    The cards show the samples after training, or those before it if there are no others.
+    The cards show the samples after training, or those before it if there are no others; ``images`` takes
+    what they show.
     """
     samples = run.samples.get("after") or run.samples.get("before") or []
     known = {sample.problem for sample in samples}
-    entries = {str(entry.get("id")): entry for entry in run.problems if str(entry.get("id")) in known}
+    entries = {entry["id"]: entry for entry in run.problems if entry["id"] in known}
     if not entries:
         if run.problems:
             run.leave_out("gallery", "None of the gallery's problems is among the stored samples.")
@@ -141,37 +109,48 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
         # Without a vote there is nothing that an own choice could beat.
         picked = zip(table.correct, vote if table.comparable else best, best, strict=True)
         kinds = [_kind(right, float(v @ right), float(b @ right)) for right, v, b in picked]
-    cards, pictures, asked = [], Pictures(run.path / IMAGES), Pictures(run.gallery_images)
-    for row in _choose(kinds):
-        problem = table.problems[row]
-        entry, own = entries[problem], grouped[problem]
-        film = partial(film_of_sample, entry=entry, asked=asked)
-        image, note = embedded(run.gallery_images, entry.get("image"))
-        cards.append(
+    return [
+        _card(run, entries[problem], grouped[problem], vote[row], best[row], images) | {"kind": kinds[row]}
+        for row, problem in ((row, table.problems[row]) for row in _choose(kinds))
+    ]
+
+
+def _card(
+    run: RunData, entry: Shown, samples: list[StoredSample], vote: Floats, best: Floats, images: PageImages
+) -> Shown:
+    """Return a problem with one row per sample, highest score first.
+
+    ``vote`` and ``best`` are the probabilities that a vote, and that the best score, picks each sample.
+    """
+    image = images.of_file(run.gallery_images, entry["image"]) if entry.get("image") else None
+    stored = images.of_files(run.path / IMAGES)
+    several = len(samples) > 1  # of one sample there is nothing to choose
+    rows, answers = [], []
+    for sample, voted, chosen in zip(samples, vote, best, strict=True):
+        answers.append((sample.answer, BEST if chosen > 0 else VOTE if voted > 0 else OTHER))
+        looked = film_of_sample(sample, {1: image} if image else {}, stored)
+        rows.append(
             {
-                "id": problem,
-                "kind": kinds[row],
-                "question": entry.get("question", ""),
-                "target": answer_text(entry.get("target")),
-                "image": image,
-                "image_note": note,
-                "places": _places(entry, own, vote[row], best[row]),
-                "rows": _rows(own, vote[row], best[row], pictures, film, run.reading),
+                "sample": sample,
+                "film": looked,
+                "steps": [] if looked else message_strip(sample, stored),
+                "score": sample.scores.get(run.reading),
+                "change": _change(sample),
+                "vote": several and bool(voted > 0),
+                "best": several and bool(chosen > 0),
             }
         )
-    return cards
-
-
-def _places(
-    entry: dict[str, Any], samples: list[StoredSample], vote: np.ndarray, best: np.ndarray
-) -> Markup | None:
-    """Draw where the target and the answers are in the image; None if they are no places."""
-    if not entry.get("frame"):
-        return None
-    kinds = [BEST if b > 0 else VOTE if v > 0 else OTHER for v, b in zip(vote, best, strict=True)]
-    answers = [(sample.answer, kind) for sample, kind in zip(samples, kinds, strict=True)]
     answers.sort(key=lambda answer: (BEST, VOTE, OTHER).index(answer[1]))
-    return draw_places(entry["frame"], entry.get("target"), entry.get("regions") or [], answers)
+    target, regions = entry.get("target"), entry.get("regions") or []
+    return {
+        "id": entry["id"],
+        "question": entry.get("question", ""),
+        "target": target,
+        "image": image,
+        "frame": entry.get("frame"),
+        "places": places(entry.get("frame"), target, regions, answers),
+        "rows": sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True),
+    }
 
 
 def _choose(kinds: list[str]) -> list[int]:
@@ -210,44 +189,6 @@ def _change(sample: StoredSample) -> str | None:
     return "corrected" if sample.correct else "spoiled"
 
 
-def _rows(
-    samples: list[StoredSample],
-    vote: np.ndarray,
-    best: np.ndarray,
-    pictures: Pictures,
-    film: Callable[..., Shown | None],
-    reading: str,
-) -> list[dict[str, Any]]:
-    """Return one row per sample, highest score first.
-
-    Args:
-        samples: The problem's.
-        vote: The probability that a vote picks each sample.
-        best: The probability that the best score does.
-        pictures: The images that conversations show.
-        film: Shows a conversation in which the model has looked again.
-        reading: Which of the scores is meant.
-    """
-    several = len(samples) > 1  # of one sample there is nothing to choose
-    rows = [
-        {
-            "answer": answer_text(sample.answer),
-            "readable": sample.answer is not None,
-            "text": sample.text,
-            "film": (looked := film(sample, pictures=pictures)),
-            "steps": [] if looked else sample_strip(sample, pictures),
-            "score": sample.scores.get(reading),
-            "correct": sample.correct,
-            "change": _change(sample),
-            "vote": several and bool(voted > 0),
-            "best": several and bool(chosen > 0),
-        }
-        for sample, voted, chosen in zip(samples, vote, best, strict=True)
-    ]
-    return sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
-
-
-"""A page has at most so many problems."""
 MOST_SAMPLES = 2
 """Conversations about a problem that are shown of each evaluation."""
 
@@ -261,9 +202,9 @@ def has_agents(run: RunData) -> bool:
 
 
 def agent_gallery(
-    runs: Sequence[RunData], tasks: Mapping[str, type[Task]], drawings: Drawings
+    runs: Sequence[RunData], tasks: Mapping[str, type[Task]], images: PageImages
 ) -> list[Shown]:
-    """Cards of up to `MOST` problems, each with its conversations in every evaluation.
+    """Return cards of up to `MOST` problems, each with its conversations in every evaluation.
 
     Problems on which evaluations differ come first, then those on which a judge is wrong. Only what is shown
     is drawn.
@@ -271,61 +212,45 @@ def agent_gallery(
     Args:
         runs: The page's runs; those without agents are left out.
         tasks: By name, with which the ids of their problems begin; they draw the screens.
-        drawings: Takes the screens.
+        images: Takes what is shown.
     """
-    columns = [column for run in runs if has_agents(run) for column in _columns(run, len(runs) > 1)]
-    entries: dict[str, dict[str, Any]] = {}
-    for _, run, samples in columns:
-        for entry in run.problems:
-            if entry["id"] in samples:
-                entries.setdefault(entry["id"], entry)
+    columns = [
+        (run, stage, by_problem(rows))
+        for run in runs
+        if has_agents(run)
+        for stage in STAGES
+        if (rows := run.samples.get(stage))
+    ]
+    entries: dict[str, Shown] = {}
+    for run, _, samples in columns:
+        entries = {entry["id"]: entry for entry in run.problems if entry["id"] in samples} | entries
     if columns and not entries:
-        columns[0][1].leave_out("agents", "None of the gallery's problems is among the stored samples.")
+        columns[0][0].leave_out("agents", "None of the gallery's problems is among the stored samples.")
     ordered = sorted(entries, key=lambda problem: _rank([its.get(problem, []) for _, _, its in columns]))
-    pictures = {id(run): Pictures(run.path / IMAGES) for _, run, _ in columns}
+
+    def side(run: RunData, stage: str, samples: list[StoredSample], entry: Shown) -> Shown:
+        title, task = run.stage_title(stage), tasks.get(entry["id"].partition("/")[0])
+        films = [
+            agent_film(sample, entry.get("target"), task, images, run.path / IMAGES, open=number == 0)
+            for number, sample in enumerate(samples[:MOST_SAMPLES])
+        ]
+        return {
+            "title": f"{run.name}, {title}" if len(runs) > 1 else title,
+            "colour": run.colour,
+            "shows": [film for film in films if film is not None],
+            "more": max(len(samples) - MOST_SAMPLES, 0),
+        }
+
     return [
         {
             "id": problem,
             "question": str(entries[problem].get("question", "")),
             "columns": [
-                {
-                    "title": title,
-                    "colour": run.colour,
-                    "shows": _shows(
-                        samples.get(problem, []),
-                        entries[problem].get("target"),
-                        tasks.get(problem.partition("/")[0]),
-                        pictures[id(run)],
-                        drawings,
-                    ),
-                    "more": max(len(samples.get(problem, [])) - MOST_SAMPLES, 0),
-                }
-                for title, run, samples in columns
+                side(run, stage, its.get(problem, []), entries[problem]) for run, stage, its in columns
             ],
         }
         for problem in ordered[:MOST]
     ]
-
-
-def _columns(run: RunData, several: bool) -> list[Column]:
-    found = []
-    for stage in STAGES:
-        if rows := run.samples.get(stage):
-            title = stage_title(run, stage)
-            found.append((f"{run.name}, {title}" if several else title, run, by_problem(rows)))
-    return found
-
-
-def _shows(
-    samples: list[StoredSample],
-    target: Any,
-    task: type[Task] | None,
-    pictures: Pictures,
-    drawings: Drawings,
-) -> list[Shown]:
-    chosen = samples[:MOST_SAMPLES]
-    films = (agent_film(sample, target, task, pictures, drawings, n == 0) for n, sample in enumerate(chosen))
-    return [film for film in films if film is not None]
 
 
 def _rank(columns: list[list[StoredSample]]) -> tuple[bool, bool]:

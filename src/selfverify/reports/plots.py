@@ -170,14 +170,12 @@ class Bubble:
         colour: A value of `PALETTE`.
         spoiled: M_1->0, the share of all answers that were right first and wrong then.
         corrected: M_0->1, the share of all answers that were wrong first and right then.
-        seeds: The pairs (spoiled, corrected) of each training seed.
     """
 
     name: str
     colour: str
     spoiled: float
     corrected: float
-    seeds: Sequence[tuple[float, float]] = ()
 
 
 def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
@@ -186,7 +184,7 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
     A bubble's area is |delta|; a hollow bubble loses by its second turn. On the dotted line as many answers
     are corrected as are spoiled.
     """
-    places = np.array([pair for p in points for pair in ((p.spoiled, p.corrected), *p.seeds)])
+    places = np.array([(p.spoiled, p.corrected) for p in points])
     low, high = (places.min(0), places.max(0)) if len(places) else (np.zeros(2), np.ones(2))
     margin = 0.15 * (high - low) + 0.01
     (left, bottom), (right, top) = np.maximum(low - margin, 0.0), high + margin
@@ -199,8 +197,7 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
             [point.spoiled], [point.corrected], s=30 + 6000 * abs(delta), c=face, edgecolors=point.colour,
             alpha=0.6, zorder=2,
         )  # fmt: skip
-        dots = [(point.spoiled, point.corrected), *point.seeds]
-        axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=point.colour, zorder=3)
+        axes.scatter([point.spoiled], [point.corrected], s=9, color=point.colour, zorder=3)
         change = f"{delta * 100:+.1f}".replace("-", "\u2212")
         shown: Any = {"markerfacecolor": face, "markeredgecolor": point.colour}
         handles.append(Line2D([], [], marker="o", ls="", label=f"{point.name} {change}", **shown))

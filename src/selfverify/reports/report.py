@@ -15,10 +15,11 @@ from selfverify.core.errors import DataError
 from selfverify.core.files import flatten, make_folder, write_bytes, write_text
 from selfverify.core.problem import content_text
 from selfverify.evaluation.breakdown import SHOWN, tabulate
-from selfverify.evaluation.metrics import COLUMNS, ERRORS, MISSING, tabulate_errors
+from selfverify.evaluation.headline import READINGS
+from selfverify.evaluation.metrics import COLUMNS, tabulate_errors
 from selfverify.evaluation.samples import StoredSample
 from selfverify.reports import charts, plots
-from selfverify.reports.film import Drawings, Pictures, agent_film, film_of_trace
+from selfverify.reports.film import PageImages, agent_film, answer_text, call_text, film_of_trace, signed
 from selfverify.reports.gallery import KINDS, agent_gallery, gallery, has_agents
 from selfverify.reports.run_data import (
     STAGE_TITLES,
@@ -26,15 +27,17 @@ from selfverify.reports.run_data import (
     RunData,
     comparison,
     load_run,
-    sentence,
-    stage_title,
+    percent,
+    points,
     table,
-    talk_times,
     tiles,
-    turn_categories,
 )
 from selfverify.tasks.base import Task
+from selfverify.tasks.tool_episode import shortened
 from selfverify.visual.traces import VisualTrace
+
+_LONGEST = 6_000
+"""Characters of a text that a frame shows; longer ones lose their middle."""
 
 
 def write_report(
@@ -69,56 +72,41 @@ def write_report(
         run.colour = plots.RUN_COLOURS[index % len(plots.RUN_COLOURS)]
         if names.count(run.name) > 1:
             run.name = str(folder)
-    drawings = Drawings()
-    agents = agent_gallery(runs, tasks, drawings)
-    page = (
-        templates()
-        .get_template("report.html.j2")
-        .render(
-            title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
-            palette=plots.PALETTE,
-            runs=[
-                {
-                    "name": run.name,
-                    "colour": run.colour,
-                    "sentence": sentence(run),
-                    "tiles": tiles(run),
-                    "headline": run.headline,
-                    "table": table(run),
-                    "breakdown": _breakdown(run),
-                    "errors": _errors(run),
-                    "scored": any(of.get("score_mean") is not None for of in run.summaries.values()),
-                    "turn_categories": turn_categories(run),
-                    "gallery": [] if has_agents(run) else gallery(run),
-                    "times": talk_times(run),
-                    "settings": [
-                        (name, _plain(value)) for name, value in sorted(flatten(run.settings).items())
-                    ],
-                    "happened": run.happened,
-                    "missing": run.missing,
-                }
-                for run in runs
-            ],
-            agent_cards=agents,
-            agents_only=all(has_agents(run) for run in runs),
-            drawn=list(drawings.known.values()),
-            comparison=comparison(runs) if len(runs) > 1 else [],
-            small="small" if len(runs) == 1 else "",
-            stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],
-            accuracy=list(charts.accuracy(runs)),
-            stopping=list(charts.stopping(runs)),
-            turns=list(charts.turns(runs)),
-            training=list(charts.training(runs)),
-            conversations=list(charts.conversations(runs)),
-            signal=list(charts.signal(runs)),
-            scores=list(charts.scores(runs)),
-            kinds={kind: title for kind, (title, _) in KINDS.items()},
-        )
+    images = PageImages()
+    return _write_page(
+        out,
+        "report.html.j2",
+        images,
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        runs=runs,
+        sentence=sentence,
+        tiles=tiles,
+        table=table,
+        flatten=flatten,
+        scored=any(of.get("score_mean") is not None for run in runs for of in run.summaries.values()),
+        breakdowns=[found for run in runs if (found := _breakdown(run))],
+        errors=[
+            (run, stage, rows)
+            for run in runs
+            for stage in STAGES
+            if (rows := tabulate_errors(run.summaries.get(stage, {})))
+        ],
+        columns=COLUMNS,
+        galleries=[(run, gallery(run, images)) for run in runs if not has_agents(run)],
+        agent_cards=agent_gallery(runs, tasks, images),
+        agents_only=all(has_agents(run) for run in runs),
+        comparison=comparison(runs) if len(runs) > 1 else [],
+        small="small" if len(runs) == 1 else "",
+        stages=STAGE_TITLES,
+        accuracy=list(charts.accuracy(runs)),
+        stopping=list(charts.stopping(runs)),
+        turns=list(charts.turns(runs)),
+        training=list(charts.training(runs)),
+        conversations=list(charts.conversations(runs)),
+        signal=list(charts.signal(runs)),
+        scores=list(charts.scores(runs)),
+        kinds={kind: title for kind, (title, _) in KINDS.items()},
     )
-    out = Path(out)
-    make_folder(out.parent)
-    write_text(out, page)
-    return out
 
 
 def write_agent_page(
@@ -137,34 +125,45 @@ def write_agent_page(
     Raises:
         DataError: The sample is no session of an agent.
     """
-    drawings = Drawings()
-    shown = agent_film(sample, entry["target"], task, Pictures(images), drawings, open=True)
+    kept = PageImages()
+    shown = agent_film(sample, entry["target"], task, kept, images, open=True)
     if shown is None:
         raise DataError(f"{entry['id']}: there is no session of an agent to be shown")
     column = {"title": "", "colour": "best", "shows": [shown], "more": 0}
-    page = (
-        templates()
-        .get_template("agent_page.html.j2")
-        .render(
-            about=about,
-            card={"id": entry["id"], "question": entry["question"], "columns": [column]},
-            palette=plots.PALETTE,
-            drawn=list(drawings.known.values()),
-        )
-    )
+    card = {"id": entry["id"], "question": entry["question"], "columns": [column]}
+    return _write_page(out, "agent_page.html.j2", kept, title=entry["question"][:80], about=about, card=card)
+
+
+def _write_page(out: str | Path, template: str, images: PageImages, **shown: Any) -> Path:
+    """Write a page that a template makes of what is shown."""
+    page = _templates().get_template(template).render(images=images.kept, palette=plots.PALETTE, **shown)
+    out = Path(out)
     make_folder(out.parent)
     write_text(out, page)
     return out
 
 
-def templates() -> Environment:
-    """The pages' templates; whatever they are filled with is text."""
+def _templates() -> Environment:
+    """Return the pages' templates; whatever they are filled with is text."""
     made = Environment(
         loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters["with_code"] = _with_code
+    made.filters |= {
+        "answer": answer_text, "call": call_text, "cell": _cell, "percent": percent, "points": points,
+        "short": _short, "signed": signed, "with_code": _with_code,
+    }  # fmt: skip
     return made
+
+
+def sentence(run: RunData) -> Markup:
+    """Return what happened in one sentence with figures, as HTML."""
+    told = _templates().get_template("sentence.j2").render(run=run, stages=STAGE_TITLES, readings=READINGS)
+    return Markup(re.sub(r"[ \n]+", " ", told).strip())
+
+
+def _short(text: str) -> str:
+    return shortened(text, _LONGEST)
 
 
 def _with_code(text: str) -> Markup:
@@ -195,51 +194,19 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
     return png_path
 
 
-def _breakdown(run: RunData) -> dict[str, Any] | None:
-    """Return the task's own figures and categories of the later stage as text; None without any."""
+def _breakdown(run: RunData) -> tuple[RunData, list[dict[str, Any]], dict[str, str]] | None:
+    """Return the task's own figures and categories of the later stage, and their heads; None without any."""
     for stage in reversed(STAGES):
         if rows := tabulate(run.summaries.get(stage, {})):
             total = run.summaries[stage].get("samples_per_problem", 0)
-            names = {rule.at(total): rule.title.format(n=total) for rule in SHOWN}
-            names |= {"part": stage_title(run, stage), "problems": "Problems", "figure": "Figure"}
-            cells = [[_cell(value) for value in row.values()] for row in rows]
-            return {"heads": [names[key] for key in rows[0]], "rows": cells}
+            heads = {rule.at(total): rule.title.format(n=total) for rule in SHOWN}
+            heads |= {"part": run.stage_title(stage), "problems": "Problems", "figure": "Figure"}
+            return run, rows, heads
     return None
-
-
-def _errors(run: RunData) -> list[dict[str, Any]]:
-    """Return each stage's figures by class of error as text; nothing where a task names no classes."""
-    found = []
-    for stage in STAGES:
-        if rows := tabulate_errors(run.summaries.get(stage, {})):
-            intervals = run.summaries[stage].get("intervals") or {}
-            heads = ["Class", *(COLUMNS[name] for name in rows[0] if name != "error")]
-            cells = [
-                [
-                    {
-                        "value": _cell(value),
-                        "interval": _ends(intervals.get(f"{ERRORS}.{row['error']}.{name}")),
-                        "words": name == MISSING,
-                    }
-                    for name, value in row.items()
-                ]
-                for row in rows
-            ]
-            found.append({"title": stage_title(run, stage), "heads": heads, "rows": cells})
-    return found
-
-
-def _ends(interval: Sequence[float] | None) -> str:
-    """An interval as text; empty where there is none."""
-    return f"{interval[0]:.3f} – {interval[1]:.3f}" if interval else ""
 
 
 def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def write_look_page(
@@ -262,18 +229,14 @@ def write_look_page(
     """
     if not traces:
         raise DataError("there is no conversation to be shown")
-    pictures = Pictures(images)
+    kept = PageImages()
     cards = [
         {
             "id": trace.id,
             "question": content_text(trace.messages[0]["content"]).strip(),
-            "film": film_of_trace(trace, pictures),
+            "film": film_of_trace(trace, kept.of_files(images)),
         }
         for trace in traces
     ]
-    page = templates().get_template("look_page.html.j2").render(
-        cards=cards, about=about, more=more, palette=plots.PALETTE
-    )  # fmt: skip
-    make_folder(out.parent)
-    write_text(out, page)
-    return out
+    title = cards[0]["question"][:80]
+    return _write_page(out, "look_page.html.j2", kept, title=title, cards=cards, about=about, more=more)

@@ -1,6 +1,6 @@
-"""Reads what a report needs from the folder of a run, and puts its figures into words.
+"""Reads what a report needs from the folder of a run, and makes the rows of its table.
 
-The words are the summary sentence, the tiles and the table of a report.
+The words of the rows, and those of the curves over training, stand in ``templates/words.yaml``.
 """
 
 from __future__ import annotations
@@ -8,24 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from ruamel.yaml import YAML
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.files import read_regular
 from selfverify.core.jsonl_store import read_rows
-from selfverify.evaluation.headline import READINGS
 from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
 from selfverify.evaluation.samples import StoredSample, mean_time, read_samples
+from selfverify.reports.film import signed
 from selfverify.reports.plots import Line
 from selfverify.selection.strategies import STRATEGIES
 
 STAGES = ("before", "after")
 """When samples were drawn: before and after training."""
+STAGE_TITLES = {"before": "Before training", "after": "After training"}
 
 ENOUGH = 5
 """With fewer evaluations than this during training, the steps' own figures are drawn: noisier, but many."""
@@ -176,6 +179,23 @@ class RunData:
         return logged if len(measured[0]) < min(ENOUGH, len(logged[0])) else measured
 
     @property
+    def total(self) -> int | None:
+        """N, the number of samples per problem, of the later stage if the stages differ."""
+        found = self.latest("samples_per_problem")
+        return found[1] if found else None
+
+    def latest(self, name: str) -> tuple[str, Any] | None:
+        """Return the later stage whose summary has something of that name, and that."""
+        for stage in reversed(STAGES):
+            if found := self.summaries.get(stage, {}).get(name):
+                return stage, found
+        return None
+
+    def stage_title(self, stage: str) -> str:
+        """Return the name of a stage; an evaluation on its own has only one."""
+        return "Evaluation" if self.measured_only else STAGE_TITLES[stage]
+
+    @property
     def reading(self) -> str:
         """How the figures of the summaries read scores."""
         return str(next((s["score"] for s in self.summaries.values() if s.get("score")), HEADLINE))
@@ -296,132 +316,33 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-STAGE_TITLES = {"before": "Before training", "after": "After training"}
-
-
-@dataclass(frozen=True, slots=True)
-class MetricWords:
-    """A row of the table.
+class Words(BaseModel):
+    """The words of a row of the table, or of a curve over training.
 
     Args:
         title: The row's title; ``{n}`` stands for the number of samples per problem.
         meaning: A sentence that explains the metric.
-        percent: Whether it is shown as a percentage, and its differences in percentage points.
+        unit: How its values are shown.
         better: Whether more of it is better. A change of what is neither good nor bad gets no colour.
+        percent: Whether a curve shows shares.
     """
 
     title: str
     meaning: str
-    percent: bool = True
+    unit: Literal["percent", "points", "number"] = "percent"
     better: bool = True
+    percent: bool = False
 
 
-def _rows_of(*strategies: str) -> dict[str, MetricWords]:
-    """Return the rows of the strategies' accuracies."""
-    found = [STRATEGIES[name] for name in strategies]
-    return {strategy.at("{n}"): MetricWords(strategy.title, strategy.meaning) for strategy in found}
+@cache
+def words(part: Literal["metrics", "curves"]) -> dict[str, Words]:
+    """Return the words of all rows by their name in a summary, or of all curves by their name in the log."""
+    found = YAML(typ="safe").load((Path(__file__).parent / "templates" / "words.yaml").read_text("utf-8"))
+    rules = {rule.at("{n}"): {"title": rule.title, "meaning": rule.meaning} for rule in STRATEGIES.values()}
+    return {name: Words.model_validate(given or rules[name]) for name, given in found[part].items()}
 
 
-METRICS: dict[str, MetricWords] = {
-    "turns.acc@t1": MetricWords("First answers (acc@t1)", "Share of first answers that are right."),
-    "turns.acc@t2": MetricWords("Second answers (acc@t2)", "Share that is right after the second turn."),
-    "turns.delta": MetricWords("Change by the second turn (Δ)", "acc@t2 − acc@t1, which is M₀→₁ − M₁→₀."),
-    "turns.0->1": MetricWords("Corrected (M₀→₁)", "Of all answers: wrong first, right then."),
-    "turns.1->0": MetricWords("Spoiled (M₁→₀)", "Of all answers: right first, wrong then.", better=False),
-    "turns.1->1": MetricWords("Kept right (1→1)", "Of all answers: right in both turns.", better=False),
-    "turns.0->0": MetricWords("Kept wrong (0→0)", "Of all answers: wrong in both turns.", better=False),
-    "turns.corrected": MetricWords("Corrected, of wrong ones", "How many of the wrong first answers."),
-    "turns.spoiled": MetricWords(
-        "Spoiled, of right ones", "How many of the right first answers.", better=False
-    ),
-    **_rows_of("first", "majority", "best", "weighted", "best-of-majority"),
-    "best_over_majority@{n}": MetricWords("Own score over vote", "How much the own score beats the vote by."),
-    **_rows_of("oracle"),
-    "within_problem_auc": MetricWords(
-        "Within-problem AUC",
-        "How often a right answer is scored above a wrong one of the same problem. 0.5 is chance; this is "
-        "what selection can use.",
-        percent=False,
-    ),
-    "auc": MetricWords(
-        "Pooled AUC",
-        "The same over all problems together. Also high when scores only say which problems are hard.",
-        percent=False,
-    ),
-    "ap": MetricWords("Pooled AP", "Average precision of the scores; chance level is pass@1.", percent=False),
-    "logprob.best@{n}": MetricWords(
-        "Best of {n} by log-probability", "A free baseline: the likeliest answer."
-    ),
-    "logprob.within_problem_auc": MetricWords(
-        "Within-problem AUC of log-probability", "The same baseline; scores should beat it.", percent=False
-    ),
-    "fused.best@{n}": MetricWords(
-        "Best of {n} by fused score", "Own score and log-probability together; no rule of the paper."
-    ),
-    "fused.weighted@{n}": MetricWords(
-        "Vote of {n} weighted by fused score", "The same scores as weights of the votes."
-    ),
-    "fused.within_problem_auc": MetricWords(
-        "Within-problem AUC of the fused score",
-        "What the own score and the log-probability know together.",
-        percent=False,
-    ),
-    "text_rule.best@{n}": MetricWords(
-        "Best of {n} by a rule on the text", "A free baseline: what a line of code makes of the words."
-    ),
-    "text_rule.within_problem_auc": MetricWords(
-        "Within-problem AUC of the rule on the text", "The same baseline.", percent=False
-    ),
-    "text_rule_read.within_problem_auc": MetricWords(
-        "Within-problem AUC of the rule with the transcription",
-        "The rule also compares what was picked with what the model says that it read.",
-        percent=False,
-    ),
-    "sampled.within_problem_auc": MetricWords(
-        "Within-problem AUC of written scores", "Of the number that was written.", percent=False
-    ),
-    "soft.within_problem_auc": MetricWords(
-        "Within-problem AUC of soft scores",
-        "Of the score's expectation, which is not written.",
-        percent=False,
-    ),
-    "score_right": MetricWords("Mean score of right answers", "Of all right answers.", percent=False),
-    "score_wrong": MetricWords(
-        "Mean score of wrong answers", "Of all wrong answers.", percent=False, better=False
-    ),
-    "score_mean": MetricWords(
-        "Mean score", "A well calibrated model's mean score is its pass@1.", percent=False, better=False
-    ),
-    "score_spread": MetricWords(
-        "Score spread",
-        "Standard deviation of one problem's scores; near 0 they say nothing.",
-        percent=False,
-        better=False,
-    ),
-    "format_rate": MetricWords("Readable format", "Share of responses in the required format."),
-    "conversations.turns": MetricWords(
-        "Turns", "How often the policy speaks in a conversation.", percent=False, better=False
-    ),
-    "conversations.stop": MetricWords("Ended by itself", "Share of conversations.", better=False),
-    "conversations.length": MetricWords(
-        "Ended at a limit of tokens", "Share of conversations.", better=False
-    ),
-    "conversations.error": MetricWords(
-        "Lost", "Share of conversations whose episode failed: without a verdict.", better=False
-    ),
-    "rewards.tool_calls": MetricWords(
-        "Tool calls", "Carried out in a conversation.", percent=False, better=False
-    ),
-    "rewards.tool_errors": MetricWords(
-        "Tool errors", "Calls of a conversation that were refused or failed.", percent=False, better=False
-    ),
-    "conversations.failed_turns": MetricWords(
-        "Turns with tool errors", "Turns of a conversation in which one was.", percent=False, better=False
-    ),
-}
-"""The rows of the table by their name in a summary; a dot leads into a nested table."""
-
-_OF_TALKS = MetricWords("Success rate", "Share of conversations that reach their goal.")
+_OF_TALKS = Words(title="Success rate", meaning="Share of conversations that reach their goal.")
 """What a single answer's figure is called of conversations."""
 _TALK_TILES = (
     "pass@1", "oracle@{n}", "conversations.turns", "rewards.tool_errors", "conversations.length",
@@ -429,120 +350,6 @@ _TALK_TILES = (
 )  # fmt: skip
 _TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
 _TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
-
-
-def total(run: RunData) -> int | None:
-    """Return N, the number of samples per problem, of the later stage if the stages differ."""
-    for stage in reversed(STAGES):
-        if count := run.summaries.get(stage, {}).get("samples_per_problem"):
-            return int(count)
-    return None
-
-
-def sentence(run: RunData) -> str:
-    """Return what happened in one sentence with figures."""
-    if run.stopping is not None:
-        return _stopping_sentence(run)
-    stage = "after" if "after" in run.summaries else "before"
-    found, n = run.summaries.get(stage, {}), total(run)
-    if "turns" in found:
-        return _turns_sentence(found, _when(run, stage))
-    best, majority, weighted = (found.get(f"{rule}@{n}") for rule in ("best", "majority", "weighted"))
-    if found.get("pass@1") is None:
-        return "This run has no evaluation yet."
-    where = f"{found.get('problems', '?')} held-out problems"
-    if "conversations" in found:
-        return _talks_sentence(run, found, stage)
-    if best is None:
-        return f"{_when(run, stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
-    text = (
-        f"{_sees(run, stage)}{_when(run, stage)} the answer that the model itself scores highest among {n} "
-        f"is right on {_percent(best)} of {where}"
-    )
-    earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
-    if earlier is not None:
-        gain = best - earlier
-        more = f"{abs(gain) * 100:.1f} points {'more' if gain > 0 else 'less'} than before"
-        text += f", {'as before' if abs(gain) < 5e-4 else more}"
-    if majority is None:
-        return f"{text}."
-    text += f"; a majority vote over the same answers reaches {_percent(majority)}"
-    both = f" Votes weighted by the scores reach {_percent(weighted)}." if weighted is not None else ""
-    interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
-    if interval and interval[0] <= 0 <= interval[1]:
-        chance = f"({_points(interval[0])} to {_points(interval[1])} points)"
-        return f"{text}, a difference within chance {chance}.{both}"
-    wins = "wins" if best > majority else "does not pay yet and loses"
-    points = f"{abs(best - majority) * 100:.1f} points{_interval(interval)}"
-    return f"{text}, so self-verification {wins} by {points}.{both}"
-
-
-def _sees(run: RunData, stage: str) -> str:
-    """How often scores, and a rule on the text, tell right answers from wrong ones, where that is known."""
-    found, key = run.summaries[stage], "within_problem_auc"
-    if found.get(key) is None:
-        return ""
-    earlier = run.summaries.get("before", {}).get(key) if stage == "after" else None
-    rule = (found.get("text_rule") or {}).get(key)
-    return (
-        f"{_when(run, stage)} a right answer has a higher {READINGS[run.reading]} score than a wrong one "
-        f"to the same problem in {_percent(found[key])} of cases"
-        f"{f', before in {_percent(earlier)}' if earlier is not None else ''}"
-        f"{f'; a rule of one line on the text says so in {_percent(rule)}' if rule else ''}. "
-    )
-
-
-def _stopping_sentence(run: RunData) -> str:
-    """What ending looking by a verifier comes to, beside what ends it otherwise."""
-    assert run.stopping is not None
-    rules, told = run.stopping["rules"], []
-    for rule, against in run.stopping["verifier"].items():
-        for start, name in (
-            ("Where the verifier ends looking", rule),
-            ("where the model ends it itself", "self-stop"),
-            (f"after {against['smallest_n']} looks always", f"always {against['smallest_n']}"),
-            ("where the verifier's stopping times belong to other problems", f"{rule}, random"),
-        ):
-            row = rules[name]
-            told.append(f"{start}, {_percent(row['accuracy'])} are right after {row['steps']:.1f} looks")
-    return "; ".join(told) + "." if told else "No conversation could be compared."
-
-
-def _talks_sentence(run: RunData, found: dict[str, Any], stage: str) -> str:
-    """How many conversations succeed, and what of them is worth knowing first."""
-    talks, n = found["conversations"], total(run)
-    ends = (found.get("intervals") or {}).get("pass@1")
-    sure = f" (95\u00a0% interval {_percent(ends[0])} to {_percent(ends[1])})" if ends else ""
-    text = (
-        f"{_when(run, stage)} {_percent(found['pass@1'])} of the conversations about "
-        f"{found.get('problems', '?')} held-out problems succeed{sure}"
-    )
-    earlier = run.summaries.get("before", {}).get("pass@1") if stage == "after" else None
-    if earlier is not None:
-        gain, of = found["pass@1"] - earlier, (run.differences.get("pass@1") or {}).get("interval")
-        more = f"{abs(gain) * 100:.1f} points {'more' if gain > 0 else 'less'} than before{_interval(of)}"
-        text += f", {'as before' if abs(gain) < 5e-4 else more}"
-    text += f", in {talks['turns']:.1f} turns on average"
-    if talks.get("lost"):
-        text += f"; {_percent(talks['lost'])} were lost and count as failures"
-    best = found.get(f"best@{n}")
-    if best is not None:
-        text += f". The one of {n} that the model itself scores highest succeeds in {_percent(best)}"
-    return f"{text}."
-
-
-def _turns_sentence(found: dict[str, Any], when: str) -> str:
-    turns, interval = found["turns"], (found.get("intervals") or {}).get("turns.delta")
-    return (
-        f"{when} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
-        f"second answers to {found.get('problems', '?')} held-out problems are right, a change of "
-        f"{_points(turns['delta'])} points{_interval(interval)}: {_percent(turns['0->1'])} of all answers "
-        f"are corrected and {_percent(turns['1->0'])} spoiled."
-    )
-
-
-def _interval(ends: Sequence[float] | None) -> str:
-    return f" (95\u00a0% interval {_points(ends[0])} to {_points(ends[1])})" if ends else ""
 
 
 def tiles(run: RunData) -> list[dict[str, Any]]:
@@ -556,64 +363,24 @@ def tiles(run: RunData) -> list[dict[str, Any]]:
 
 
 def table(run: RunData) -> list[dict[str, Any]]:
-    """Return one row per metric of `METRICS` that some stage has.
+    """Return one row per metric that some stage has, in the order of ``words.yaml``.
 
     Each holds ``name``, ``title``, ``meaning``, ``before`` and ``after`` (``{"value", "interval"}`` or None),
     and ``difference`` (``{"value", "interval", "trend"}``, or None), all as text. ``trend`` is ``up`` or
     ``down`` where the interval excludes 0 and the direction is good or bad, else ``flat``.
     """
-    n = total(run)
     rows = []
     talks = any("conversations" in of and "turns" not in of for of in run.summaries.values())
-    for name, metric in METRICS.items():
+    for name, metric in words("metrics").items():
         if name.startswith(f"{run.reading}."):
             continue  # the rows without a name of a reading are of that one
         metric = _OF_TALKS if talks and name == "pass@1" else metric
-        key = name.format(n=n)
+        key = name.format(n=run.total)
         cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
         if any(cells.values()):
-            shown = {"name": name, "title": metric.title.format(n=n), "meaning": metric.meaning}
+            shown = {"name": name, "title": metric.title.format(n=run.total), "meaning": metric.meaning}
             rows.append(shown | cells | {"difference": _difference(run.differences.get(key), metric)})
     return rows
-
-
-_TURN_HEADS = {
-    "acc@t1": "acc@t1", "acc@t2": "acc@t2", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀", "1->1": "1→1",
-    "0->0": "0→0", "corrected": "corrected", "spoiled": "spoiled",
-}  # fmt: skip
-
-
-def turn_categories(run: RunData) -> dict[str, Any] | None:
-    """Return two-turn figures by category as text, of the later stage that has any; None without them."""
-    for stage in reversed(STAGES):
-        found = run.summaries.get(stage, {}).get("turns_by_category")
-        if not found:
-            continue
-        columns = [
-            (column, [(value, _turn_cells(figures)) for value, figures in of.items()])
-            for column, of in found.items()
-        ]
-        heads = ["problems", *_TURN_HEADS.values()]
-        return {"stage": stage_title(run, stage).lower(), "heads": heads, "columns": columns}
-    return None
-
-
-def _turn_cells(figures: dict[str, Any]) -> list[str]:
-    shown = [str(figures.get("problems", "–"))]
-    for name in _TURN_HEADS:
-        value = figures.get(name)
-        shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
-    return shown
-
-
-def talk_times(run: RunData) -> list[str]:
-    """Return a sentence for each stage in which the time of conversations was noted."""
-    return [
-        f"{stage_title(run, stage)}, a conversation took {sum(times.values()):.3g} s, as those of a batch "
-        f"share theirs: {times['say']:.3g} s in which the policy spoke, {times['reply']:.3g} s in which "
-        f"episodes replied, {times['hear']:.3g} s in which the policy read their replies."
-        for stage, times in run.talk_times.items()
-    ]
 
 
 def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:
@@ -623,50 +390,39 @@ def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:
         for row in table(run):
             shared = {"title": row["title"], "meaning": row["meaning"], "cells": [None] * len(runs)}
             rows.setdefault(row["name"], shared)["cells"][index] = row["after"] or row["before"]
-    return [rows[name] for name in METRICS if name in rows]
+    return [rows[name] for name in words("metrics") if name in rows]
 
 
-def _cell(summary: dict[str, Any], key: str, metric: MetricWords) -> dict[str, str] | None:
+def _cell(summary: dict[str, Any], key: str, metric: Words) -> dict[str, str] | None:
     group, _, name = key.rpartition(".")
     value = (summary.get(group) or {}).get(name) if group else summary.get(key)
     if value is None:
         return None
-    interval = (summary.get("intervals") or {}).get(key)
-    if key.startswith("best_over") or key == "turns.delta":
-        shown, unit = _points(value), " points"
-        ends = [_points(end) for end in interval or ()]
-    else:
-        shown, unit = (_percent(value), "") if metric.percent else (f"{value:.3f}", "")
-        ends = [f"{end * 100:.1f}" if metric.percent else f"{end:.3f}" for end in interval or ()]
-    return {"value": shown + unit, "interval": " – ".join(ends)}
+    ends = (summary.get("intervals") or {}).get(key) or ()
+    if metric.unit == "number":
+        return {"value": f"{value:.3f}", "interval": " – ".join(f"{end:.3f}" for end in ends)}
+    if metric.unit == "points":
+        return {"value": f"{points(value)} points", "interval": " – ".join(map(points, ends))}
+    return {"value": percent(value), "interval": " – ".join(f"{end * 100:.1f}" for end in ends)}
 
 
-def _difference(found: dict[str, Any] | None, metric: MetricWords) -> dict[str, str] | None:
+def _difference(found: dict[str, Any] | None, metric: Words) -> dict[str, str] | None:
     if found is None:
         return None
     low, high = found["interval"]
-    write = _points if metric.percent else _signed
-    trend = "up" if low > 0 else "down" if high < 0 else "flat"
-    trend = trend if metric.better else "flat"
-    return {"value": write(found["difference"]), "interval": f"{write(low)} – {write(high)}", "trend": trend}
+    shown = [
+        signed(value, 3) if metric.unit == "number" else points(value)
+        for value in (found["difference"], low, high)
+    ]
+    trend = "flat" if not metric.better else "up" if low > 0 else "down" if high < 0 else "flat"
+    return {"value": shown[0], "interval": f"{shown[1]} – {shown[2]}", "trend": trend}
 
 
-def stage_title(run: RunData, stage: str) -> str:
-    """Return the name of a stage; an evaluation on its own has only one."""
-    return "Evaluation" if run.measured_only else STAGE_TITLES[stage]
-
-
-def _when(run: RunData, stage: str) -> str:
-    return "In this evaluation," if run.measured_only else f"{STAGE_TITLES[stage]},"
-
-
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """Return a share as people write one."""
     return f"{value * 100:.1f}\u00a0%"
 
 
-def _points(value: float) -> str:
-    return f"{value * 100:+.1f}".replace("-", "\u2212")
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "\u2212")
+def points(value: float) -> str:
+    """Return a difference of shares in percentage points, with its sign."""
+    return signed(value * 100, 1)
