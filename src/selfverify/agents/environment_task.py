@@ -18,8 +18,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.agents.task import AgentTask, AgentTaskConfig
 from selfverify.connectors.pool import LocalSource, PoolConfig, Source, SourceConfig
-from selfverify.core.config import RolloutLimits
-from selfverify.core.distributions import distributions
+from selfverify.core.config import RolloutLimits, distributions
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split, split_seeds

@@ -28,8 +28,8 @@ from typing import Any, Self, TypeVar
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.replies import mended, usable_choices
+from selfverify.core.config import checked_address
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.core.server_address import checked_address
 
 try:
     import aiohttp

@@ -37,9 +37,9 @@ from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.connectors.content import ContentLimits, from_blocks, from_data_urls, to_blocks
+from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.server_address import checked_address
 
 try:
     import aiohttp

@@ -39,7 +39,7 @@ from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.openenv import mcp_tool, observation_data, read_reset
 from selfverify.connectors.pool import Factory
 from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
-from selfverify.core.distributions import how_to_get
+from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
 from selfverify.core.events import note

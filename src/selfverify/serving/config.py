@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed
+from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
-from selfverify.core.server_address import checked_address
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf, Choosing
 from selfverify.visual.config import VisualToolConfig
 
