@@ -14,7 +14,7 @@ from environment_servers import serve
 from selfverify.connectors.openenv import RemoteConfig
 from selfverify.connectors.pool import EnvironmentPool, Lease, LocalSource, PoolConfig, Source
 from selfverify.connectors.server import SessionLimits
-from selfverify.connectors.server_source import ServerSource
+from selfverify.connectors.sources import ServerSource
 from selfverify.core.episode import Call, Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from tiny_environment import Counter

@@ -14,8 +14,13 @@ from PIL import ExifTags, Image
 
 from data_files import huge_png
 from selfverify.connectors import openenv
-from selfverify.connectors.content import ContentLimits, from_blocks, to_blocks
-from selfverify.connectors.openenv import observation_data, read_observation
+from selfverify.connectors.openenv import (
+    ContentLimits,
+    from_blocks,
+    observation_data,
+    read_observation,
+    to_blocks,
+)
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import DataError
 from tiny_environment import TOOLS

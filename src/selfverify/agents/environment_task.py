@@ -42,7 +42,7 @@ class ServerOf(SourceConfig):
     def make(self) -> Source:
         """See `SourceConfig`."""
         from selfverify.connectors.openenv import RemoteConfig
-        from selfverify.connectors.server_source import ServerSource
+        from selfverify.connectors.sources import ServerSource
 
         return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 
@@ -88,7 +88,7 @@ class ProcessOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.connectors.process import ProcessSource
+        from selfverify.connectors.sources import ProcessSource
 
         return ProcessSource(self.factory, self.sessions)
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from selfverify.connectors.content import ContentLimits, from_blocks
-from selfverify.connectors.openenv import base_url, read_reward, read_tools
+from selfverify.connectors.openenv import ContentLimits, base_url, from_blocks, read_reward, read_tools
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 

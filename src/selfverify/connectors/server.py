@@ -6,7 +6,7 @@ has each below its name, such as ``/phone/ws``; the only one of a server is also
 Without keys everybody who reaches the port may ask. So a server without keys listens on this machine only. No
 server answers browsers: a page that somebody has open could ask it, too.
 
-`selfverify agent serve` and the pool's `connectors.process.ProcessSource` run such a server. The gateway
+`selfverify agent serve` and the pool's `connectors.sources.ProcessSource` run such a server. The gateway
 (`serving.server`) uses `open_port`, `stop_asked` and `Keys`, too.
 
 Source: Model Context Protocol, versions 2024-11-05 to 2025-11-25, base protocol and tools. The messages of
@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfverify.connectors import openenv
-from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.openenv import mcp_tool, observation_data, read_reset
+from selfverify.connectors.openenv import ContentLimits, mcp_tool, observation_data, read_reset
 from selfverify.connectors.pool import Factory
 from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
 from selfverify.core.config import how_to_get
