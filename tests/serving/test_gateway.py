@@ -18,8 +18,7 @@ from selfverify.core.errors import ServerError
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.schemas import api_error, error_response
 from serving_servers import (
     CHAT,

@@ -21,8 +21,7 @@ from selenium.webdriver.support.select import Select
 from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import use_of
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import BackendConfig, GatewayConfig, ServeConfig
+from selfverify.serving.config import BackendConfig, BestOf, GatewayConfig, ServeConfig
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 

@@ -27,9 +27,8 @@ from selfverify.rollouts.rollout import recite, roll_out
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
 from selfverify.serving.backend import FreeQuestion, free_problem, open_image
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.config import DrawsConfig
-from selfverify.serving.own_replies import reply_of
+from selfverify.serving.completions import reply_of
+from selfverify.serving.config import Choosing, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Verdict

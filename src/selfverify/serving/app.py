@@ -38,7 +38,6 @@ from selfverify.serving.backend import (
     check_verifier,
     select,
 )
-from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import (
     REQUEST_ID,
     EventStream,
@@ -48,7 +47,7 @@ from selfverify.serving.completions import (
     piece_of,
     progress,
 )
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.images import (
     Picture,
     is_formatted,

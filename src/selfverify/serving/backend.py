@@ -33,7 +33,7 @@ from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.best_of import BestOf, Choosing
+from selfverify.serving.config import BestOf, Choosing
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from PIL import Image
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import ImageLimits
+from selfverify.serving.config import BestOf, ImageLimits
 from selfverify.serving.schemas import ApiError, invalid_value
 
 _DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.usage import MOST_TOKENS
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.serving.best_of import BestOf
+from selfverify.serving.config import BestOf
 
 
 def json_bytes(data: Any) -> bytes:
