@@ -189,8 +189,8 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-class _BoundedReply(httpx2.AsyncByteStream):
-    """What a server sends, up to ``most`` bytes."""
+class BoundedReply(httpx2.AsyncByteStream):
+    """What a server sends, up to ``most`` bytes; more of it is garbage."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
         self.inner, self.most, self.size = inner, most, 0
@@ -253,7 +253,7 @@ class OpenAIClient:
 
     async def _bound(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedReply(response.stream, self.settings.most_bytes)
+        response.stream = BoundedReply(response.stream, self.settings.most_bytes)
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost = lambda: None, until: float = math.inf

@@ -1,4 +1,4 @@
-"""Servers of environments as sources of sessions: somewhere else, or in a process of its own on this machine."""
+"""Servers of environments as sources of sessions: elsewhere, or in processes of this machine."""
 
 from __future__ import annotations
 
