@@ -256,9 +256,9 @@ def read_submission(data: Mapping[str, Any]) -> str:
     return message
 
 
-def error_message(message: str, code: str) -> dict[str, Any]:
+def error_message(message: str, code: str) -> str:
     """Return the reply to what cannot be answered."""
-    return {"type": "error", "data": {"message": message, "code": code}}
+    return encode({"type": "error", "data": {"message": message, "code": code}})
 
 
 def tools_data(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -48,11 +48,7 @@ class ServerSource(Source):
     async def open(self) -> Environment:
         """See `Source`."""
         environment = RemoteEnvironment(self.settings)
-        try:
-            await environment.open()
-        except BaseException:
-            await environment.close()
-            raise
+        await environment.open()
         return environment
 
     async def healthy(self) -> bool:

@@ -188,7 +188,7 @@ class Entrance:
             self._check_host(request.headers.get("Host"))
         if request.path in OPEN_PATHS:
             return
-        if self.keys and self.keys.find(request.headers.get("Authorization")) is None:
+        if not self.keys.admit(request.headers.get("Authorization")):
             text = "a valid key is needed: Authorization: Bearer KEY"
             raise ApiError(401, text, "invalid_api_key")
         if not request.path.startswith("/v1/"):
