@@ -270,20 +270,6 @@ def test_tokens_are_shared_out(mode: Mode) -> None:
     assert [reply.tokens for reply in got] == [4, 7, 10]
 
 
-@pytest.mark.parametrize("mode", ["n", "stream"])
-@pytest.mark.parametrize(
-    ("name", "most", "shares"),
-    [("max_tokens", 8, [5, 8, 8]), ("max_completion_tokens", 9, [4, 8, 9]), ("max_tokens", 6, [4, 7, 10])],
-)
-def test_no_candidate_is_longer_than_the_request_allows(
-    mode: Mode, name: str, most: int, shares: list[int]
-) -> None:
-    """What is cut from the longest goes to the others; 21 tokens of three are not in 6 each, and stay."""
-    fake = FakeUpstream(write=lambda body, i: "x" * 40 * (i + 1))
-    got, usage, _ = draw(fake, 3, mode, **{name: most})
-    assert [reply.tokens for reply in got] == shares and usage.candidate_tokens == 21
-
-
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_rating_is_soft_where_there_are_probabilities(knows: bool) -> None:
     """With 1 and 0 equally likely and nothing known of what follows 0, (1 + mean of 0.0 ... 0.9) / 2."""

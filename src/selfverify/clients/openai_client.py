@@ -24,6 +24,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from time import time
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -103,11 +104,7 @@ def server_url(url: str) -> str:
         ConfigError: It is no http or https address, or holds a password.
     """
     found = checked_address(url, "http://127.0.0.1:8000/v1", f"in ${API_KEY_VARIABLE}")
-    try:
-        path = httpx2.URL(found).path
-    except httpx2.InvalidURL:
-        raise ConfigError(f"{found} is no address of a server") from None
-    return found if path != "/" else f"{found}/v1"
+    return found if urlsplit(found).path else f"{found}/v1"
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,8 @@
 """A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
 
 A lease is one session for one episode, opened for it and closed behind it. Who asks first is served first;
-the emptiest healthy source serves. A source that gives no session, or fails its check, is left out until it is
-healthy again. When the pool ends, nothing is left open.
+the emptiest healthy source serves. A source that gives no session, or fails its check, is left out until it
+is healthy again. When the pool ends, nothing is left open.
 """
 
 from __future__ import annotations
