@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from environment_servers import serve, with_server
-from selfverify.connectors.openenv import ContentLimits
+from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.server import (
     EnvironmentServer,
     Keys,

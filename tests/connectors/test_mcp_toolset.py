@@ -19,8 +19,8 @@ from selfverify.core.errors import ConfigError, DataError
 from tiny_environment import TOOLS, Counter
 
 pytest.importorskip("mcp")
+from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.mcp import McpConfig, McpToolset
-from selfverify.connectors.openenv import ContentLimits
 
 DRAWING = (sys.executable, str(Path(__file__).with_name("mcp_drawing.py")))
 

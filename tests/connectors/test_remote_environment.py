@@ -15,7 +15,8 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from environment_servers import answering, opened, with_client, with_server
-from selfverify.connectors.openenv import ContentLimits, RemoteConfig, RemoteEnvironment
+from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.server import SessionLimits
 from selfverify.connectors.sources import ServerSource

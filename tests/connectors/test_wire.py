@@ -14,13 +14,8 @@ from PIL import ExifTags, Image
 
 from data_files import huge_png
 from selfverify.connectors import openenv
-from selfverify.connectors.openenv import (
-    ContentLimits,
-    from_blocks,
-    observation_data,
-    read_observation,
-    to_blocks,
-)
+from selfverify.connectors.content import ContentLimits, from_blocks, to_blocks
+from selfverify.connectors.openenv import observation_data, read_observation
 from selfverify.core.episode import StepResult
 from selfverify.core.errors import DataError
 from tiny_environment import TOOLS

@@ -26,8 +26,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite, roll_out
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
-from selfverify.serving.backend import FreeQuestion, free_problem, open_image
-from selfverify.serving.completions import reply_of
+from selfverify.serving.backend import FreeQuestion, free_problem, open_image, reply_of
 from selfverify.serving.config import Choosing, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.answering import SelfCorrection

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from selfverify.cli.options import Json, Overrides, bar, harmless, print_json, say, settings_as_options
-from selfverify.connectors.serving_config import EnvironmentServing
+from selfverify.connectors.pool import EnvironmentServing
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 

@@ -105,8 +105,8 @@ def serve(settings: ToolServing) -> None:
 
     import typer
 
+    from selfverify.connectors.pool import EnvironmentServing
     from selfverify.connectors.server import address_of, serve_until_told
-    from selfverify.connectors.serving_config import EnvironmentServing
     from selfverify.visual.config import VisualConfig
     from selfverify.visual.task import make_toolbox
     from selfverify.visual.tools.server import LIMITS, ToolSession

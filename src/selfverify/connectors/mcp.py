@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selfverify.clients.openai_client import BoundedReply
+from selfverify.connectors.content import ContentLimits, from_blocks
 from selfverify.connectors.openenv import (
-    ContentLimits,
     RemoteSession,
     base_url,
-    from_blocks,
     read_reward,
     read_tools,
 )

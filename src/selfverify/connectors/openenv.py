@@ -27,11 +27,7 @@ Written after huggingface/OpenEnv, versions 0.3 and 0.10, without its code and w
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import io
 import math
-import zlib
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -41,122 +37,16 @@ from typing import Any, Literal, NoReturn
 from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from selfverify.connectors.content import ContentLimits, from_blocks, from_data_urls, to_blocks
 from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.images import to_rgb, upright
-from selfverify.data.images import decode_image
 
 try:
     import aiohttp
     from yarl import URL
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
-
-
-_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-
-
-@dataclass(frozen=True, slots=True)
-class ContentLimits:
-    """What is accepted from the other side of a connection.
-
-    Args:
-        message_bytes: The largest message, in bytes.
-        images: The most images in one message.
-        image_pixels: The most pixels of one image. It is checked before the image is decoded.
-    """
-
-    message_bytes: int = 64 * 2**20
-    images: int = 16
-    image_pixels: int = 40_000_000
-
-
-def to_blocks(text: str, images: Sequence[Image.Image]) -> list[dict[str, Any]]:
-    """Return a text, unless it is empty, and images as content blocks. Images become PNG files.
-
-    They are compressed by runs of equal bytes (zlib's ``Z_RLE``). That takes a third to half of the time of
-    PIL's usual way, and the files are as large for photos; a screenshot's may be half as large again.
-    """
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
-    for image in images:
-        file = io.BytesIO()
-        seen = upright(image)
-        (seen if seen.mode in _PNG_MODES else to_rgb(seen)).save(
-            file, "PNG", compress_level=1, compress_type=zlib.Z_RLE
-        )
-        data = base64.b64encode(file.getvalue()).decode()
-        blocks.append({"type": "image", "data": data, "mimeType": "image/png"})
-    return blocks
-
-
-def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.Image]]:
-    """Return what content blocks hold: their texts, one below the other, and their images.
-
-    Of an embedded resource the text is taken. A block of which nothing can be shown, such as a sound, leaves
-    a note in the text.
-
-    Raises:
-        DataError: This is no list of blocks, or an image is broken or larger than allowed.
-    """
-    if not isinstance(blocks, list):
-        raise DataError(f"content is no list of blocks but {type(blocks).__name__}")
-    texts: list[str] = []
-    images: list[Image.Image] = []
-    for number, block in enumerate(blocks):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "image", "data": str(data)}:
-                if len(images) == limits.images:
-                    raise DataError(f"more than {limits.images} images in one message")
-                images.append(_image(data, f"block {number}", limits))
-            case {"type": "resource", "resource": {"text": str(text)}}:
-                texts.append(text)
-            case {"type": "resource" | "resource_link" | "audio" as kind}:
-                texts.append(f"(a block of type {kind}, which cannot be shown)")
-            case _:
-                raise DataError(f"block {number} is no content block: {_short(block)}")
-    return "\n".join(texts), images
-
-
-def from_data_urls(
-    fields: Mapping[str, Any], limits: ContentLimits
-) -> tuple[dict[str, Any], list[Image.Image]]:
-    """Take the images that stand in an object as data URLs out of it.
-
-    Returns:
-        The object without them, and the images.
-
-    Raises:
-        DataError: An image is broken or larger than allowed.
-    """
-    rest: dict[str, Any] = {}
-    images: list[Image.Image] = []
-    for name, value in fields.items():
-        if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
-            if len(images) == limits.images:
-                raise DataError(f"more than {limits.images} images in one message")
-            images.append(_image(value.partition(",")[2], name, limits))
-        else:
-            rest[name] = value
-    return rest, images
-
-
-def _image(data: str, place: str, limits: ContentLimits) -> Image.Image:
-    try:
-        encoded = base64.b64decode(data.encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise DataError(f"{place}: the image's base64 is broken: {error}") from None
-    try:
-        return decode_image(encoded, limits.image_pixels)
-    except DataError as error:
-        raise DataError(f"{place}: {error}") from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 INVALID_JSON = "INVALID_JSON"

@@ -14,11 +14,12 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import Field
 
-from selfverify.core.config import Config
+from selfverify.core.config import CommandConfig, Config
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -136,6 +137,38 @@ class SourceConfig(Config):
             ConfigError: An address is none, or a package is not installed.
         """
         raise NotImplementedError
+
+
+KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
+"""Environment variable with the keys of those who may ask, apart by commas."""
+
+
+class EnvironmentServing(CommandConfig):
+    """Which environments are served, where, and to whom."""
+
+    environments: list[str] = Field(
+        description="An environment: a name that is known here, or name=package.module:factory.",
+        json_schema_extra={"argument": True},
+    )
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on. Any but this machine's own needs keys."""
+
+    port: int = Field(8000, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    sessions: int = Field(64, ge=1)
+    """The most sessions of each environment."""
+
+    idle: float = Field(600.0, ge=0.1)
+    """Seconds without a request after which a session is closed."""
+
+    busy: float = Field(600.0, ge=0.1)
+    """Seconds that one request may take; then its session is lost."""
+
+    keys: Path | None = Field(
+        None, description=f"A file with the keys of those who may ask, one a line; or set ${KEYS_VARIABLE}."
+    )
 
 
 class LocalSource(Source):

@@ -35,9 +35,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from selfverify.connectors import openenv as wire
-from selfverify.connectors.openenv import ContentLimits
-from selfverify.connectors.pool import Factory
-from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.content import ContentLimits
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory
 from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__

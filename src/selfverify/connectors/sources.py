@@ -20,8 +20,7 @@ import aiohttp
 
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
-from selfverify.connectors.pool import Source
-from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Source
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note

@@ -1,8 +1,7 @@
 """What clients get: chat completions, their chunks and server-sent events.
 
-An own model has written trajectories, which become candidates here (`reply_of`), or completions
-(`completion_of`). `OwnStream` has its text in pieces while it writes, and `likeliest` the likeliest tokens in
-each place (OpenAI's ``top_logprobs``).
+An own model has written trajectories, which become completions here (`completion_of`). `OwnStream` has its
+text in pieces while it writes, and `likeliest` the likeliest tokens in each place (``top_logprobs``).
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ import torch
 from aiohttp import web
 
 from selfverify.clients.replies import Completion
-from selfverify.core.trajectory import TURN_1, Trajectory
+from selfverify.core.trajectory import Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.selection.rules import Candidate
-from selfverify.serving.backend import AnswerRequest, Selected, Selection, visible
+from selfverify.serving.backend import AnswerRequest, Selected, Selection, reply_of, visible
 from selfverify.serving.config import BestOf
 from selfverify.serving.schemas import json_bytes
-from selfverify.tasks.base import Verdict
 from selfverify.visual.episode import steps_of
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -333,28 +330,6 @@ def likeliest(
             row += [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
         found.append(row)
     return found
-
-
-def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:
-    """Return a judged trajectory as a candidate, with the score that ``verifier`` gave it.
-
-    Args:
-        trajectory: The trajectory, judged by its task.
-        verifier: The name of the verifier.
-        continuous: Whether answers are boxes, which have no keys.
-    """
-    judged: Verdict | None = trajectory.parsed
-    first: Verdict | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
-    return Completion(
-        answer=judged.answer if judged else None,
-        key=None if judged is None or continuous else judged.key,
-        score=trajectory.scores.get(verifier),
-        logprob=answer_logprob(trajectory),
-        tokens=trajectory.written,
-        text=trajectory.text,
-        first=first.answer if first else None,
-        finish=str(trajectory.finish),
-    )
 
 
 def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, number: int) -> Completion:

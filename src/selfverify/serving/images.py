@@ -215,19 +215,3 @@ def _plain(part: Any, place: str) -> dict[str, Any]:
     if kind == "image_url":
         return {"type": "image"}
     raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")
-
-
-def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without their images, for the log."""
-
-    def part(found: Any) -> Any:
-        if not isinstance(found, dict):
-            return {"type": None}
-        return {name: found[name] for name in ("type", "text") if name in found}
-
-    return [
-        {**message, "content": [part(found) for found in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]

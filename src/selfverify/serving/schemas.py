@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from aiohttp import web
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -43,12 +44,9 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 
@@ -94,8 +92,13 @@ def api_error(error: Exception) -> ApiError | None:
         return error
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), "invalid_value")
-    if isinstance(error, web.HTTPException):
-        return _http_error(error)
+    if isinstance(error, web.HTTPException):  # aiohttp's own refusals
+        if error.status == 413:
+            return ApiError(413, "the request is too large", "request_too_large")
+        if error.status == 404:
+            text = "there is no such path; chat completions are at /v1/chat/completions"
+            return ApiError(404, text, "not_found")
+        return ApiError(error.status, error.reason or "refused")
     if not isinstance(error, ServerError):
         return None
     if error.status in (401, 403):
@@ -127,17 +130,6 @@ def error_response(error: ApiError) -> web.Response:
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error.body, status=error.status, headers=headers)
-
-
-def _http_error(error: web.HTTPException) -> ApiError:
-    """Return the error for one of aiohttp's own refusals."""
-    if error.status == 413:
-        return ApiError(413, "the request is too large", "request_too_large")
-    if error.status == 404:
-        return ApiError(
-            404, "there is no such path; chat completions are at /v1/chat/completions", "not_found"
-        )
-    return ApiError(error.status, error.reason or "refused")
 
 
 _SUFFIX = re.compile(
@@ -308,56 +300,14 @@ def split_model(name: str) -> tuple[str, dict[str, Any]]:
     return found["model"], {"n": int(found["n"])} | {key: value for key, _, value in pairs}
 
 
-KNOWN = frozenset(
-    [
-        "audio",
-        "best_of",
-        "frequency_penalty",
-        "function_call",
-        "functions",
-        "logit_bias",
-        "logprobs",
-        "look",
-        "max_tokens",
-        "max_completion_tokens",
-        "messages",
-        "metadata",
-        "modalities",
-        "model",
-        "n",
-        "parallel_tool_calls",
-        "prediction",
-        "presence_penalty",
-        "prompt_cache_key",
-        "reasoning_effort",
-        "response_format",
-        "safety_identifier",
-        "seed",
-        "service_tier",
-        "stop",
-        "store",
-        "stream",
-        "stream_options",
-        "temperature",
-        "tool_choice",
-        "tools",
-        "top_logprobs",
-        "top_p",
-        "user",
-        "verbosity",
-        "web_search_options",
-        "best_of_n",
-        "bad_words",
-        "ignore_eos",
-        "min_p",
-        "min_tokens",
-        "repetition_penalty",
-        "stop_token_ids",
-        "top_a",
-        "top_k",
-    ]
-)
-"""OpenAI's fields and ours; and fields of servers that look like them."""
+_OF_SERVERS = (
+    "bad_words", "best_of_n", "ignore_eos", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids",
+    "top_a", "top_k",
+)  # fmt: skip
+"""Fields of model servers that look like OpenAI's and ours."""
+
+KNOWN = {*CompletionCreateParamsBase.__annotations__, *ChatRequest.model_fields, *_OF_SERVERS}
+"""OpenAI's fields, as its client knows them, ours, and those of servers."""
 
 _MOST_CHECKED = 16
 """The most unknown names that are compared: a request may have thousands."""

@@ -24,11 +24,11 @@ from selfverify.selection.stopping import sample_adaptively
 from selfverify.selection.strategies import Choice, choose
 from selfverify.serving.backend import (
     Selection,
+    reply_of,
     use_of,
     with_known_confidence,
     with_probability,
 )
-from selfverify.serving.completions import reply_of
 from selfverify.serving.config import CandidateConfig, Choosing, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task

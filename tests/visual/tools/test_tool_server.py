@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.visual.tools.test_toolbox import Odd, gallery, run
 
-from selfverify.connectors.openenv import to_blocks
+from selfverify.connectors.content import to_blocks
 from selfverify.connectors.server import EnvironmentServer, SessionLimits, start_server
 from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.errors import ConfigError

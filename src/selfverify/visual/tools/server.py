@@ -10,7 +10,7 @@ from typing import Any, Generic
 
 from PIL import Image
 
-from selfverify.connectors.openenv import ContentLimits, from_blocks, to_blocks
+from selfverify.connectors.content import ContentLimits, from_blocks, to_blocks
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify.tasks.tool_calls import ToolError
