@@ -24,7 +24,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.backend import FreeQuestion, free_problem
 from selfverify.serving.completions import OwnStream, likeliest
 from selfverify.serving.config import Choosing, DrawsConfig
-from selfverify.serving.images import Picture
+from selfverify.serving.schemas import Picture
 from selfverify.serving.solve import solve
 from selfverify.verifiers.policy_verifiers import Soft
 from selfverify.verifiers.server_judge import ServerJudge

@@ -48,26 +48,24 @@ from selfverify.serving.completions import (
     progress,
 )
 from selfverify.serving.config import BestOf, GatewayConfig
-from selfverify.serving.images import (
-    Picture,
-    is_formatted,
-    take_images,
-    wants_instruction,
-    with_instruction,
-)
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
     ChatRequest,
+    Picture,
     VerifyRequest,
     api_error,
     best_of,
     error_response,
     invalid_value,
+    is_formatted,
     json_response,
     read_as,
     refuse_misspelt,
     split_model,
+    take_images,
+    wants_instruction,
+    with_instruction,
 )
 
 if TYPE_CHECKING:

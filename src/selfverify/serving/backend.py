@@ -39,7 +39,7 @@ from selfverify.serving.config import BestOf, Choosing
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
-    from selfverify.serving.images import Picture
+    from selfverify.serving.schemas import Picture
     from selfverify.visual.task import VisualToolTask
 
 
