@@ -221,12 +221,13 @@ def test_missing_candidates_are_asked_for_again(mode: Mode) -> None:
     assert usage.candidate_tokens == 7 * 6
 
 
-def test_a_stream_that_breaks_off() -> None:
+@pytest.mark.parametrize(("fate", "calls"), [("cut", 3), ("garbage", 2)])
+def test_a_stream_that_breaks_off(fate: str, calls: int) -> None:
     """What was finished is kept, the rest asked for anew, and the broken call's cost is not made up."""
-    fake = FakeUpstream(fault=fails_first(1, "cut"))
+    fake = FakeUpstream(fault=fails_first(1, fate))
     got, usage, fault = draw(fake, 4, "stream")
-    assert len(got) == 4 and fault is None and len(fake.seen) == 3
-    assert not usage.complete and usage.calls == 3
+    assert len(got) == 4 and fault is None and len(fake.seen) == calls
+    assert not usage.complete and usage.calls == calls
 
 
 def test_one_of_those_asked_for_alone_is_kept_when_all_others_fail() -> None:

@@ -295,7 +295,7 @@ class Gateway:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
         raw, asked = await read_as(request, ChatRequest, self.settings.timeout)
-        ask, is_chosen = await self._prepared(request, raw, asked, begun)
+        ask, is_chosen = await self._ask(request, raw, asked, begun)
         if not is_chosen and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
         head = {
@@ -310,10 +310,13 @@ class Gateway:
         outcome = await self._select(request, ask, asked.n)
         return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
 
-    async def _prepared(
+    async def _ask(
         self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
     ) -> tuple[AnswerRequest, bool]:
-        """Return a request as the backend gets it, and whether one of several answers is chosen."""
+        """Return the request as the backend gets it, and whether one of several answers is chosen.
+
+        It is checked, and has the model's own name.
+        """
         model, chosen = best_of(asked, self.settings.best_of)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
@@ -324,7 +327,23 @@ class Gateway:
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
             refuse_misspelt(raw)
-        ask = await self._ask(request, raw, asked, model, settings, deadline)
+        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
+        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
+            body[name] = getattr(asked, name)
+        pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
+        instruct = wants_instruction(settings, body)
+        body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
+        if is_formatted(body) and not instruct:  # what looks like a tag in it is none
+            settings = settings.model_copy(update={"content": "raw"})
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
+        if asked.look is not None:
+            ask.look = self._look(asked.look, ask)
+        self._check(ask)
+        if self.settings.log_prompts:
+            texts = [text_of(message.get("content")) for message in body["messages"]]
+            logger.info("%s asks %s", request[REQUEST_ID], json.dumps(texts, ensure_ascii=False))
         return ask, chosen is not None
 
     async def _pass_on(
@@ -344,35 +363,6 @@ class Gateway:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
             self._count(usage)
-
-    async def _ask(
-        self,
-        request: web.Request,
-        raw: Mapping[str, Any],
-        asked: ChatRequest,
-        model: str,
-        settings: BestOf,
-        deadline: float,
-    ) -> AnswerRequest:
-        """Return the request as the backend gets it: checked, and with the model's own name."""
-        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
-        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
-            body[name] = getattr(asked, name)
-        pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
-        instruct = wants_instruction(settings, body)
-        body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
-        if is_formatted(body) and not instruct:  # what looks like a tag in it is none
-            settings = settings.model_copy(update={"content": "raw"})
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
-        ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
-        if asked.look is not None:
-            ask.look = self._look(asked.look, ask)
-        self._check(ask)
-        if self.settings.log_prompts:
-            texts = [text_of(message.get("content")) for message in body["messages"]]
-            logger.info("%s asks %s", request[REQUEST_ID], json.dumps(texts, ensure_ascii=False))
-        return ask
 
     def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""
