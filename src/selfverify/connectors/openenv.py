@@ -49,6 +49,15 @@ except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
+async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
+    """Return all that comes; None as soon as it is more than ``most`` bytes."""
+    try:
+        await content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    return None
+
+
 INVALID_JSON = "INVALID_JSON"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
 VALIDATION_ERROR = "VALIDATION_ERROR"
@@ -536,11 +545,10 @@ class RemoteEnvironment(RemoteSession):
         most = self.settings.limits.message_bytes
         async with self._within(self.settings.act_s, "/schema"), http.get(self._base / "schema") as reply:
             reply.raise_for_status()
-            try:
-                await reply.content.readexactly(most + 1)
+            raw = await read_at_most(reply.content, most)
+            if raw is None:
                 raise DataError(f"it is larger than {most:,} bytes")
-            except asyncio.IncompleteReadError as error:
-                schema = decode_object(error.partial).get("action")
+            schema = decode_object(raw).get("action")
         shape = schema if isinstance(schema, dict) else {}
         fields = shape.get("properties")
         own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
