@@ -29,8 +29,7 @@ from common import arguments, finish, forget_images, parse, show
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.config import DrawsConfig
+from selfverify.serving.config import Choosing, DrawsConfig
 from selfverify.serving.solve import Solution, solve
 from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft
 

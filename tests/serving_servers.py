@@ -21,8 +21,7 @@ from selfverify.connectors.server import Keys
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.server import start, upstream_of
 

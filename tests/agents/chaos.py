@@ -18,7 +18,7 @@ from selfverify.agents.episode import AgentEpisode
 from selfverify.agents.session import SharedPool
 from selfverify.connectors.openenv import RemoteEnvironment
 from selfverify.connectors.pool import PoolConfig, Source
-from selfverify.connectors.process import ProcessSource
+from selfverify.connectors.sources import ProcessSource
 from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Environment

@@ -16,8 +16,7 @@ from tests.agents.word_policy import word_policy
 from environment_servers import serve
 from selfverify.connectors.openenv import RemoteConfig
 from selfverify.connectors.pool import Source
-from selfverify.connectors.process import ProcessSource
-from selfverify.connectors.server_source import ServerSource
+from selfverify.connectors.sources import ProcessSource, ServerSource
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory, valid_trajectories
 from selfverify.evaluation.evaluate import evaluate

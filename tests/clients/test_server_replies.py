@@ -30,8 +30,7 @@ from selfverify.clients.replies import (
 )
 from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
 
 

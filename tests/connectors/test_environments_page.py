@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.connectors import server
-from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")

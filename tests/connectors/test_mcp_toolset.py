@@ -74,9 +74,7 @@ def test_each_reset_has_a_process_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "message"), [("die", "fail failed|has ended"), ("hang", r"to fail within 1 s|fail failed")]
-)
+@pytest.mark.parametrize(("how", "message"), [("die", "fail failed"), ("hang", "fail took longer than 1 s")])
 def test_a_command_that_dies_or_hangs_is_lost(how: str, message: str) -> None:
     async def use(toolset: McpToolset) -> None:
         await toolset.reset({}, seed=0)
@@ -92,7 +90,7 @@ def test_a_command_that_dies_or_hangs_is_lost(how: str, message: str) -> None:
 @pytest.mark.parametrize("command", [("/no/such/program",), (sys.executable, "-c", "print('hello')")])
 def test_commands_that_are_no_servers_are_lost(command: tuple[str, ...]) -> None:
     async def use(toolset: McpToolset) -> None:
-        with pytest.raises(EnvironmentLost, match="no session"):
+        with pytest.raises(EnvironmentLost, match=r"opening (failed|took)"):
             await toolset.reset({}, seed=0)
 
     run(use, command=command, open_s=5.0)
@@ -136,7 +134,10 @@ def test_our_own_server_over_http() -> None:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [*((body, "no session") for body in ("{", "[1]", " " * 200_000)), ("hang", "no session within 1 s")],
+    [
+        *((body, "opening failed") for body in ("{", "[1]", " " * 200_000)),
+        ("hang", "opening took longer than 1 s"),
+    ],
 )
 def test_addresses_that_are_no_servers_are_lost(body: str, message: str) -> None:
     async def handle(request: web.Request) -> web.Response:

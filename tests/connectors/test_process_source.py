@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from selfverify.connectors import process
 from selfverify.connectors.openenv import RemoteConfig
 from selfverify.connectors.pool import EnvironmentPool, PoolConfig
-from selfverify.connectors.process import ProcessSource
 from selfverify.connectors.server import find_environment
+from selfverify.connectors.sources import ProcessSource
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from tiny_environment import Counter
@@ -105,7 +104,7 @@ def test_many_sessions_over_several_processes_that_are_killed() -> None:
 
 @pytest.mark.slow
 def test_a_server_that_keeps_dying_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_STARTS", 2)
+    monkeypatch.setattr("selfverify.connectors.sources.MOST_STARTS", 2)
     source = ProcessSource(COUNTER, 1)
     source._starts = type(source._starts)(maxlen=2)
 
@@ -126,7 +125,7 @@ def test_a_server_that_keeps_dying_is_not_started_for_ever(monkeypatch: pytest.M
 
 ORPHAN = """
 import asyncio, json, os, sys
-from selfverify.connectors.process import ProcessSource
+from selfverify.connectors.sources import ProcessSource
 
 async def main():
     source = ProcessSource("tiny_environment:Counter", 1)

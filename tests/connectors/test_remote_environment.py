@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -17,7 +19,7 @@ from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
 from selfverify.connectors.pool import EnvironmentPool
 from selfverify.connectors.server import SessionLimits
-from selfverify.connectors.server_source import ServerSource
+from selfverify.connectors.sources import ServerSource
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from tiny_environment import TOOLS, Counter
@@ -90,7 +92,7 @@ def test_sessions_do_not_mix() -> None:
     [
         ("lose", "the counter is broken"),
         ("raise", "ZeroDivisionError"),
-        ("hang", "no answer to fail within 1 s"),
+        ("hang", "fail took longer than 1 s"),
     ],
 )
 def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: str) -> None:
@@ -127,7 +129,7 @@ def test_a_call_that_is_cancelled_loses_the_session() -> None:
 def test_a_reply_that_is_too_large_loses_the_session() -> None:
     async def use(client: RemoteEnvironment) -> None:
         await client.reset({"goal": 9}, seed=0)
-        with pytest.raises(EnvironmentLost, match="closed before fail was answered"):
+        with pytest.raises(EnvironmentLost, match="fail was answered with the end"):
             await client.step(Call("fail", {"how": "huge"}))
 
     with_client(use, limits=ContentLimits(message_bytes=2**20))
@@ -175,7 +177,7 @@ def test_a_full_server_and_a_wrong_key_are_said() -> None:
 
 
 def test_a_server_that_is_not_there_is_lost() -> None:
-    with pytest.raises(EnvironmentLost, match=r"http://127\.0\.0\.1:9: it cannot be reached"):
+    with pytest.raises(EnvironmentLost, match=r"http://127\.0\.0\.1:9: connecting failed"):
         asyncio.run(RemoteEnvironment(RemoteConfig("http://127.0.0.1:9")).open())
 
 
@@ -226,10 +228,10 @@ def with_script(use: Callable[[RemoteEnvironment], Awaitable[Any]], *replies: An
         ({"type": "observation", "data": {"observation": BROKEN}}, "block 0"),
         ({"type": "error", "data": {"message": "e" * 10_000, "code": {}}}, "eeee"),
         ({"type": "error"}, "no reason given"),
-        (pings, "no answer to add within 0.5 s"),
-        (lambda socket: socket.close(), "closed before add"),
-        (lambda socket: socket.send_bytes(b"\x80" * 100), "answered add with bytes"),
-        (lambda socket: socket.send_str("x" * 70_000), "closed before add was answered.*65536|65536"),
+        (pings, "add took longer than 0.5 s"),
+        (lambda socket: socket.close(), "add was answered with the end"),
+        (lambda socket: socket.send_bytes(b"\x80" * 100), "add was answered with bytes"),
+        (lambda socket: socket.send_str("x" * 70_000), "add was answered with the end.*65536|65536"),
     ],
 )
 def test_hostile_servers_lose_the_session(reply: Any, message: str) -> None:
@@ -273,6 +275,24 @@ def test_a_server_that_does_not_know_submissions_is_told_nothing() -> None:
     with_script(use, FIRST, "{")
 
 
+def test_a_list_of_fields_that_is_too_large_is_not_waited_for() -> None:
+    """It never ends."""
+
+    async def schema(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 1000)
+            await asyncio.sleep(0.001)
+
+    async def use(client: RemoteEnvironment) -> None:
+        with pytest.raises(EnvironmentLost, match="/schema failed: it is larger than 10,000 bytes"):
+            await client.open()
+
+    limits = ContentLimits(message_bytes=10_000)
+    with_script(use, FIRST, schema=schema, actions="plain", limits=limits)
+
+
 def test_a_refused_action_is_the_agents_fault() -> None:
     """A server without rounds that refuses the arguments: the agent is told, and the session goes on."""
     refused = {"type": "error", "data": {"message": "x is missing", "code": "VALIDATION_ERROR"}}
@@ -308,3 +328,17 @@ def test_the_fields_of_a_plain_action_come_in_pieces_or_are_none(parts: list[str
         return set(client.tools[0]["function"]["parameters"]["properties"])
 
     assert with_script(use, FIRST, schema=schema, actions="plain") == fields
+
+
+def test_without_the_extra_it_is_named() -> None:
+    """Also where another module of ours would import aiohttp or openai first."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('aiohttp', 'openai'))\n"
+        "from importlib import import_module\n"
+        "from selfverify.core.errors import ConfigError\n"
+        "for name in ('clients.openai_client', 'connectors.openenv', 'connectors.server'):\n"
+        "    try: import_module(f'selfverify.{name}')\n"
+        "    except ConfigError as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.count("pip install 'selfverify[serve]'") == 3

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from selfverify.connectors.server import find_environment
-from selfverify.core import distributions
+from selfverify.core import config
 from selfverify.core.errors import ConfigError
 from selfverify.experiments import registry
 from selfverify.experiments.quickstart import quickstart
@@ -44,10 +44,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType 
                 raise module
             return module
 
-    monkeypatch.setattr(distributions, "entry_points", lambda group: [Entry(name) for name in found])
-    distributions.distributions.cache_clear()
+    monkeypatch.setattr(config, "entry_points", lambda group: [Entry(name) for name in found])
+    config.distributions.cache_clear()
     yield found
-    distributions.distributions.cache_clear()
+    config.distributions.cache_clear()
 
 
 def module(**attributes: object) -> ModuleType:

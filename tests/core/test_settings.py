@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from selfverify.core.config import checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import PolicyConfig
-from selfverify.core.server_address import checked_address
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.tasks.row_task import DataFile, File

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 from tests.rollouts.test_converse import Chat, ending_policy
 from tests.rollouts.test_hung import hung
 
+from selfverify.core import event_loop
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.event_loop import EventLoop
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
@@ -26,11 +27,17 @@ MANY = 64
 PROBLEM = Problem("remote", user_turn("Say 7.", images=0), environment_begins=True)
 
 
-@pytest.fixture
-def loop() -> Iterator[EventLoop]:
-    made = EventLoop("environments")
-    yield made
-    made.close()
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result of a coroutine, which is cancelled where it takes longer."""
+    future = event_loop.start(work)
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        future.cancel()
+        raise
 
 
 class Desk:
@@ -62,26 +69,24 @@ class Remote(Episode):
 
     channel = "words"
 
-    def __init__(self, desk: Desk, loop: EventLoop, hangs: bool) -> None:
-        self.desk, self.loop, self.hangs = desk, loop, hangs
+    def __init__(self, desk: Desk, hangs: bool) -> None:
+        self.desk, self.hangs = desk, hangs
 
     def reset(self) -> Observation | None:
-        return Observation(self.loop.run(self.desk.enter(), 20.0))
+        return Observation(run(self.desk.enter(), 20.0))
 
     def step(self, said: PolicyTurn) -> Observation:
-        words = self.loop.run(self.desk.act(said.text, self.hangs), 0.2 if self.hangs else 20.0)
+        words = run(self.desk.act(said.text, self.hangs), 0.2 if self.hangs else 20.0)
         return Observation(words, done=said.turn == 1)
 
     def result(self) -> EpisodeResult:
         return EpisodeResult({"answer": 1.0})
 
     def release(self) -> None:
-        self.loop.run(self.desk.leave(), 5.0)
+        run(self.desk.leave(), 5.0)
 
 
-def test_many_conversations_wait_at_once(
-    ending_policy: Callable[..., Policy], loop: EventLoop, hung: HungThreads
-) -> None:
+def test_many_conversations_wait_at_once(ending_policy: Callable[..., Policy], hung: HungThreads) -> None:
     """With as many reply threads as conversations none waits for another; one that hangs is cancelled, loses
     its own conversation, and leaves no thread behind."""
     desk = Desk(MANY)
@@ -90,7 +95,7 @@ def test_many_conversations_wait_at_once(
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
     rolled = rollout(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
-        lambda problem, seed: Remote(desk, loop, next(count) == 5), limits,
+        lambda problem, seed: Remote(desk, next(count) == 5), limits,
     )  # fmt: skip
     made = rolled.groups[0].trajectories
     assert desk.everyone.n_waiting == 0 and desk.open == 0
@@ -104,7 +109,6 @@ def test_many_conversations_wait_at_once(
 @pytest.mark.parametrize(("needed", "enter_s", "step_timeout_s"), [(3, 0.1, 30.0), (4, 20.0, 0.1)])
 def test_too_few_threads_are_no_deadlock(
     ending_policy: Callable[..., Policy],
-    loop: EventLoop,
     hung: HungThreads,
     needed: int,
     enter_s: float,
@@ -122,11 +126,11 @@ def test_too_few_threads_are_no_deadlock(
 
     class Impatient(Remote):
         def reset(self) -> Observation | None:
-            return Observation(self.loop.run(self.desk.enter(), enter_s))
+            return Observation(run(self.desk.enter(), enter_s))
 
     rolled = rollout(
         ending_policy(), Chat(), [PROBLEM], [3], sampling,
-        lambda problem, seed: Impatient(desk, loop, False), limits,
+        lambda problem, seed: Impatient(desk, False), limits,
     )  # fmt: skip
     assert [t.finish for t in rolled.groups[0].trajectories] == [Finish.ERROR] * 3
     if enter_s < step_timeout_s:

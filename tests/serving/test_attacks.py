@@ -21,23 +21,18 @@ from selfverify.serving import upstream
 from selfverify.serving.app import Gateway, is_loopback, name_of
 from selfverify.serving.config import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
-from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, served, used
-
-CHAT = "chat/completions"
-
-
-def ask(
-    fake: FakeUpstream, body: Body, settings: GatewayConfig | None = None, **more: Any
-) -> tuple[int, Body]:
-    """Status and JSON of one chat completion."""
-    return served(fake, lambda s, url, _: post(s, f"{url}/{CHAT}", body), settings, **more)
-
-
-def test_files_in_the_request_pass() -> None:
-    parts = [{"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}]
-    fake = FakeUpstream()
-    assert ask(fake, {"model": "m@plain", "messages": [{"role": "user", "content": parts}]})[0] == 200
-    assert fake.seen[0]["messages"][0]["content"] == parts
+from serving_servers import (
+    CHAT,
+    Body,
+    FakeUpstream,
+    ask,
+    open_upstream,
+    post,
+    question,
+    quick_gateway,
+    served,
+    used,
+)
 
 
 @pytest.mark.parametrize(

@@ -220,11 +220,3 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.
 @given(ASKED, SAYS)
 def test_one_answer_or_error(target: Target, asked: Any, says: Says) -> None:
     check(target, asked, says)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=QUIET)
-@given(ASKED, SAYS)
-def test_one_answer_or_error_in_ten_thousand(target: Target, asked: Any, says: Says) -> None:
-    check(target, asked, says)

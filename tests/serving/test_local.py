@@ -22,10 +22,9 @@ from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import FreeQuestion, free_problem
-from selfverify.serving.best_of import Choosing
 from selfverify.serving.completions import OwnStream, likeliest
-from selfverify.serving.config import DrawsConfig
-from selfverify.serving.images import Picture
+from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.schemas import Picture
 from selfverify.serving.solve import solve
 from selfverify.verifiers.policy_verifiers import Soft
 from selfverify.verifiers.server_judge import ServerJudge

@@ -19,8 +19,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig

@@ -18,8 +18,7 @@ from tests.serving.test_looking_gate import STEP, asked, looks_once, writing
 from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig

@@ -11,8 +11,7 @@ import pytest
 import requests
 from PIL import Image
 
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import GatewayConfig
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.page import EXAMPLES, digits_example
 from serving_servers import FakeUpstream, Loop
 

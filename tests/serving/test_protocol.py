@@ -8,9 +8,8 @@ import pytest
 
 from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import rank
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.images import wants_instruction
-from selfverify.serving.schemas import ApiError, ChatRequest, best_of
+from selfverify.serving.config import BestOf
+from selfverify.serving.schemas import ApiError, ChatRequest, best_of, wants_instruction
 
 DEFAULTS = BestOf(n=4, strategy="majority")
 

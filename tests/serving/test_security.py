@@ -15,8 +15,7 @@ from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
 from selfverify.serving.config import BackendConfig, ImageLimits, ServeConfig
-from selfverify.serving.images import Picture, take_images
-from selfverify.serving.schemas import ApiError
+from selfverify.serving.schemas import ApiError, Picture, take_images
 from serving_servers import data_url, png
 
 

@@ -18,7 +18,6 @@ from selfverify.cli.main import app
 from selfverify.clients.openai_client import ModelOnServer, ServerConfig
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
@@ -26,10 +25,8 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite, roll_out
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
-from selfverify.serving.backend import FreeQuestion, free_problem, open_image
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.config import DrawsConfig
-from selfverify.serving.own_replies import reply_of
+from selfverify.serving.backend import FreeQuestion, free_problem, open_image, reply_of
+from selfverify.serving.config import Choosing, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Verdict
@@ -269,11 +266,3 @@ def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> 
         judge.score(groups())
     with pytest.raises(ConfigError, match="URL#MODEL"):
         ServerJudge.of("http://127.0.0.1:9", "judge:http://127.0.0.1:9")
-
-
-def test_images_and_their_places() -> None:
-    picture = Image.new("L", (4, 4))
-    with pytest.raises(DataError, match="0 places for images and 1 images"):
-        openai_messages(Problem("p", [{"role": "user", "content": "x"}], [picture]))
-    with pytest.raises(DataError, match="1 places for images and 0 images"):
-        openai_messages(Problem("p", [{"role": "user", "content": [{"type": "image"}]}], []))

@@ -35,8 +35,7 @@ from selfverify.experiments.run import learn
 from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.config import DrawsConfig
+from selfverify.serving.config import Choosing, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig

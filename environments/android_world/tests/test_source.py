@@ -8,7 +8,7 @@ from pydantic import ValidationError
 import selfverify_android_world
 from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgentsConfig
-from selfverify.core.distributions import distributions
+from selfverify.core.config import distributions
 from selfverify_android_world import AndroidWorldSource
 
 

@@ -18,8 +18,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.agents.task import AgentTask, AgentTaskConfig
 from selfverify.connectors.pool import LocalSource, PoolConfig, Source, SourceConfig
-from selfverify.core.config import RolloutLimits
-from selfverify.core.distributions import distributions
+from selfverify.core.config import RolloutLimits, distributions
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split, split_seeds
@@ -43,7 +42,7 @@ class ServerOf(SourceConfig):
     def make(self) -> Source:
         """See `SourceConfig`."""
         from selfverify.connectors.openenv import RemoteConfig
-        from selfverify.connectors.server_source import ServerSource
+        from selfverify.connectors.sources import ServerSource
 
         return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 
@@ -89,7 +88,7 @@ class ProcessOf(SourceConfig):
 
     def make(self) -> Source:
         """See `SourceConfig`."""
-        from selfverify.connectors.process import ProcessSource
+        from selfverify.connectors.sources import ProcessSource
 
         return ProcessSource(self.factory, self.sessions)
 

@@ -26,7 +26,7 @@ from selfverify.cli.options import (
     say,
     settings_as_options,
 )
-from selfverify.connectors.serving_config import EnvironmentServing
+from selfverify.connectors.pool import EnvironmentServing
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 

@@ -103,8 +103,8 @@ def serve(settings: ToolServing) -> None:
     """
     import asyncio
 
+    from selfverify.connectors.pool import EnvironmentServing
     from selfverify.connectors.server import serve_until_told
-    from selfverify.connectors.serving_config import EnvironmentServing
     from selfverify.visual.config import VisualConfig
     from selfverify.visual.task import make_toolbox
     from selfverify.visual.tools.server import LIMITS, ToolSession

@@ -38,10 +38,8 @@ _OWN_OF_CHOICE = {"index", "message", "delta", "finish_reason", "logprobs"}
 _OWN_OF_MESSAGE = {"role", "content", "tool_calls"}
 
 
-def read_choices(
-    reply: Mapping[str, Any], usage: Usage, judge: bool = False, most: int | None = None
-) -> list[Completion]:
-    """Return the candidates of a whole reply, none longer than ``most`` tokens, and count what it cost."""
+def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Completion]:
+    """Return the candidates of a whole reply, and count what it cost."""
     found, head = [], _others(reply, _OWN_OF_REPLY)
     for choice in usable_choices(reply):
         message = choice["message"]
@@ -57,29 +55,17 @@ def read_choices(
         candidate.finish = str(choice.get("finish_reason") or ("stop" if said else "length"))
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
-    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge), most)
+    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge))
     return found
 
 
-def share(candidates: Sequence[Completion], written: int, most: int | None = None) -> None:
-    """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths.
-
-    A candidate whose share is more than ``most`` gets ``most``, and the others share the rest. Where all
-    would have more, the server counts otherwise than it cuts, and ``most`` says nothing.
-    """
-    rest, capped = list(candidates), most is not None and written <= most * len(candidates)
-    while capped and most is not None:
-        total = sum(candidate.tokens for candidate in rest)
-        full = [candidate.tokens * written > most * total for candidate in rest]
-        for candidate, is_full in zip(rest, full, strict=True):
-            candidate.tokens = most if is_full else candidate.tokens
-        rest = [candidate for candidate, is_full in zip(rest, full, strict=True) if not is_full]
-        written, capped = written - most * sum(full), any(full)
-    estimates = [candidate.tokens for candidate in rest]
-    before, total = 0, max(sum(estimates), 1)
-    for i, candidate in enumerate(rest):
-        until = (2 * written * sum(estimates[: i + 1]) + total) // (2 * total)
-        candidate.tokens, before = until - before, until
+def share(candidates: Sequence[Completion], written: int) -> None:
+    """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths."""
+    estimates = [candidate.tokens for candidate in candidates]
+    total = max(sum(estimates), 1)
+    ends = [(2 * written * sum(estimates[:i]) + total) // (2 * total) for i in range(len(estimates) + 1)]
+    for candidate, before, until in zip(candidates, ends, ends[1:], strict=False):
+        candidate.tokens = until - before
 
 
 class Growing:
@@ -189,11 +175,6 @@ class _Ask:
     def model(self) -> str:
         return str(self.body.get("model"))
 
-    @property
-    def most(self) -> int | None:
-        """The most tokens that a candidate may have."""
-        return self.body.get("max_completion_tokens") or self.body.get("max_tokens")
-
     def seeded(self, place: int) -> dict[str, Any]:
         """The request whose first candidate has this number."""
         seed = self.body.get("seed")
@@ -281,7 +262,7 @@ class CandidateSampler:
             reply = await self.client.chat(body, ask.usage.lost, ask.until)
         except ServerError as error:
             return error
-        for found in read_choices(reply, ask.usage, most=ask.most)[:n]:
+        for found in read_choices(reply, ask.usage)[:n]:
             ask.deliver(found)
         if n > 1:
             self._saw(ask.model, len(reply["choices"]))
@@ -321,7 +302,7 @@ class CandidateSampler:
             replies = [grown.reply for grown in growing.values()]
             written = sum(reply.tokens for reply in replies)
             if counted is not None:
-                share(replies, ask.usage.add(counted, written), ask.most)
+                share(replies, ask.usage.add(counted, written))
             elif begun:
                 ask.usage.lost(written)
         if growing and (fault is None or len(growing) > 1):

@@ -24,12 +24,13 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from time import time
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.replies import mended, usable_choices
+from selfverify.core.config import checked_address
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.core.server_address import checked_address
 
 try:
     import aiohttp
@@ -103,11 +104,7 @@ def server_url(url: str) -> str:
         ConfigError: It is no http or https address, or holds a password.
     """
     found = checked_address(url, "http://127.0.0.1:8000/v1", f"in ${API_KEY_VARIABLE}")
-    try:
-        path = httpx2.URL(found).path
-    except httpx2.InvalidURL:
-        raise ConfigError(f"{found} is no address of a server") from None
-    return found if path != "/" else f"{found}/v1"
+    return found if urlsplit(found).path else f"{found}/v1"
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
@@ -189,8 +186,8 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-class _BoundedReply(httpx2.AsyncByteStream):
-    """What a server sends, up to ``most`` bytes."""
+class BoundedReply(httpx2.AsyncByteStream):
+    """What a server sends, up to ``most`` bytes; more of it is garbage."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
         self.inner, self.most, self.size = inner, most, 0
@@ -253,7 +250,7 @@ class OpenAIClient:
 
     async def _bound(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedReply(response.stream, self.settings.most_bytes)
+        response.stream = BoundedReply(response.stream, self.settings.most_bytes)
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost = lambda: None, until: float = math.inf

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -37,9 +38,9 @@ from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.connectors.content import ContentLimits, from_blocks, from_data_urls, to_blocks
+from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.server_address import checked_address
 
 try:
     import aiohttp
@@ -50,12 +51,11 @@ except ImportError as error:
 
 async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
     """Return all that comes; None as soon as it is more than ``most`` bytes."""
-    found = bytearray()
-    async for part in content.iter_any():
-        if len(found) + len(part) > most:
-            return None
-        found += part
-    return bytes(found)
+    try:
+        await content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    return None
 
 
 INVALID_JSON = "INVALID_JSON"
@@ -65,9 +65,6 @@ VALIDATION_ERROR = "VALIDATION_ERROR"
 CAPACITY_REACHED = "CAPACITY_REACHED"
 SESSION_ERROR = "SESSION_ERROR"
 
-LIST_TOOLS = {"type": "step", "data": {"type": "list_tools"}}
-STATE = {"type": "state"}
-CLOSE = {"type": "close"}
 SUBMITTED = "submitted"
 
 
@@ -113,17 +110,6 @@ def decode_object(raw: str | bytes) -> dict[str, Any]:
     return found
 
 
-def reset_message(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return the request for a reset.
-
-    Raises:
-        DataError: The task has a field ``seed`` itself.
-    """
-    if "seed" in task:
-        raise DataError("a task must not have a field 'seed': the seed is given beside the task")
-    return {"type": "reset", "data": {**task, "seed": seed}}
-
-
 def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the task and the seed of a request; a client that sends no seed gets 0.
 
@@ -136,12 +122,6 @@ def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise DataError("seed is no integer")
     return {name: value for name, value in data.items() if name != "seed"}, seed
-
-
-def call_message(call: Call) -> dict[str, Any]:
-    """Return the request that carries out a call."""
-    data = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-    return {"type": "step", "data": data}
 
 
 def read_call(data: Mapping[str, Any]) -> Call | None:
@@ -163,11 +143,6 @@ def read_call(data: Mapping[str, Any]) -> Call | None:
     )
 
 
-def submission_message(message: str) -> dict[str, Any]:
-    """Return the request that tells with which message work was handed in."""
-    return {"type": SUBMITTED, "data": {"message": message}}
-
-
 def read_submission(data: Mapping[str, Any]) -> str:
     """Return the message in the data of such a request.
 
@@ -180,17 +155,9 @@ def read_submission(data: Mapping[str, Any]) -> str:
     return message
 
 
-def hears_submissions(data: Mapping[str, Any]) -> bool:
-    """Whether the data of a reply that lists tools says that its server hears of submissions."""
-    match data:
-        case {"observation": {"metadata": {"hears": [*heard]}}}:
-            return SUBMITTED in heard
-    return False
-
-
-def error_message(message: str, code: str) -> dict[str, Any]:
+def error_message(message: str, code: str) -> str:
     """Return the reply to what cannot be answered."""
-    return {"type": "error", "data": {"message": message, "code": code}}
+    return encode({"type": "error", "data": {"message": message, "code": code}})
 
 
 def tools_data(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -390,12 +357,90 @@ class RemoteConfig:
     limits: ContentLimits = field(default_factory=ContentLimits)
 
 
-class RemoteEnvironment(Environment):
-    """One session on a server that speaks OpenEnv's wire: ours, or anybody's.
+class Refused(Exception):
+    """A server has refused what was asked, and its session goes on."""
+
+
+class RemoteSession(Environment):
+    """A session that a server keeps.
 
     A session that was broken off is lost. It is never taken up again in the middle: nobody knows what its
     server has done meanwhile. So whatever goes wrong on the way raises `EnvironmentLost`, and so does every
     later call. What the agent does wrong, the observation's ``error`` says.
+
+    Args:
+        name: What messages call the server: its address, without a key, or its command.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._tools: list[dict[str, Any]] | None = None
+        self._lost, self._round = "", -1
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`; they are known once `open` has asked the server."""
+        if self._tools is None:
+            raise DataError(f"{self.name}: its tools are known after open() or reset()")
+        return self._tools
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and ask for the tools; does nothing on an open session.
+
+        Raises:
+            EnvironmentLost: The server cannot be reached, has no room, refuses the key, or is none.
+        """
+
+    async def close(self) -> None:
+        """See `Environment`."""
+        await self._drop("the session is closed")
+
+    @abstractmethod
+    async def _cut(self) -> None:
+        """Cut the connection, if there is one."""
+
+    def _check_kept(self) -> None:
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+
+    def _check_begun(self) -> None:
+        self._check_kept()
+        if self._round < 0:
+            raise DataError(f"{self.name}: reset comes before the first call")
+
+    @asynccontextmanager
+    async def _within(self, limit_s: float | None, what: str) -> AsyncIterator[None]:
+        """Lose the session if what is done inside fails, takes longer than ``limit_s``, or is broken off."""
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except (EnvironmentLost, Refused):
+            raise
+        except TimeoutError:
+            await self._lose(f"{what} took longer than {limit_s:g} s")
+        except Exception as error:
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            about = str(cause) if isinstance(cause, DataError) else f"{type(cause).__name__}: {cause}"
+            await self._lose(f"{what} failed: {about}"[:500])
+        except BaseException:
+            await self._drop(f"{what} was broken off")
+            raise
+
+    async def _lose(self, reason: str) -> NoReturn:
+        await self._drop(reason)
+        raise EnvironmentLost(self._lost) from None
+
+    async def _drop(self, reason: str) -> None:
+        """Cut the connection; whatever comes later raises with the first reason."""
+        self._lost = self._lost or f"{self.name}: {reason}"
+        await self._cut()
+
+
+class RemoteEnvironment(RemoteSession):
+    """One session on a server that speaks OpenEnv's wire: ours, or anybody's.
 
     Example:
         >>> environment = RemoteEnvironment(RemoteConfig("http://127.0.0.1:8000"))  # doctest: +SKIP
@@ -408,200 +453,148 @@ class RemoteEnvironment(Environment):
     """
 
     def __init__(self, settings: RemoteConfig) -> None:
-        self.settings = settings
         self._base = base_url(settings.url)
-        self.address = str(self._base)
-        """The server's address as messages name it, without a user's name or password."""
+        super().__init__(str(self._base))
+        self.settings = settings
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._tools: list[dict[str, Any]] | None = None
-        self._lost = ""
-        self._round = -1
         self._hears_submissions = False
 
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`; they are known once `open` has asked the server."""
-        if self._tools is None:
-            raise DataError(f"{self.address}: its tools are known after open() or reset()")
-        return self._tools
-
     async def open(self) -> None:
-        """Connect and ask for the tools; does nothing on an open session.
-
-        Raises:
-            EnvironmentLost: The server cannot be reached, has no room, refuses the key, or is none.
-        """
-        if self._lost:
-            raise EnvironmentLost(self._lost)
+        """See `RemoteSession`."""
+        self._check_kept()
         if self._tools is not None:
             return
         settings = self.settings
         headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
         self._http = aiohttp.ClientSession(headers=headers)
-        try:
-            async with asyncio.timeout(settings.connect_s):
+        async with self._within(settings.connect_s, "connecting"):
+            try:
                 self._socket = await self._http.ws_connect(
                     self._base.with_scheme("wss" if self._base.scheme == "https" else "ws") / "ws",
                     max_msg_size=settings.limits.message_bytes,
                     timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                     compress=0,
                 )
-        except TimeoutError:
-            await self._lose(f"no connection within {settings.connect_s:g} s")
-        except aiohttp.WSServerHandshakeError as error:
-            await self._lose(f"it answered {error.status} to a WebSocket" + _hint(error.status))
-        except (aiohttp.ClientError, OSError) as error:
-            await self._lose(f"it cannot be reached: {error}")
-        except BaseException:
-            await self._drop("opening was broken off")
-            raise
-        self._tools = await (self._listed() if settings.actions == "tools" else self._plain())
+            except aiohttp.WSServerHandshakeError as error:
+                await self._lose(f"it answered {error.status} to a WebSocket" + _hint(error.status))
+        self._tools = await (self._listed() if settings.actions == "tools" else self._plain(self._http))
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment`."""
-        message = reset_message(task, seed)
+        if "seed" in task:
+            raise DataError("a task must not have a field 'seed': the seed is given beside the task")
         await self.open()
         self._round = -1
-        kind, data = await self._ask(message, self.settings.reset_s, "reset")
-        if kind == "error":
-            if data.get("code") == VALIDATION_ERROR:
-                raise DataError(f"{self.address}: {_said(data)}")
-            await self._lose(_said(data))
-        return await self._read(kind, data)
+        message = {"type": "reset", "data": {**task, "seed": seed}}
+        try:
+            return await self._seen(message, self.settings.reset_s, "reset")
+        except Refused as error:
+            raise DataError(f"{self.name}: {error}") from None
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         self._check_begun()
-        plain = {"type": "step", "data": dict(call.arguments)}
-        message = plain if self.settings.actions == "plain" else call_message(call)
-        kind, data = await self._ask(message, self.settings.act_s, call.name)
-        if kind == "error" and data.get("code") == VALIDATION_ERROR:
-            return StepResult(self._round, error=_said(data))  # refused, and not counted
-        return await self._read(kind, data)
+        data: dict[str, Any] = {
+            "type": "call_tool",
+            "tool_name": call.name,
+            "arguments": dict(call.arguments),
+        }
+        if self.settings.actions == "plain":
+            data = dict(call.arguments)
+        try:
+            return await self._seen({"type": "step", "data": data}, self.settings.act_s, call.name)
+        except Refused as error:
+            return StepResult(self._round, error=str(error))  # not counted
 
     async def submitted(self, message: str) -> None:
         """See `Environment`; a server that does not hear of submissions is told nothing."""
         self._check_begun()
-        if not self._hears_submissions:
-            return
-        kind, data = await self._ask(submission_message(message), self.settings.act_s, SUBMITTED)
-        if kind != SUBMITTED:
-            await self._lose(_said(data) if kind == "error" else f"it answered with {kind[:40]!r}")
+        if self._hears_submissions:
+            request = {"type": SUBMITTED, "data": {"message": message}}
+            await self._ask(request, self.settings.act_s, SUBMITTED, due=SUBMITTED)
 
     async def state(self) -> dict[str, Any] | None:
         """See `Environment`; a server that tells nothing sends an empty object."""
-        kind, data = await self._ask(STATE, self.settings.act_s, "state")
-        if kind != "state":
-            await self._lose(_said(data) if kind == "error" else f"it answered with {kind[:40]!r}")
-        return data or None
+        return await self._ask({"type": "state"}, self.settings.act_s, "state", due="state") or None
 
     async def close(self) -> None:
         """See `Environment`."""
         if self._socket is not None and not self._lost:
             with suppress(Exception):
                 async with asyncio.timeout(1.0):
-                    await self._socket.send_str(encode(CLOSE))
+                    await self._socket.send_str(encode({"type": "close"}))
                     await self._socket.close()
-        await self._drop("the session is closed")
-
-    def _check_begun(self) -> None:
-        if self._round < 0 and not self._lost:
-            raise DataError(f"{self.address}: reset comes before the first call")
+        await super().close()
 
     async def _listed(self) -> list[dict[str, Any]]:
-        kind, data = await self._ask(LIST_TOOLS, self.settings.act_s, "list_tools")
+        request, limit_s = {"type": "step", "data": {"type": "list_tools"}}, self.settings.act_s
+        try:
+            data = await self._ask(request, limit_s, "list_tools")
+        except Refused as error:
+            await self._lose(f"it has no tools ({error}); actions='plain' is for such environments")
+        match data:
+            case {"observation": {"metadata": {"hears": [*heard]}}}:
+                self._hears_submissions = SUBMITTED in heard
         shown = data.get("observation")
-        if kind == "error" and data.get("code") == VALIDATION_ERROR:
-            await self._lose(f"it has no tools ({_said(data)}); actions='plain' is for such environments")
-        if kind == "error":
-            await self._lose(_said(data))
-        self._hears_submissions = hears_submissions(data)
-        try:
+        async with self._within(None, "list_tools"):
             return read_tools(shown.get("tools") if isinstance(shown, dict) else None)
-        except DataError as error:
-            await self._lose(str(error))
 
-    async def _plain(self) -> list[dict[str, Any]]:
+    async def _plain(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
         """The only tool of an environment without tools; ``/schema`` says which fields its actions have."""
-        assert self._http is not None
         most = self.settings.limits.message_bytes
-        try:
-            async with asyncio.timeout(self.settings.act_s), self._http.get(self._base / "schema") as reply:
-                reply.raise_for_status()
-                raw = await read_at_most(reply.content, most)
+        async with self._within(self.settings.act_s, "/schema"), http.get(self._base / "schema") as reply:
+            reply.raise_for_status()
+            raw = await read_at_most(reply.content, most)
             if raw is None:
                 raise DataError(f"it is larger than {most:,} bytes")
             schema = decode_object(raw).get("action")
-        except TimeoutError:
-            await self._lose(f"no answer to /schema within {self.settings.act_s:g} s")
-        except (aiohttp.ClientError, OSError, DataError) as error:
-            await self._lose(f"its /schema is of no use: {error}")
         shape = schema if isinstance(schema, dict) else {}
         fields = shape.get("properties")
         own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
-        return read_tools(
-            [
-                {
-                    "name": "step",
-                    "description": shape.get("description", ""),
-                    "input_schema": {**shape, "properties": own},
-                }
-            ]
-        )
+        tool = {"name": "step", "description": shape.get("description", "")}
+        return read_tools([tool | {"input_schema": {**shape, "properties": own}}])
 
-    async def _ask(self, message: Mapping[str, Any], limit_s: float, what: str) -> tuple[str, dict[str, Any]]:
-        """Send a message and return the type and the data of the reply."""
-        if self._lost:
-            raise EnvironmentLost(self._lost)
+    async def _ask(
+        self, message: Mapping[str, Any], limit_s: float, what: str, due: str = "observation"
+    ) -> dict[str, Any]:
+        """Send a message and return the data of the reply, which has to be of the type that is ``due``.
+
+        Raises:
+            Refused: The server cannot do what was to lead to an observation, such as with these arguments.
+        """
+        self._check_kept()
         if self._socket is None:
-            raise DataError(f"{self.address}: open() or reset() comes first")
-        encoded = encode(message)
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._socket.send_str(encoded)
-                reply = await self._socket.receive()
-        except TimeoutError:
-            await self._lose(f"no answer to {what[:40]} within {limit_s:g} s")
-        except (aiohttp.ClientError, ConnectionError) as error:
-            await self._lose(f"the connection broke off: {error}")
-        except BaseException:
-            await self._drop(f"{what[:40]} was broken off")
-            raise
-        if reply.type is aiohttp.WSMsgType.BINARY:
-            await self._lose(f"it answered {what[:40]} with bytes, not with text")
-        if reply.type is not aiohttp.WSMsgType.TEXT:
-            told = f": {reply.data}" if reply.type is aiohttp.WSMsgType.ERROR else ""
-            await self._lose(f"the connection was closed before {what[:40]} was answered{told}"[:300])
-        try:
-            return decode(reply.data)
-        except DataError as error:
-            await self._lose(f"its reply to {what[:40]} is of no use: {error}")
+            raise DataError(f"{self.name}: open() or reset() comes first")
+        encoded, what = encode(message), what[:40]
+        async with self._within(limit_s, what):
+            await self._socket.send_str(encoded)
+            reply = await self._socket.receive()
+            if reply.type is not aiohttp.WSMsgType.TEXT:
+                how = "bytes" if reply.type is aiohttp.WSMsgType.BINARY else "the end of the connection"
+                told = f": {reply.data}" if reply.type is aiohttp.WSMsgType.ERROR else ""
+                await self._lose(f"{what} was answered with {how}{told}"[:300])
+            kind, data = decode(reply.data)
+            if kind == due:
+                return data
+            if kind != "error":
+                await self._lose(f"{what} was answered with {kind[:40]!r}")
+            reason, code = str(data.get("message", "no reason given")), str(data.get("code", "no code"))
+            told = f"{reason[:500]} ({code[:40]})"
+            if code == VALIDATION_ERROR and due == "observation":
+                raise Refused(told)
+            await self._lose(told)
 
-    async def _read(self, kind: str, data: dict[str, Any]) -> StepResult:
-        if kind == "error":
-            await self._lose(_said(data))
-        if kind != "observation":
-            await self._lose(f"it answered with {kind[:40]!r} where an observation was due")
-        try:
+    async def _seen(self, message: Mapping[str, Any], limit_s: float, what: str) -> StepResult:
+        data = await self._ask(message, limit_s, what)
+        async with self._within(None, what[:40]):
             # Decoding an image takes as long as a hundred messages.
             due, limits = self._round + 1, self.settings.limits
             seen = await asyncio.to_thread(read_observation, data, due, limits)
-            self._round = seen.round
-            return seen
-        except DataError as error:
-            await self._lose(str(error))
-        except BaseException:
-            await self._drop("reading a reply was broken off")
-            raise
+        self._round = seen.round
+        return seen
 
-    async def _lose(self, reason: str) -> NoReturn:
-        await self._drop(reason)
-        raise EnvironmentLost(self._lost) from None
-
-    async def _drop(self, reason: str) -> None:
-        """Cut the connection; whatever comes later raises with the first reason."""
-        self._lost = self._lost or f"{self.address}: {reason}"
+    async def _cut(self) -> None:
         http, self._http, self._socket = self._http, None, None
         if http is not None:
             await asyncio.shield(http.close())
@@ -614,10 +607,6 @@ def base_url(url: str) -> URL:
         ConfigError: It is no address, or holds a password: keys are given apart, since addresses are printed.
     """
     return URL(checked_address(url, "http://127.0.0.1:8000", "as `key`"))
-
-
-def _said(data: Mapping[str, Any]) -> str:
-    return f"{str(data.get('message', 'no reason given'))[:500]} ({str(data.get('code', 'no code'))[:40]})"
 
 
 def _hint(status: int) -> str:

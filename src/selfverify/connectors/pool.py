@@ -1,9 +1,8 @@
 """A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
 
-A lease is one session for one episode. Who asks first is served first; the emptiest healthy source serves. A
-session that was lost, or whose user has failed, is closed, and another one takes its place. A source that
-gives no session, or fails its check, is left out until it is healthy again. When the pool ends, nothing is
-left open.
+A lease is one session for one episode, opened for it and closed behind it. Who asks first is served first;
+the emptiest healthy source serves. A source that gives no session, or fails its check, is left out until it
+is healthy again. When the pool ends, nothing is left open.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import Field
 
-from selfverify.core.config import Config
+from selfverify.core.config import CommandConfig, Config
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -36,15 +36,14 @@ class Lease(Environment):
     Args:
         environment: What is lent.
         source: Where it comes from, for messages.
-        uses: Which lease of its session this is, from 1.
     """
 
-    def __init__(self, environment: Environment, source: str, uses: int) -> None:
-        self.environment, self.source, self.uses = environment, source, uses
+    def __init__(self, environment: Environment, source: str) -> None:
+        self.environment, self.source = environment, source
         self.over = ""
         """Why nothing can be asked any more."""
         self.broken = False
-        """Whether the session cannot be lent again."""
+        """Whether the session was lost, or its user has failed."""
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
@@ -140,6 +139,38 @@ class SourceConfig(Config):
         raise NotImplementedError
 
 
+KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
+"""Environment variable with the keys of those who may ask, apart by commas."""
+
+
+class EnvironmentServing(CommandConfig):
+    """Which environments are served, where, and to whom."""
+
+    environments: list[str] = Field(
+        description="An environment: a name that is known here, or name=package.module:factory.",
+        json_schema_extra={"argument": True},
+    )
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on. Any but this machine's own needs keys."""
+
+    port: int = Field(8000, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    sessions: int = Field(64, ge=1)
+    """The most sessions of each environment."""
+
+    idle: float = Field(600.0, ge=0.1)
+    """Seconds without a request after which a session is closed."""
+
+    busy: float = Field(600.0, ge=0.1)
+    """Seconds that one request may take; then its session is lost."""
+
+    keys: Path | None = Field(
+        None, description=f"A file with the keys of those who may ask, one a line; or set ${KEYS_VARIABLE}."
+    )
+
+
 class LocalSource(Source):
     """Environments in this process.
 
@@ -167,8 +198,6 @@ class PoolConfig:
     """How patient a pool is.
 
     Args:
-        uses: After how many leases a session is closed. 1 gives every episode a session of its own; more
-            saves the time of opening one, where a reset is known to leave nothing behind.
         wait_s: The longest wait for a lease.
         open_s: The longest time of opening a session.
         check_s: The time between two checks of a source. One that is out of order is checked after
@@ -176,7 +205,6 @@ class PoolConfig:
         close_s: The longest time of closing a session.
     """
 
-    uses: int = 1
     wait_s: float = 1800.0
     open_s: float = 120.0
     check_s: float = 15.0
@@ -189,8 +217,6 @@ class _Supply:
 
     source: Source
     used: int = 0
-    idle: deque[tuple[Environment, int]] = field(default_factory=deque)
-    """Sessions that wait for their next lease, and how many leases they have had."""
     reason: str = "it was never reached"
     fell: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while it is out of order."""
@@ -279,8 +305,6 @@ class EnvironmentPool:
             self._kept(self._give_back(lease))
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        for place in self._places:
-            await self._empty(place)
         await asyncio.gather(*(place.source.close() for place in self._places))
 
     async def _take(self) -> Lease:
@@ -290,12 +314,9 @@ class EnvironmentPool:
         while True:
             place = await self._room(deadline, again)
             try:
-                if place.idle:
-                    environment, uses = place.idle.pop()
-                else:
-                    async with asyncio.timeout(self.settings.open_s):
-                        environment, uses = await place.source.open(), 0
-                    self._counts["opened"] += 1
+                async with asyncio.timeout(self.settings.open_s):
+                    environment = await place.source.open()
+                self._counts["opened"] += 1
             except (EnvironmentLost, TimeoutError) as error:
                 self._leave(place)
                 late = f"no session within {self.settings.open_s:g} s"
@@ -306,7 +327,7 @@ class EnvironmentPool:
                 self._leave(place)
                 raise
             place.retry_s = FIRST_RETRY_S
-            lease = Lease(environment, place.source.name, uses + 1)
+            lease = Lease(environment, place.source.name)
             self._lent[lease] = place
             return lease
 
@@ -351,32 +372,20 @@ class EnvironmentPool:
         self._serve()
 
     async def _give_back(self, lease: Lease) -> None:
-        """Take a session back: to be lent again, or to be closed."""
+        """End a lease and close its session; one that does not close is left behind and named."""
         place = self._lent.pop(lease, None)
         if place is None:
             return
         self._counts["lost"] += lease.broken
         lease.over = lease.over or "the lease has ended"
-        again = not lease.broken and lease.uses < self.settings.uses
-        if again and not place.fell.is_set() and not self._ended:
-            place.idle.append((lease.environment, lease.uses))
-        else:
-            await self._closed(place, lease.environment)
-        self._leave(place)
-
-    async def _closed(self, place: _Supply, environment: Environment) -> None:
-        """Close a session; one that does not close is left behind and named."""
         try:
             async with asyncio.timeout(self.settings.close_s):
-                await environment.close()
+                await lease.environment.close()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             text = f"{place.source.name}: an environment could not be closed: {reason}"
             note(logger, "episode_not_closed", text, environment=place.source.name, reason=reason)
-
-    async def _empty(self, place: _Supply) -> None:
-        while place.idle:
-            await self._closed(place, place.idle.pop()[0])
+        self._leave(place)
 
     def _fall(self, place: _Supply, reason: str) -> None:
         """Leave a source out until it is healthy."""
@@ -395,7 +404,6 @@ class EnvironmentPool:
             if not place.fell.is_set() and not await self._healthy(place):
                 self._fall(place, "it fails its check")
             while place.fell.is_set():
-                await self._empty(place)
                 await asyncio.sleep(min(place.retry_s, self.settings.check_s))
                 place.retry_s *= 2
                 if await self._healthy(place):

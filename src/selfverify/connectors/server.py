@@ -6,7 +6,7 @@ has each below its name, such as ``/phone/ws``; the only one of a server is also
 Without keys everybody who reaches the port may ask. So a server without keys listens on this machine only. No
 server answers browsers: a page that somebody has open could ask it, too.
 
-`selfverify agent serve` and the pool's `connectors.process.ProcessSource` run such a server. The gateway
+`selfverify agent serve` and the pool's `connectors.sources.ProcessSource` run such a server. The gateway
 (`serving.server`) uses `open_port`, `stop_asked` and `Keys`, too.
 
 Source: Model Context Protocol, versions 2024-11-05 to 2025-11-25, base protocol and tools. The messages of
@@ -34,12 +34,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfverify.connectors import openenv
+from selfverify.connectors import openenv as wire
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.openenv import mcp_tool, observation_data, read_reset
-from selfverify.connectors.pool import Factory
-from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
-from selfverify.core.distributions import how_to_get
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory
+from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
 from selfverify.core.events import note
@@ -320,7 +318,7 @@ def _welcome(session: Session, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools(session: Session) -> list[dict[str, Any]]:
-    tools = [mcp_tool(tool) for tool in session.environment.tools]
+    tools = [wire.mcp_tool(tool) for tool in session.environment.tools]
     if not session.begins:
         return tools
     schema: dict[str, Any] = {"type": "object", "properties": {}}
@@ -353,12 +351,12 @@ def _task(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     task = arguments.get("task") or {}
     if not isinstance(task, dict):
         raise DataError("task is no object")
-    return task, read_reset({"seed": arguments.get("seed")})[1]
+    return task, wire.read_reset({"seed": arguments.get("seed")})[1]
 
 
 def _result(shown: StepResult) -> dict[str, Any]:
     """An observation as the result of a tool; an error stands among the texts, where clients look for it."""
-    data = observation_data(shown)
+    data = wire.observation_data(shown)
     content = data["observation"]["result"]["content"]
     if shown.error:
         content = [{"type": "text", "text": shown.error}, *content]
@@ -382,45 +380,38 @@ async def answer(session: Session, raw: str | bytes) -> str | None:
     After a reply to a lost environment `Session.lost` says why, and the session ends.
     """
     try:
-        kind, data = openenv.decode(raw)
+        kind, data = wire.decode(raw)
     except DataError as error:
-        return openenv.encode(openenv.error_message(str(error), openenv.INVALID_JSON))
-    if kind == "close":
-        return None
+        return wire.error_message(str(error), wire.INVALID_JSON)
     try:
-        return await _answer(session, kind, data)
+        match kind:
+            case "close":
+                return None
+            case "reset":
+                return await session.written(await session.reset(*wire.read_reset(data)), partial(_shown, ""))
+            case "step":
+                call = wire.read_call(data)
+                if call is None:
+                    return wire.encode(
+                        {"type": "observation", "data": wire.tools_data(session.environment.tools)}
+                    )
+                return await session.written(await session.act(call), partial(_shown, call.name))
+            case "state":
+                return wire.encode({"type": "state", "data": await session.state() or {}})
+            case wire.SUBMITTED:
+                await session.submitted(wire.read_submission(data))
+                return wire.encode({"type": wire.SUBMITTED, "data": {}})
+            case "mcp":
+                return wire.encode({"type": "mcp", "data": await answer_rpc(session, data) or {}})
     except DataError as error:
-        return openenv.encode(openenv.error_message(str(error), openenv.VALIDATION_ERROR))
+        return wire.error_message(str(error), wire.VALIDATION_ERROR)
     except EnvironmentLost as error:
-        return openenv.encode(openenv.error_message(str(error), openenv.SESSION_ERROR))
-
-
-async def _answer(session: Session, kind: str, data: dict[str, Any]) -> str:
-    match kind:
-        case "reset":
-            task, seed = openenv.read_reset(data)
-            return await session.written(await session.reset(task, seed), partial(_shown, ""))
-        case "step":
-            call = openenv.read_call(data)
-            if call is None:
-                return openenv.encode(
-                    {"type": "observation", "data": openenv.tools_data(session.environment.tools)}
-                )
-            return await session.written(await session.act(call), partial(_shown, call.name))
-        case "state":
-            return openenv.encode({"type": "state", "data": await session.state() or {}})
-        case openenv.SUBMITTED:
-            await session.submitted(openenv.read_submission(data))
-            return openenv.encode({"type": openenv.SUBMITTED, "data": {}})
-        case "mcp":
-            return openenv.encode({"type": "mcp", "data": await answer_rpc(session, data) or {}})
-    return openenv.encode(
-        openenv.error_message(f"there is no message of type {kind[:40]!r}", openenv.UNKNOWN_TYPE)
-    )
+        return wire.error_message(str(error), wire.SESSION_ERROR)
+    return wire.error_message(f"there is no message of type {kind[:40]!r}", wire.UNKNOWN_TYPE)
 
 
 def _shown(tool: str, observation: StepResult) -> str:
-    return openenv.encode({"type": "observation", "data": observation_data(observation, tool)})
+    return wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
 
 
 class SocketEndpoint:
@@ -444,7 +435,7 @@ class SocketEndpoint:
         try:
             session = self._attach(name) if name else self.table.open()
         except (NoRoom, DataError, EnvironmentLost) as error:
-            code = openenv.CAPACITY_REACHED if isinstance(error, NoRoom) else openenv.SESSION_ERROR
+            code = wire.CAPACITY_REACHED if isinstance(error, NoRoom) else wire.SESSION_ERROR
             await _say(socket, str(error), code)
             session = None
         try:
@@ -481,7 +472,7 @@ class SocketEndpoint:
             while True:
                 await asyncio.wait({receiving}, timeout=idle_s)
                 if not receiving.done():
-                    return await _say(socket, f"nothing was asked for {idle_s:g} s", openenv.SESSION_ERROR)
+                    return await _say(socket, f"nothing was asked for {idle_s:g} s", wire.SESSION_ERROR)
                 message = receiving.result()
                 if message.type != WSMsgType.TEXT:
                     return None
@@ -506,7 +497,7 @@ class SocketEndpoint:
 
 async def _say(socket: web.WebSocketResponse, message: str, code: str) -> None:
     with suppress(ConnectionError):
-        await socket.send_str(openenv.encode(openenv.error_message(message, code)))
+        await socket.send_str(wire.error_message(message, code))
 
 
 SESSION_HEADER = "Mcp-Session-Id"
@@ -526,7 +517,7 @@ class McpEndpoint:
     async def post(self, request: web.Request) -> web.Response:
         """Answer one request."""
         try:
-            data = openenv.decode_object(await request.read())
+            data = wire.decode_object(await request.read())
         except DataError as error:
             return _reply(rpc_error({}, PARSE_ERROR, str(error)), 400)
         try:
@@ -580,7 +571,7 @@ def fixed_task(query: Any) -> tuple[dict[str, Any], int] | None:
         return None
     seed = query.get("seed", "0")
     try:
-        return openenv.decode_object(query["task"]), int(seed)
+        return wire.decode_object(query["task"]), int(seed)
     except ValueError:
         raise DataError(f"seed={seed[:40]!r} in the address is no integer") from None
 
@@ -595,7 +586,7 @@ def _reply(message: dict[str, Any] | None, status: int = 200, session: str = "")
     if message is None:
         return web.Response(status=202, headers=headers)
     return web.Response(
-        text=openenv.encode(message), status=status, content_type="application/json", headers=headers
+        text=wire.encode(message), status=status, content_type="application/json", headers=headers
     )
 
 
@@ -644,24 +635,17 @@ class Keys:
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._known = [(digest.hex()[:8], digest) for digest in digests]
+        self._known = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def find(self, header: str | None) -> str | None:
-        """Return the name of the key in an ``Authorization`` header; None for an unknown key.
-
-        A key is called by the first digits of its SHA-256.
-        """
+    def admit(self, header: str | None) -> bool:
+        """Return whether an ``Authorization`` header has one of the keys, or none is needed."""
         scheme, _, given = (header or "").partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for name, known in self._known:
-            if hmac.compare_digest(known, digest):
-                found = name
-        return found if scheme.lower() == "bearer" else None
+        found = [hmac.compare_digest(known, digest) for known in self._known]
+        return not found or (scheme.lower() == "bearer" and any(found))
 
 
 def find_keys(variable: str, path: Path | None) -> Keys:
@@ -741,8 +725,7 @@ class EnvironmentServer:
     ) -> web.StreamResponse:
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="this server is not for browsers")
-        named = self.keys.find(request.headers.get("Authorization")) if self.keys else ""
-        if named is None and request.path != "/health":
+        if request.path != "/health" and not self.keys.admit(request.headers.get("Authorization")):
             raise web.HTTPUnauthorized(text="a key is needed: Authorization: Bearer KEY")
         return await handler(request)
 

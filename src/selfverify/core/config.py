@@ -1,7 +1,8 @@
-"""What settings have in common, and those of sampling, limits, evaluations and stopping.
+"""What settings have in common and can name, and those of sampling, limits, evaluations and stopping.
 
 `Config` is the base of all settings: those of recipes, and those that become options of commands
-(`CommandConfig`). Of a recipe's blocks these stand here:
+(`CommandConfig`). They name servers by their addresses (`checked_address`), and tasks, recipes, policies and
+sources that installed distributions bring along (`distributions`). Of a recipe's blocks these stand here:
 
 - `SamplingConfig`: how trajectories are drawn in training, and by which engine (`VLLMConfig`)
 - `RolloutLimits`, `EpisodeConfig`: how long conversations may get, in turns, tokens and time
@@ -11,11 +12,18 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import PurePath
+from types import ModuleType
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic.fields import FieldInfo
+
+from selfverify.core.errors import ConfigError
 
 
 class Config(BaseModel):
@@ -73,6 +81,79 @@ def _as_text(value: Any) -> Any:
 
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """A path, which stays a text; given as a `pathlib.Path` it becomes one."""
+
+
+def checked_address(url: str, example: str, key_goes: str) -> str:
+    """Return an http or https address, without a slash at its end.
+
+    Addresses are printed and logged, so none may hold a password or a key.
+
+    Args:
+        url: The address as it was given.
+        example: What one looks like.
+        key_goes: Where a key is given instead.
+
+    Raises:
+        ConfigError: It is no such address, or holds a user, a password or a query. The message quotes nothing
+            that may be one of these.
+    """
+    shown = "the address" if {"@", "?", "#"} & set(url) else repr(url[:200])
+    wrong = ConfigError(f"{shown} is no address of a server; one looks like {example}")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # reading the port checks it
+    except ValueError:
+        raise wrong from None
+    fits = parts.scheme in ("http", "https") and url.isprintable() and " " not in url
+    if not fits or not host or (":" in host and "[" not in parts.netloc):
+        raise wrong
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        text = f"a key or a password does not belong into the address, which is printed; give it {key_goes}"
+        raise ConfigError(f"{parts.scheme}://{host}: {text}")
+    return url.rstrip("/")
+
+
+logger = logging.getLogger(__name__)
+
+GROUP = "selfverify.environments"
+_OURS = {"phone": "phone", "browser": "miniwob"}
+"""Our own distributions, in ``environments/``, by a word that is in the names of all that they bring."""
+
+
+@cache
+def distributions() -> dict[str, ModuleType]:
+    """Return the modules of installed distributions by the names of their entry points in `GROUP`.
+
+    A module has ``TASKS``, the classes of its tasks, ``RECIPES``, the folder of its recipes, ``WEIGHTS``,
+    whose subfolders are policies (``builtin:NAME``), and ``SOURCES``, kinds of sources of environments with
+    their classes (`SourceConfig`). Each may be missing.
+
+    One that cannot be imported is left out, and a warning names it: the others can be used all the same.
+    """
+    found: dict[str, ModuleType] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            logger.warning(
+                "the distribution %s (%s) cannot be used: %s: %s; install it anew, or remove it",
+                entry.name, entry.value, type(error).__name__, error,
+            )  # fmt: skip
+    return found
+
+
+def how_to_get(name: str) -> str:
+    """Return in a sentence how to install what brings a task, recipe or policy; empty if nobody knows.
+
+    Where the distribution is installed, it has nothing of this name, and nothing is said.
+    """
+    for word, owner in _OURS.items():
+        if word in name.split("-") and owner not in distributions():
+            return (
+                f"{name!r} comes with a distribution of its own, which is not installed: pip install "
+                f"./environments/{owner} in a checkout"
+            )
+    return ""
 
 
 class VLLMConfig(Config):

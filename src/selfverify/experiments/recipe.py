@@ -26,8 +26,9 @@ from selfverify.core.config import (
     SamplingConfig,
     Seed,
     StoppingConfig,
+    distributions,
+    how_to_get,
 )
-from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import naming
 from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served

@@ -6,7 +6,7 @@ from typing import Any
 
 from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
-from selfverify.core.distributions import distributions, how_to_get
+from selfverify.core.config import distributions, how_to_get
 from selfverify.core.errors import ConfigError
 from selfverify.methods.adapo import AdaPO, AdaPOADPO
 from selfverify.methods.adpo import ADPO

@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME, cached_file
 
-from selfverify.core.distributions import distributions, how_to_get
+from selfverify.core.config import distributions, how_to_get
 from selfverify.core.errors import CheckpointError, ConfigError, FileError
 from selfverify.core.files import naming, require_held
 from selfverify.core.policy_config import PolicyConfig, is_served

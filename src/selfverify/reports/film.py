@@ -96,14 +96,15 @@ class PageImages:
     def add(self, picture: Image.Image, colours: int | None = None) -> Shown:
         """Take an image in RGB, reduced to so many colours; return its ``id`` and size."""
         pixels = hashlib.blake2b(f"{picture.size}".encode() + picture.tobytes(), digest_size=8)
-        shown = {"id": f"image-{pixels.hexdigest()}", "width": picture.width, "height": picture.height}
-        if shown["id"] not in self.kept:
+        key = f"image-{pixels.hexdigest()}"
+        shown = {"id": key, "width": picture.width, "height": picture.height}
+        if key not in self.kept:
             if colours is not None:
                 picture = picture.quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
             buffer = io.BytesIO()
             picture.save(buffer, "PNG", optimize=True)
             data = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-            self.kept[shown["id"]] = shown | {"data": data}
+            self.kept[key] = shown | {"data": data}
         return shown | {"note": ""}
 
 

@@ -238,5 +238,5 @@ def write_look_page(
         }
         for trace in traces
     ]
-    title = cards[0]["question"][:80]
+    title = str(cards[0]["question"])[:80]
     return _write_page(out, "look_page.html.j2", kept, title=title, cards=cards, about=about, more=more)

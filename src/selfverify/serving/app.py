@@ -1,7 +1,7 @@
 """The gateway as a web application: its routes, and what each of them answers.
 
-`Entrance` says who may ask, what errors become, and what is logged of a request; `Metrics` has the counters
-that ``/metrics`` shows.
+`Gateway.guard` says who may ask, what errors become, and what is logged of a request; `Metrics` has the
+counters that ``/metrics`` shows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from selfverify.clients.replies import Completion
+from selfverify.clients.replies import Completion, text_of
 from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
 from selfverify.core.errors import ConfigError, ServerError
@@ -38,7 +38,6 @@ from selfverify.serving.backend import (
     check_verifier,
     select,
 )
-from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import (
     REQUEST_ID,
     EventStream,
@@ -48,28 +47,25 @@ from selfverify.serving.completions import (
     piece_of,
     progress,
 )
-from selfverify.serving.config import GatewayConfig
-from selfverify.serving.images import (
-    Picture,
-    is_formatted,
-    take_images,
-    wants_instruction,
-    with_instruction,
-    without_images,
-)
+from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
     ChatRequest,
+    Picture,
     VerifyRequest,
     api_error,
     best_of,
     error_response,
     invalid_value,
+    is_formatted,
     json_response,
     read_as,
     refuse_misspelt,
     split_model,
+    take_images,
+    wants_instruction,
+    with_instruction,
 )
 
 if TYPE_CHECKING:
@@ -126,84 +122,6 @@ OPEN_PATHS = PAGE_PATHS | {"/health"}
 """The paths that need no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Entrance:
-    """Admits requests, makes their errors responses, counts and logs them.
-
-    Args:
-        settings: How requests are treated.
-        keys: The key of those who may ask; without one, everybody may.
-        metrics: The counters.
-    """
-
-    def __init__(self, settings: GatewayConfig, keys: Keys, metrics: Metrics) -> None:
-        self.settings = settings
-        self.keys = keys
-        self.metrics = metrics
-        self.in_flight = 0
-        self.on_loopback = False
-        """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
-
-    @web.middleware
-    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let a request through to its handler, if its caller may ask."""
-        request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
-        begun, status = time.perf_counter(), 499  # that of a client that leaves
-        self.in_flight += 1
-        self.metrics.in_flight.set(self.in_flight)
-        try:
-            response = await self._response(request, handler)
-            status = response.status
-            return response
-        except (asyncio.CancelledError, ConnectionResetError):
-            self.metrics.cancelled.inc()
-            raise
-        finally:
-            self.in_flight -= 1
-            self.metrics.in_flight.set(self.in_flight)
-            seconds, path = time.perf_counter() - begun, _route(request)
-            self.metrics.observe(path, status, seconds)
-            own_id, method = request[REQUEST_ID], request.method
-            logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
-
-    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Put what every response says into its headers."""
-        if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
-            response.headers["x-request-id"] = request[REQUEST_ID]
-
-    async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Return the handler's response, or the one that tells of its error."""
-        try:
-            self._admit(request)
-            return await handler(request)
-        except ConnectionResetError:  # the client left while it was written to
-            raise
-        except Exception as error:
-            return error_response(told(request, error))
-
-    def _admit(self, request: web.Request) -> None:
-        """Raise `ApiError` if the caller may not ask now."""
-        settings = self.settings
-        if self.on_loopback and not self.keys:
-            self._check_host(request.headers.get("Host"))
-        if request.path in OPEN_PATHS:
-            return
-        if self.keys and self.keys.find(request.headers.get("Authorization")) is None:
-            text = "a valid key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, text, "invalid_api_key")
-        if not request.path.startswith("/v1/"):
-            return
-        if self.in_flight > settings.max_in_flight:
-            text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
-            raise ApiError(503, text, "overloaded", retry_after=1.0)
-
-    def _check_host(self, host: str | None) -> None:
-        """Raise `ApiError` if a page asks that had a name of its own point here."""
-        name = "localhost" if host is None else name_of(host)
-        if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
-            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
-            raise ApiError(403, text, "host_refused")
 
 
 def _route(request: web.Request) -> str:
@@ -286,14 +204,17 @@ class Gateway:
         self.metrics = metrics or Metrics()
         self.example = example
         self.looking = looking
-        self.entrance = Entrance(settings, self.keys, self.metrics)
+        self.in_flight = 0
+        """How many requests are being worked on."""
+        self.on_loopback = False
+        """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
         self._asked_at = -1.0
         self._fault: str | None = None
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""
         most = int(self.settings.max_body_mb * 2**20)
-        app = web.Application(middlewares=[self.entrance.guard], client_max_size=most)
+        app = web.Application(middlewares=[self.guard], client_max_size=most)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
@@ -301,7 +222,7 @@ class Gateway:
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
-        app.on_response_prepare.append(self.entrance.sign)
+        app.on_response_prepare.append(self._sign)
         return app
 
     @property
@@ -310,16 +231,71 @@ class Gateway:
         default = self.backend.default_verifier
         return self.settings.best_of.model_dump() | {"verifier": self.settings.best_of.verifier or default}
 
-    @property
-    def in_flight(self) -> int:
-        """How many requests are being worked on."""
-        return self.entrance.in_flight
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let a request through to its handler, if its caller may ask."""
+        request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
+        begun, status = time.perf_counter(), 499  # that of a client that leaves
+        self.in_flight += 1
+        self.metrics.in_flight.set(self.in_flight)
+        try:
+            response = await self._response(request, handler)
+            status = response.status
+            return response
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.metrics.cancelled.inc()
+            raise
+        finally:
+            self.in_flight -= 1
+            self.metrics.in_flight.set(self.in_flight)
+            seconds, path = time.perf_counter() - begun, _route(request)
+            self.metrics.observe(path, status, seconds)
+            own_id, method = request[REQUEST_ID], request.method
+            logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Put what every response says into its headers."""
+        if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
+            response.headers["x-request-id"] = request[REQUEST_ID]
+
+    async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the handler's response, or the one that tells of its error."""
+        try:
+            self._admit(request)
+            return await handler(request)
+        except ConnectionResetError:  # the client left while it was written to
+            raise
+        except Exception as error:
+            return error_response(told(request, error))
+
+    def _admit(self, request: web.Request) -> None:
+        """Raise `ApiError` if the caller may not ask now."""
+        settings = self.settings
+        if self.on_loopback and not self.keys:
+            self._check_host(request.headers.get("Host"))
+        if request.path in OPEN_PATHS:
+            return
+        if not self.keys.admit(request.headers.get("Authorization")):
+            text = "a valid key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, text, "invalid_api_key")
+        if not request.path.startswith("/v1/"):
+            return
+        if self.in_flight > settings.max_in_flight:
+            text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
+            raise ApiError(503, text, "overloaded", retry_after=1.0)
+
+    def _check_host(self, host: str | None) -> None:
+        """Raise `ApiError` if a page asks that had a name of its own point here."""
+        name = "localhost" if host is None else name_of(host)
+        if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
+            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
+            raise ApiError(403, text, "host_refused")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
         raw, asked = await read_as(request, ChatRequest, self.settings.timeout)
-        ask, is_chosen = await self._prepared(request, raw, asked, begun)
+        ask, is_chosen = await self._ask(request, raw, asked, begun)
         if not is_chosen and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
         head = {
@@ -334,10 +310,13 @@ class Gateway:
         outcome = await self._select(request, ask, asked.n)
         return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
 
-    async def _prepared(
+    async def _ask(
         self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
     ) -> tuple[AnswerRequest, bool]:
-        """Return a request as the backend gets it, and whether one of several answers is chosen."""
+        """Return the request as the backend gets it, and whether one of several answers is chosen.
+
+        It is checked, and has the model's own name.
+        """
         model, chosen = best_of(asked, self.settings.best_of)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
@@ -348,7 +327,23 @@ class Gateway:
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
             refuse_misspelt(raw)
-        ask = await self._ask(request, raw, asked, model, settings, deadline)
+        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
+        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
+            body[name] = getattr(asked, name)
+        pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
+        instruct = wants_instruction(settings, body)
+        body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
+        if is_formatted(body) and not instruct:  # what looks like a tag in it is none
+            settings = settings.model_copy(update={"content": "raw"})
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
+        if asked.look is not None:
+            ask.look = self._look(asked.look, ask)
+        self._check(ask)
+        if self.settings.log_prompts:
+            texts = [text_of(message.get("content")) for message in body["messages"]]
+            logger.info("%s asks %s", request[REQUEST_ID], json.dumps(texts, ensure_ascii=False))
         return ask, chosen is not None
 
     async def _pass_on(
@@ -368,35 +363,6 @@ class Gateway:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
             self._count(usage)
-
-    async def _ask(
-        self,
-        request: web.Request,
-        raw: Mapping[str, Any],
-        asked: ChatRequest,
-        model: str,
-        settings: BestOf,
-        deadline: float,
-    ) -> AnswerRequest:
-        """Return the request as the backend gets it: checked, and with the model's own name."""
-        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
-        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
-            body[name] = getattr(asked, name)
-        pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
-        instruct = wants_instruction(settings, body)
-        body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
-        if is_formatted(body) and not instruct:  # what looks like a tag in it is none
-            settings = settings.model_copy(update={"content": "raw"})
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
-        ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
-        if asked.look is not None:
-            ask.look = self._look(asked.look, ask)
-        self._check(ask)
-        if self.settings.log_prompts:
-            told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
-            logger.info("%s asks %s", request[REQUEST_ID], told)
-        return ask
 
     def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""

@@ -28,16 +28,18 @@ from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.data.images import ImageRef
+from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.best_of import BestOf, Choosing
+from selfverify.serving.config import BestOf, Choosing
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
-    from selfverify.serving.images import Picture
+    from selfverify.serving.schemas import Picture
     from selfverify.visual.task import VisualToolTask
 
 
@@ -444,6 +446,28 @@ def visible(selected: Selected, settings: BestOf) -> str:
     if isinstance(answer, list) and answer != selected.reply.answer:  # a box between those that were written
         return " ".join(f"{number:g}" for number in answer)
     return shown_answer(selected.reply.text)
+
+
+def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:
+    """Return a judged trajectory as a candidate, with the score that ``verifier`` gave it.
+
+    Args:
+        trajectory: The trajectory, judged by its task.
+        verifier: The name of the verifier.
+        continuous: Whether answers are boxes, which have no keys.
+    """
+    judged: Verdict | None = trajectory.parsed
+    first: Verdict | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
+    return Completion(
+        answer=judged.answer if judged else None,
+        key=None if judged is None or continuous else judged.key,
+        score=trajectory.scores.get(verifier),
+        logprob=answer_logprob(trajectory),
+        tokens=trajectory.written,
+        text=trajectory.text,
+        first=first.answer if first else None,
+        finish=str(trajectory.finish),
+    )
 
 
 MOST_PIXELS = 50_000_000

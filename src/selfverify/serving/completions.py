@@ -1,8 +1,7 @@
 """What clients get: chat completions, their chunks and server-sent events.
 
-An own model has written trajectories, which become candidates here (`reply_of`), or completions
-(`completion_of`). `OwnStream` has its text in pieces while it writes, and `likeliest` the likeliest tokens in
-each place (OpenAI's ``top_logprobs``).
+An own model has written trajectories, which become completions here (`completion_of`). `OwnStream` has its
+text in pieces while it writes, and `likeliest` the likeliest tokens in each place (``top_logprobs``).
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import torch
 from aiohttp import web
 
 from selfverify.clients.replies import Completion
+from selfverify.core.trajectory import Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import Candidate
-from selfverify.serving.backend import AnswerRequest, Selected, Selection, visible
-from selfverify.serving.best_of import BestOf
+from selfverify.serving.backend import AnswerRequest, Selected, Selection, reply_of, visible
+from selfverify.serving.config import BestOf
 from selfverify.serving.schemas import json_bytes
+from selfverify.visual.episode import steps_of
 
 REQUEST_ID = web.RequestKey("request_id", str)
 
@@ -329,6 +330,62 @@ def likeliest(
             row += [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
         found.append(row)
     return found
+
+
+def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, number: int) -> Completion:
+    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The conversation.
+        verifier: The name of the verifier.
+        number: The conversation's number in the request.
+    """
+    reply = reply_of(trajectory, verifier)
+    own = [segment for segment in trajectory.segments if segment.author == "policy"]
+    tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
+    told = tokens[:-1] if reply.finish == "stop" else tokens
+    reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply.about = {"looks": steps_of(trajectory), "conversation": number}
+    return reply
+
+
+def completion_of(
+    policy: Policy,
+    trajectory: Trajectory,
+    likeliest: Likeliest,
+    verifier: str,
+    stops: Sequence[str],
+    with_logprobs: bool,
+) -> Completion:
+    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The turn.
+        likeliest: The alternatives of its tokens; empty where they are not known.
+        verifier: The name of the verifier.
+        stops: Texts before which the answer ends.
+        with_logprobs: Whether the log-probabilities of its tokens are wanted.
+    """
+    reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
+    told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
+    reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    places = [place for stop in stops if stop and (place := reply.text.find(stop)) >= 0]
+    if places:
+        reply.text, reply.finish = reply.text[: min(places)], "stop"
+    if with_logprobs:
+        drawn, shown = zip(told, trajectory.logprobs, strict=False), likeliest or [[] for _ in told]
+        reply.logprobs = [
+            _entry(decode, token, value) | {"top_logprobs": [_entry(decode, *other) for other in others]}
+            for (token, value), others in zip(drawn, shown, strict=False)
+        ]
+    return reply
+
+
+def _entry(decode: Callable[[list[int]], str], token: int, logprob: float) -> dict[str, Any]:
+    piece = decode([token])
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
 
 
 class OwnStream:

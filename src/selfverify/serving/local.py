@@ -29,10 +29,8 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, FreeQuestion
-from selfverify.serving.completions import Likeliest, OwnStream, likeliest
-from selfverify.serving.images import with_places
-from selfverify.serving.own_replies import completion_of, looked_completion
-from selfverify.serving.schemas import ApiError, invalid_value
+from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest, looked_completion
+from selfverify.serving.schemas import ApiError, invalid_value, with_places
 from selfverify.serving.visual import look_here
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier, score_groups

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
     Raises:
         ConfigError: The port cannot be opened.
     """
-    gateway.entrance.on_loopback = is_loopback(host)
+    gateway.on_loopback = is_loopback(host)
     await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),
@@ -150,10 +150,9 @@ async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Ca
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine like `asyncio.run`, with uvloop where it is installed."""
-    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with suppress(ImportError):
+    try:
         import uvloop
-
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main())
+    except ImportError:
+        asyncio.run(main())
+    else:
+        uvloop.run(main())

@@ -24,13 +24,12 @@ from selfverify.selection.stopping import sample_adaptively
 from selfverify.selection.strategies import Choice, choose
 from selfverify.serving.backend import (
     Selection,
+    reply_of,
     use_of,
     with_known_confidence,
     with_probability,
 )
-from selfverify.serving.best_of import Choosing
-from selfverify.serving.config import CandidateConfig, DrawsConfig, SolveConfig
-from selfverify.serving.own_replies import reply_of
+from selfverify.serving.config import CandidateConfig, Choosing, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify

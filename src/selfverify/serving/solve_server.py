@@ -23,8 +23,7 @@ from selfverify.serving.backend import (
     use_of,
     with_probability,
 )
-from selfverify.serving.best_of import BestOf
-from selfverify.serving.config import SolveConfig
+from selfverify.serving.config import BestOf, SolveConfig
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.upstream import Upstream
 from selfverify.serving.visual import AT_ONCE, Looked, look_once

@@ -17,8 +17,7 @@ from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
-from selfverify.serving.images import with_places
-from selfverify.serving.schemas import ApiError, invalid_value
+from selfverify.serving.schemas import ApiError, invalid_value, with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.serving.visual import Looked

@@ -1,4 +1,4 @@
-"""A server of environments in a process of its own, on this machine."""
+"""Servers of environments as sources of sessions: elsewhere, or in processes of this machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,51 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
+
 from selfverify.connectors import server
-from selfverify.connectors.openenv import RemoteConfig
-from selfverify.connectors.pool import Source
-from selfverify.connectors.server_source import ServerSource
-from selfverify.connectors.serving_config import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Source
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
 
 logger = logging.getLogger("selfverify.environments")
+
+
+class ServerSource(Source):
+    """A server of environments as a source.
+
+    Args:
+        settings: Where it is.
+        sessions: The most sessions that are opened there. Others may use it, too: while it has no room, it
+            counts as out of order, and is asked again.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, settings: RemoteConfig, sessions: int) -> None:
+        super().__init__(str(base_url(settings.url)), sessions)
+        self.settings = settings
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        environment = RemoteEnvironment(self.settings)
+        await environment.open()
+        return environment
+
+    async def healthy(self) -> bool:
+        """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
+        address = base_url(self.settings.url)
+        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
+        async with aiohttp.ClientSession(timeout=patience) as http:
+            for place in dict.fromkeys((address, address.origin())):
+                async with http.get(place / "health") as reply:
+                    if reply.status == 200:
+                        return True
+        return False
+
 
 START_S = 120.0
 """Seconds that a server may take until it listens."""
