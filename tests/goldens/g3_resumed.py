@@ -30,10 +30,10 @@ def run(tree: Tree) -> None:
     for name in os.environ.get("GOLDENS_RUNS", "").split() or WAYS:
         words = WAYS[name]
         whole, broken, again = (tree.scratch / f"{name}-{way}" for way in ("whole", "broken", "again"))
-        tree.run("train", *words, KEPT, f"output={whole}")
+        tree.python(*tree.words("train", *words, KEPT, f"output={whole}"))
         kill(tree, broken, rng, *words, KEPT, f"output={broken}")
-        tree.run("train", str(broken), "--resume")
-        tree.run("train", str(whole), "--replay", str(whole), f"output={again}")
+        tree.python(*tree.words("train", str(broken), "--resume"))
+        tree.python(*tree.words("train", str(whole), "--replay", str(whole), f"output={again}"))
         stores = []
         for folder in (whole, broken, again):
             store = Tree(tree.side, tree.root, tree.scratch / f"store-{folder.name}")
