@@ -76,19 +76,6 @@ def test_figures_are_those_of_evaluations(tmp_path: Path) -> None:
     assert "| method | chosen by | pick acc (%) |" in text and text.count("**") == 2 * 3
 
 
-def test_seeds_are_pooled(tmp_path: Path) -> None:
-    """The mean of the seeds; that they differ widens the interval."""
-    folders = [stored(tmp_path / str(k), rows(k, rate)) for k, rate in enumerate((0.2, 0.9))]
-
-    def figure(*chosen: Path) -> dict[str, Any]:
-        found = paper_tables([f"a:x={folder}" for folder in chosen], Asked((1,), ("best",)))
-        return pooled(found.measured["N = 1"]["a", "–"])[acc("x")]
-
-    one, other, both = figure(folders[0]), figure(folders[1]), figure(*folders)
-    assert both["mean"] == pytest.approx((one["mean"] + other["mean"]) / 2)
-    assert np.ptp(both["interval"]) > 2 * np.ptp(one["interval"])
-
-
 def test_two_turns_and_their_mean(tmp_path: Path) -> None:
     """acc@t1 of the first answers; the mean over benchmarks of the method that has both."""
 

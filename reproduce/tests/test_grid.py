@@ -170,23 +170,18 @@ def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path:
         run_study(study, folder, report_only=True, say=quiet)
 
 
-def test_a_study_needs_a_folder_that_can_be_made(file: Path) -> None:
-    launch = FakeLaunch()
-    with pytest.raises(ConfigError, match="cannot be made"):
-        run_study(load_study(file), file, say=quiet, launch=launch)
-    assert launch.done == []
-
-
 @pytest.mark.parametrize(
     ("text", "said"), [('{"after": {}}', "holds no evaluation; delete it"), ("{", "is not valid JSON")]
 )
 def test_a_worker_needs_the_shared_evaluation(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
-    recipe = plan(load_study(file), tmp_path)[0].recipe
-    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     before = tmp_path / "metrics.json"
     before.write_text(text)
+    assert worker.main([str(tmp_path), str(before)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     assert worker.main([str(tmp_path), str(before)]) == 2
     assert f"error: {before} {said}" in capsys.readouterr().err
 
@@ -287,13 +282,6 @@ def test_training_takes_an_evaluation_that_is_there(
         run_module.train(recipe, before=before)
         stored = json.loads((recipe.folder / "metrics.json").read_text())
         assert (stored["before"], stored["after"]) == ({"when": kept}, {"when": "after"})
-
-
-def test_the_worker_says_what_is_wrong_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert worker.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
