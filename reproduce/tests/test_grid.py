@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from reproduce.grid_file import load_study, plan
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.evaluation.samples import StoredSample
-from selfverify.experiments import run as run_module
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 
@@ -264,24 +262,6 @@ def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) ->
     os.kill(study.pid, signal.SIGKILL)
     study.wait()
     until("ended")
-
-
-def test_training_takes_an_evaluation_that_is_there(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, method = (
-        SimpleNamespace(save=quiet, whole=quiet, fingerprint=quiet),
-        SimpleNamespace(objective="surrogate", measured=True),
-    )
-    monkeypatch.setattr(run_module, "build", lambda recipe: (policy, None, method))
-    monkeypatch.setattr(run_module, "learn", lambda *given, **named: policy)
-    monkeypatch.setattr(run_module, "write_gallery", lambda *given: None)
-    monkeypatch.setattr(run_module, "measure", lambda *given: {"when": given[4]})
-    recipe = plan(load_study(file), tmp_path)[0].recipe
-    for before, kept in (({"when": "shared"}, "shared"), (None, "before")):
-        run_module.train(recipe, before=before)
-        stored = json.loads((recipe.folder / "metrics.json").read_text())
-        assert (stored["before"], stored["after"]) == ({"when": kept}, {"when": "after"})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import runpy
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -366,35 +365,3 @@ def test_every_task_begins_and_ends() -> None:
         await asyncio.gather(*(some(tasks[number::8]) for number in range(8)))
 
     asyncio.run(all_of_them())
-
-
-@pytest.mark.slow
-def test_sixteen_pages_at_once() -> None:
-    """Sixteen sessions in one browser see, and earn, what each would alone."""
-
-    async def session(
-        environment: BrowserEnvironment, numbers: range
-    ) -> list[tuple[str, bytes, float | None]]:
-        seen = []
-        for seed in numbers:
-            first = await environment.reset({"task": "click-test-2"}, seed)
-            wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
-            x, y = middle(first, "button", f'"{wanted}"')
-            last = await environment.step(call("click", x=x, y=y))
-            seen.append((first.text, first.images[0].tobytes(), last.reward))
-        return seen
-
-    async def run() -> None:
-        environments = [BrowserEnvironment() for _ in range(16)]
-        began = time.monotonic()
-        parts = await asyncio.gather(
-            *(session(each, range(4 * i, 4 * i + 4)) for i, each in enumerate(environments))
-        )
-        print(f"64 episodes in {time.monotonic() - began:.1f} s")
-        assert [one for part in parts for one in part] == await session(environments[0], range(64))
-        # In the other 5 another button lies over the middle of the wanted one.
-        assert sum(reward == 1.0 for part in parts for _, _, reward in part) == 59
-        for each in environments:
-            await each.close()
-
-    asyncio.run(run())
