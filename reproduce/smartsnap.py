@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.published import published
 from reproduce.scripts import named_folders, script
-from reproduce.tables import Column, Labels, figure_table, grid, percent
+from reproduce.tables import Column, Labels, figure_table, grid, percent, published
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from data_files import write_jsonl
 from reproduce import adapo, adpo
 from reproduce.by_size import ALL, Place
-from reproduce.paper_tables import MEAN, TURNS, Asked, compared, markdown, paper_tables
+from reproduce.paper_tables import MEAN, TURNS, Asked, compared, markdown, paper_tables, run_sources
 from reproduce.statistics import pooled
-from reproduce.stored_runs import run_sources
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.metrics import summarise

@@ -10,8 +10,7 @@ import pytest
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce.bench import row_of
-from reproduce.vts_v import app
+from reproduce.vts_v import app, row_of
 from selfverify.core.errors import DataError
 from selfverify.experiments.registry import make_task
 from serving_servers import Body, FakeUpstream, Loop

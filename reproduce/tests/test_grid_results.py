@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproduce.grid_results import measure_samples, task_results
-from reproduce.grid_tables import columns_of, markdown, task_table
+from reproduce.grid_results import columns_of, markdown, measure_samples, task_results, task_table
 from reproduce.statistics import difference, pooled
 from reproduce.tables import difference_table
 from samples import sample

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from reproduce.published import published
 from reproduce.smartsnap import agent_tables, app, markdown
+from reproduce.tables import published
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 

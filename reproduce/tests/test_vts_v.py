@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce.published import published
+from reproduce.tables import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
 
