@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from pydantic import ValidationError
 
 from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_size, figures_of_turns
 from reproduce.grid_file import BEFORE
+from reproduce.scripts import show
 from reproduce.statistics import MeasuredRun, difference, pooled
 from reproduce.tables import TESTED, Labels, difference_table, figure_table
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.files import write_text
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import Columns, columns_of
 from selfverify.evaluation.evaluate import HeldOut
@@ -385,7 +384,4 @@ def markdown(found: PaperTables, asked: Asked) -> str:
 
 def show_tables(rows: Sequence[str], asked: Asked, output: Path | None) -> None:
     """Count, print and write the tables, as both papers' commands do."""
-    text = markdown(paper_tables(rows, asked), asked)
-    if output is not None:
-        write_text(output, text)
-    typer.echo(text, nl=False)
+    show(markdown(paper_tables(rows, asked), asked), output)

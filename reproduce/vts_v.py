@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from reproduce.looking_gains import compared
-from reproduce.scripts import named_folders, script
+from reproduce.scripts import named_folders, script, show
 from reproduce.tables import grid, number, percent, published
 from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular, write_json, write_text
+from selfverify.core.files import read_regular, write_json
 from selfverify.experiments.recipe import Recipe, build_recipe
 from selfverify.experiments.recipe_yaml import Document, parse_override
 from selfverify.experiments.run import evaluate_recipe, recipe_task
@@ -325,10 +325,7 @@ def tables(
     """
     if not models and not paper:
         raise ConfigError("name models as NAME=FOLDER, or ask for the paper's figures with --paper")
-    text = look_tables([(name, Path(folder)) for name, folder in named_folders(models or [])], paper)
-    if output is not None:
-        write_text(output, text)
-    typer.echo(text, nl=False)
+    show(look_tables([(name, Path(folder)) for name, folder in named_folders(models or [])], paper), output)
 
 
 def gains(

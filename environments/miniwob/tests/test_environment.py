@@ -49,10 +49,26 @@ def find(shown: StepResult, *words: str) -> str:
     return lines[0].split("[")[1].split("]")[0]
 
 
-def middle(shown: StepResult, *words: str) -> tuple[int, int]:
-    line = next(line for line in shown.text.split("\n") if all(word in line for word in words))
+def first_box(shown: StepResult, *words: str) -> tuple[int, int, int, int]:
+    """The place of the first element whose line has these words."""
+    line = next((line for line in shown.text.split("\n") if all(word in line for word in words)), "")
+    assert line, shown.text
     (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
+    return left, top, right, bottom
+
+
+def middle(shown: StepResult, *words: str) -> tuple[int, int]:
+    left, top, right, bottom = first_box(shown, *words)
     return (left + right) // 2, (top + bottom) // 2
+
+
+async def another(environment: BrowserEnvironment) -> BrowserEnvironment:
+    """Another session in the same browser; both have begun."""
+    other = BrowserEnvironment(BrowserConfig(observations="text"))
+    for each in (environment, other):
+        await each.reset({"task": "click-test"}, 1)
+    assert other._tab is not None
+    return other
 
 
 def test_a_task_is_done() -> None:
@@ -146,13 +162,6 @@ def test_dragging_and_scrolling() -> None:
     play(work)
 
 
-def first_box(shown: StepResult, words: str) -> tuple[int, int, int, int]:
-    line = next((line for line in shown.text.split("\n") if words in line), "")
-    assert line, shown.text
-    (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
-    return left, top, right, bottom
-
-
 def test_time_stands_still_between_calls() -> None:
     """The page's clock goes on by calls only: its limit is a truncation, without a reward."""
 
@@ -199,9 +208,7 @@ def test_a_crashed_page_is_a_loss_and_the_browser_goes_on() -> None:
     """Other sessions notice nothing."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        crashing = BrowserEnvironment(BrowserConfig(observations="text"))
-        for each in (environment, crashing):
-            await each.reset({"task": "click-test"}, 1)
+        crashing = await another(environment)
         assert crashing._tab is not None
         with pytest.raises(EnvironmentLost):
             await crashing._tab._within(crashing._tab._page.goto("chrome://crash"))
@@ -225,9 +232,7 @@ def test_a_hanging_page_is_a_loss_and_the_browser_goes_on() -> None:
     """A script without an end blocks neither other pages nor the event loop."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        hanging = BrowserEnvironment(BrowserConfig(observations="text"))
-        for each in (environment, hanging):
-            await each.reset({"task": "click-test"}, 1)
+        hanging = await another(environment)
         assert hanging._tab is not None
         hanging._tab.seconds = 1.0
         busy = asyncio.create_task(hanging._tab.run("(() => { for (;;) {} })()"))
@@ -246,16 +251,13 @@ def test_a_dead_browser_is_a_loss_and_another_one_starts() -> None:
     """For sessions that begin later."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        await environment.reset({"task": "click-test"}, 1)
-        other = BrowserEnvironment(BrowserConfig(observations="text"))
-        await other.reset({"task": "click-test"}, 1)
+        other = await another(environment)
         held = other._chromium._held
         assert held is not None
         await held.browser.close()
-        with pytest.raises(EnvironmentLost):
-            await other.step(call("look"))
-        with pytest.raises(EnvironmentLost):
-            await environment.step(call("look"))
+        for each in (other, environment):
+            with pytest.raises(EnvironmentLost):
+                await each.step(call("look"))
         await other.close()
         third = BrowserEnvironment(BrowserConfig(observations="text"))
         assert (await third.reset({"task": "click-test"}, 1)).text.startswith("Task:")
