@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from goldens.compare import Allowed, first_difference
+from goldens.compare import first_difference
 from goldens.drive import golden_modules
 from goldens.tree import HERE, Side, read_yaml
 
@@ -89,7 +89,7 @@ def compare(golden: str, trees: dict[Side, Path], folder: Path, limit: float) ->
             process.wait()
     if failed:
         return f"{golden} failed\n" + "\n".join(failed)
-    found = first_difference(golden, stores["before"], stores["after"], Allowed.read())
+    found = first_difference(golden, stores["before"], stores["after"], read_yaml(HERE / "deleted.yaml"))
     return "" if found is None else str(found)
 
 

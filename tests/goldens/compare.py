@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from goldens.tree import HERE, flat, read_yaml
+from goldens.tree import flat
 
 NOTHING = "(nothing)"
 TENSORS = "tensors.safetensors"
@@ -32,45 +32,29 @@ class Difference(NamedTuple):
         )
 
 
-class Allowed:
-    """What may be missing from the working tree, be new in it, or be another value (`deleted.yaml`)."""
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        self.table = table
-
-    @classmethod
-    def read(cls, path: Path = HERE / "deleted.yaml") -> Allowed:
-        """Read the list."""
-        return cls(read_yaml(path))
-
-    def has(self, found: Difference) -> bool:
-        """Return whether a difference is on the list; one of a whole row is, if its row has no key there."""
-        way = "added" if found.before == NOTHING else "deleted" if found.after == NOTHING else "changed"
-        wanted = {"golden": found.golden, "row": found.row, "key": found.key}
-        return any(
-            all(fnmatchcase(value, entry.get(name, "*")) for name, value in wanted.items())
-            for entry in self.table.get(way, ())
-        )
+def is_allowed(found: Difference, allowed: Mapping[str, Any]) -> bool:
+    """Return whether a difference is on the list; an entry without a key allows all of a row."""
+    way = "added" if found.before == NOTHING else "deleted" if found.after == NOTHING else "changed"
+    wanted = {"golden": found.golden, "row": found.row, "key": found.key}
+    return any(
+        all(fnmatchcase(value, entry.get(name, "*")) for name, value in wanted.items())
+        for entry in allowed.get(way, ())
+    )
 
 
-def first_difference(golden: str, before: Path, after: Path, allowed: Allowed) -> Difference | None:
-    """Return the first difference between the two stores of a golden."""
+def first_difference(golden: str, before: Path, after: Path, allowed: Mapping[str, Any]) -> Difference | None:
+    """Return the first difference between the two stores of a golden that is not on the list ``allowed``."""
     ones, others = read_values(before), read_values(after)
     for row, key in [*ones, *(others.keys() - ones.keys())]:
         one, other = (values.get((row, key), NOTHING) for values in (ones, others))
         found = Difference(golden, row, key, *apart(one, other))
-        if one != other and not allowed.has(found):
+        if one != other and not is_allowed(found, allowed):
             return found
     one_store, other_store = (load_file(folder / TENSORS) for folder in (before, after))
     for name in sorted(one_store.keys() & other_store.keys()):
         if found := _in_tensor(golden, name, one_store[name], other_store[name]):
             return found
     return None
-
-
-def first_stored_difference(before: Path, after: Path) -> Difference | None:
-    """Return the first difference between two stores of one tree, in which nothing may be missing."""
-    return first_difference("", before, after, Allowed({}))
 
 
 def _in_tensor(golden: str, name: str, one: torch.Tensor, other: torch.Tensor) -> Difference | None:

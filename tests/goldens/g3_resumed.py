@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from goldens.compare import first_stored_difference
+from goldens.compare import first_difference
 from goldens.g1_training import BLIND, PHONE, SMALL, store_run
 from goldens.tree import Tree
 
@@ -41,7 +41,7 @@ def run(tree: Tree) -> None:
             store.write()
             stores.append(store.folder)
         for other in stores[1:]:
-            if found := first_stored_difference(stores[0], other):
+            if found := first_difference(name, stores[0], other, {}):
                 raise RuntimeError(f"{name}: {other.name} differs from the run without a break: {found}")
         store_run(tree, name, whole)
         for path in sorted(whole.glob("rollouts/*.jsonl")):
