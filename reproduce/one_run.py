@@ -14,28 +14,19 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from selfverify.core.errors import DataError, SelfVerifyError, __version__
 from selfverify.core.files import only_writer, write_json
 from selfverify.core.worker import end_with_parent
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
-from selfverify.reports.run_data import read_json
+from selfverify.reports.run_data import read_metrics
 from selfverify.trainer.logging import TrainingProgress
 
 FORCE_S = 60.0
 """Seconds that a run gets to write its checkpoint when its study is gone."""
 WAIT_S = FORCE_S + 10.0
 """How long the run of a study that was started again waits for such a one."""
-
-
-class _FirstEvaluation(BaseModel):
-    """What a run reads of the ``metrics.json`` of the shared evaluation."""
-
-    before: dict[str, Any] | None = None
 
 
 def work(folder: Path, before: Path | None = None) -> None:
@@ -46,7 +37,7 @@ def work(folder: Path, before: Path | None = None) -> None:
     recipe = load_recipe(folder)
     with only_writer(folder, WAIT_S), TrainingProgress() as shown:
         if before is not None:
-            summary = (read_json(before, _FirstEvaluation) or {}).get("before")
+            summary = read_metrics(before.parent).get("before")
             if summary is None:
                 raise DataError(f"{before} holds no evaluation; delete it and run the study again")
             train(recipe, True, shown.on_step, shown.on_phase, before=summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperCommand
 
 from selfverify.cli.main import readable_failures
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_text
 
 
 class _Command(TyperCommand):
@@ -35,6 +37,13 @@ def script(*commands: Callable[..., Any], about: str | None = None) -> typer.Typ
     for command in commands:
         app.command(cls=_Command)(command)
     return app
+
+
+def show(text: str, output: Path | None) -> None:
+    """Print a script's tables, and write them to the file that was asked for."""
+    if output is not None:
+        write_text(output, text)
+    typer.echo(text, nl=False)
 
 
 def named_folders(words: Sequence[str]) -> list[tuple[str, str]]:

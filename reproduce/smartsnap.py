@@ -13,13 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from reproduce.published import published
-from reproduce.scripts import named_folders, script
-from reproduce.tables import Column, Labels, figure_table, grid, percent
+from reproduce.scripts import named_folders, script, show
+from reproduce.tables import Column, Labels, figure_table, grid, percent, published
 from selfverify.agents.reward import LEAST_SR
 from selfverify.agents.task import AgentTask
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import write_json, write_text
+from selfverify.core.files import write_json
 from selfverify.evaluation.breakdown import ACCURACY
 from selfverify.experiments.registry import TASKS
 from selfverify.reports.run_data import is_evaluation, read_metrics
@@ -224,10 +223,7 @@ def tables(
     - `python -m reproduce.smartsnap tables PT:Qwen3-8B=evals/base "FT vanilla:Qwen3-8B=evals/vanilla"
       FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
     """
-    text = markdown(agent_tables(runs, by), paper, intervals, by)
-    if output is not None:
-        write_text(output, text)
-    typer.echo(text, nl=False)
+    show(markdown(agent_tables(runs, by), paper, intervals, by), output)
 
 
 def gains(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reproduce.pairs import judge_samples
+from reproduce.matrix import judge_samples
 from reproduce.statistics import MeasuredRun, pooled
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem

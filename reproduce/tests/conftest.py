@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.conftest import load_policy, policy, text_folders, tiny_folder
+from tests.conftest import load_policy, policy, servers, text_folders, tiny_folder
 
-__all__ = ["load_policy", "policy", "text_folders", "tiny_folder"]
+__all__ = ["load_policy", "policy", "servers", "text_folders", "tiny_folder"]
 
 RECIPE = """\
 name: base

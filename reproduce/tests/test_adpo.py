@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from data_files import write_jsonl
 from reproduce import adapo, adpo
 from reproduce.by_size import ALL, Place
-from reproduce.paper_tables import MEAN, TURNS, Asked, compared, markdown, paper_tables
+from reproduce.paper_tables import MEAN, TURNS, Asked, compared, markdown, paper_tables, run_sources
 from reproduce.statistics import pooled
-from reproduce.stored_runs import run_sources
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.metrics import summarise
@@ -74,19 +73,6 @@ def test_figures_are_those_of_evaluations(tmp_path: Path) -> None:
     assert found.notes[-1] == "grpo on pick: no 'best', as no answer has a soft score."
     text = markdown(found, ASKED)
     assert "| method | chosen by | pick acc (%) |" in text and text.count("**") == 2 * 3
-
-
-def test_seeds_are_pooled(tmp_path: Path) -> None:
-    """The mean of the seeds; that they differ widens the interval."""
-    folders = [stored(tmp_path / str(k), rows(k, rate)) for k, rate in enumerate((0.2, 0.9))]
-
-    def figure(*chosen: Path) -> dict[str, Any]:
-        found = paper_tables([f"a:x={folder}" for folder in chosen], Asked((1,), ("best",)))
-        return pooled(found.measured["N = 1"]["a", "–"])[acc("x")]
-
-    one, other, both = figure(folders[0]), figure(folders[1]), figure(*folders)
-    assert both["mean"] == pytest.approx((one["mean"] + other["mean"]) / 2)
-    assert np.ptp(both["interval"]) > 2 * np.ptp(one["interval"])
 
 
 def test_two_turns_and_their_mean(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,15 @@ import pytest
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce.bench import row_of
-from reproduce.vts_v import app
+from reproduce.vts_v import app, row_of
 from selfverify.core.errors import DataError
-from selfverify.core.policy_config import AdapterConfig
 from selfverify.experiments.registry import make_task
-from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop
 
 STEP = json.dumps(
     {"thought": "?", "action_name": "crop", "action": {"image_index": 1, "bounding_box": [0, 0, 900, 900]}}
 )
 ANSWER = "<think>.</think><answer>A</answer>"
-
-
-@pytest.fixture
-def servers() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
 
 
 def looks_once(body: Body, number: int) -> str:
@@ -126,27 +115,3 @@ def test_rows_by_hand() -> None:
         row_of("looking", summary | {"conversations": {"lost": 1.0}})
     with pytest.raises(DataError, match="could be used"):
         row_of("looking", {"problems": 0})
-
-
-def test_a_verifier_listens(
-    servers: Loop, bench: Bench, load_policy: Callable[..., Policy], tmp_path: Path
-) -> None:
-    """With a new adapter Δr is 0, and looking ends with the first step."""
-    verifier = tmp_path / "verifier"
-    load_policy(lora=AdapterConfig(rank=4)).save(verifier)
-    fake = FakeUpstream(
-        write=lambda body, number: ANSWER if "question now" in str(body["messages"][-1]) else STEP,
-        knows_logprobs=False,
-    )
-    words = [
-        "--stop-looking",
-        "verifier",
-        "--stop-verifier",
-        str(verifier),
-        "--epsilon",
-        "0.5",
-        "--set",
-        "evaluation.problems=2",
-    ]
-    (_, looking), _ = bench.run(servers.upstream(fake), *words)
-    assert looking["steps"] == 1.0

@@ -175,21 +175,13 @@ def test_every_step_is_a_row(tmp_path: Path, zipped: bool) -> None:
         open_rows(path)
 
 
-@pytest.mark.parametrize(
-    ("direction", "begin", "end"),
-    [
-        ("down", [540, 1800], [540, 600]),
-        ("up", [540, 600], [540, 1800]),
-        ("right", [810, 1200], [270, 1200]),
-        ("left", [270, 1200], [810, 1200]),
-    ],
-)
-def test_a_scroll_is_a_swipe_the_other_way(
-    tmp_path: Path, direction: str, begin: list[int], end: list[int]
-) -> None:
-    episode = android_episode(1, [{"action_type": "scroll", "direction": direction}])
+def test_a_scroll_is_a_swipe_the_other_way(tmp_path: Path) -> None:
+    top, bottom, left, right = [540, 600], [540, 1800], [270, 1200], [810, 1200]
+    ways = {"down": (bottom, top), "up": (top, bottom), "right": (right, left), "left": (left, right)}
+    episode = android_episode(1, [{"action_type": "scroll", "direction": way} for way in ways])
     rows, _ = converted(write_android_control(tmp_path / "a", [episode]))
-    assert rows[0]["action"] == {"action": "swipe", "coordinate": begin, "coordinate2": end}
+    for row, (begin, end) in zip(rows, ways.values(), strict=False):
+        assert row["action"] == {"action": "swipe", "coordinate": begin, "coordinate2": end}
 
 
 def test_a_broken_step_ends_its_episode(tmp_path: Path) -> None:

@@ -47,8 +47,10 @@ def pairs_in(path: Path, **how: Any) -> list[list[Any]]:
 def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
     """Its registry names both files; marks and images agree in number; we read the same again."""
     looks = write_looks(tmp_path / "looks")
-    done = export_looks(looks, tmp_path / "out", "llama-factory")
-    assert (done.sft, done.pairs) == (2, 2) and done.images == len(list((tmp_path / "out/images").iterdir()))
+    words = [str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
+    shown = CliRunner().invoke(export_llama_factory.app, words)
+    images = len(list((tmp_path / "out/images").iterdir()))
+    assert shown.exit_code == 0 and f"2 traces, 2 pairs, {images} images" in shown.output, shown.output
     registry = json.loads((tmp_path / "out/dataset_info.json").read_text())
     for name, entry in registry.items():
         columns = entry["columns"]
@@ -65,17 +67,6 @@ def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
     assert [plain(row["messages"]) for row in open_rows(tmp_path / "out/looks_sft.json")] == ours
     first = [[prompt, a[:1], b[:1]] for prompt, a, b in pairs_in(looks / "pairs.jsonl")]
     assert pairs_in(tmp_path / "out/looks_pairs.json") == first
-
-
-def test_parquet_is_read_again(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    looks = write_looks(tmp_path / "looks")
-    export_looks(looks, tmp_path / "out", "trl")
-    ours = [[prompt, a[:1], b[:1]] for prompt, a, b in pairs_in(looks / "pairs.jsonl")]
-    assert pairs_in(tmp_path / "out/pairs.parquet") == ours
-    assert [plain(r["messages"]) for r in open_rows(tmp_path / "out/sft.parquet")] == [
-        plain(r["messages"]) for r in open_rows(looks / "sft.jsonl")
-    ]
 
 
 def test_datasets_and_trl_load_it(tmp_path: Path) -> None:
@@ -216,13 +207,6 @@ def test_what_stands_in_a_set_twice(tmp_path: Path, file: str) -> None:
     path.write_text(path.read_text() * 2)
     with pytest.raises(DataError, match=rf"{file}, line 3: .* stands in line 1, too; take one of them out"):
         export_looks(looks, tmp_path / "out", "trl")
-
-
-def test_the_command(tmp_path: Path) -> None:
-    looks = write_looks(tmp_path / "looks")
-    words = [str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
-    shown = CliRunner().invoke(export_llama_factory.app, words)
-    assert shown.exit_code == 0 and "2 traces, 2 pairs" in shown.output, shown.output
 
 
 def test_pairs_and_traces_are_checked(tmp_path: Path) -> None:

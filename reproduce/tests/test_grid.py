@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from reproduce.grid_file import load_study, plan
 from samples import sample, write_samples
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.evaluation.samples import StoredSample
-from selfverify.experiments import run as run_module
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
 
@@ -170,23 +168,18 @@ def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path:
         run_study(study, folder, report_only=True, say=quiet)
 
 
-def test_a_study_needs_a_folder_that_can_be_made(file: Path) -> None:
-    launch = FakeLaunch()
-    with pytest.raises(ConfigError, match="cannot be made"):
-        run_study(load_study(file), file, say=quiet, launch=launch)
-    assert launch.done == []
-
-
 @pytest.mark.parametrize(
     ("text", "said"), [('{"after": {}}', "holds no evaluation; delete it"), ("{", "is not valid JSON")]
 )
 def test_a_worker_needs_the_shared_evaluation(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
-    recipe = plan(load_study(file), tmp_path)[0].recipe
-    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     before = tmp_path / "metrics.json"
     before.write_text(text)
+    assert worker.main([str(tmp_path), str(before)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     assert worker.main([str(tmp_path), str(before)]) == 2
     assert f"error: {before} {said}" in capsys.readouterr().err
 
@@ -269,31 +262,6 @@ def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) ->
     os.kill(study.pid, signal.SIGKILL)
     study.wait()
     until("ended")
-
-
-def test_training_takes_an_evaluation_that_is_there(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, method = (
-        SimpleNamespace(save=quiet, whole=quiet, fingerprint=quiet),
-        SimpleNamespace(objective="surrogate", measured=True),
-    )
-    monkeypatch.setattr(run_module, "build", lambda recipe: (policy, None, method))
-    monkeypatch.setattr(run_module, "learn", lambda *given, **named: policy)
-    monkeypatch.setattr(run_module, "write_gallery", lambda *given: None)
-    monkeypatch.setattr(run_module, "measure", lambda *given: {"when": given[4]})
-    recipe = plan(load_study(file), tmp_path)[0].recipe
-    for before, kept in (({"when": "shared"}, "shared"), (None, "before")):
-        run_module.train(recipe, before=before)
-        stored = json.loads((recipe.folder / "metrics.json").read_text())
-        assert (stored["before"], stored["after"]) == ({"when": kept}, {"when": "after"})
-
-
-def test_the_worker_says_what_is_wrong_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert worker.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")

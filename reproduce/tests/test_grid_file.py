@@ -88,16 +88,6 @@ def test_every_study_that_ships_can_be_planned(tmp_path: Path, monkeypatch: pyte
         assert plan(load_study(name), Path("out")), name
 
 
-def test_the_built_in_study_is_complete() -> None:
-    study = load_study(GRIDS / "adpo-digits.yaml")
-    runs = [run for run in plan(study, Path("out")) if run.seed == 0]
-    margins = sorted(run.recipe.method.options.get("gamma", -1) for run in runs if run.task == "locate")
-    assert margins == [-1, 0.025, 0.05, 0.1, 0.2, 0.25]
-    assert [run.variant for run in runs if run.task == "sum"] == [
-        "grpo", "adpo", "binary", "entangled", "class_mean", "concordance",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("domain", ["math", "grounding", "mobile"])
 def test_the_papers_ablations_differ_from_their_recipe_in_the_ablation_alone(domain: str) -> None:
     """Tables 9 and 10, and on grounding Table 6; `adpo` is the recipe itself."""
@@ -117,17 +107,6 @@ def test_the_papers_ablations_differ_from_their_recipe_in_the_ablation_alone(dom
     assert margins == ([0.025, 0.05, 0.2, 0.25] if domain == "grounding" else [])
 
 
-def test_the_sweep_changes_one_setting_at_a_time() -> None:
-    planned = plan(load_study("adapo-digits-sweep"), Path("out"))
-    runs = {run.variant: run.recipe.method.options for run in planned}
-    base = runs.pop("adapo")
-    found = {name: {key for key in own if own[key] != base[key]} for name, own in runs.items()}
-    assert found == {
-        **{key: {"threshold"} for key in ("theta-0.2", "theta-0.4", "theta-0.8")},
-        **{key: {"kl_scale"} for key in ("lambda-0", "lambda-0.01", "lambda-0.2")},
-    }
-
-
 def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None:
     """At k = .99 and c = .35, those of builtin:digits-check, erring begins to pay at a gap of 3.7."""
     planned = plan(load_study("adapo-digits-collapse"), Path("out"))
@@ -139,15 +118,6 @@ def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None
     # What is compared differs in nothing else but in how one of them scales its advantages.
     assert {name for name, own in runs.items() if own["scale_advantage"]} == {"scaled-16"}
     assert len({run.seed for run in planned}) == 3 and {own["kl"] for own in runs.values()} == {0.03}
-
-
-def test_the_binary_collapse_is_looked_for_at_three_rates_of_right_answers() -> None:
-    runs = plan(load_study("adpo-digits-collapse"), Path("out"))
-    assert {run.task for run in runs} == {"easy", "half", "hard"} and len(runs) == 60
-    options = {run.variant: run.recipe.method.options for run in runs if run.task == "easy"}
-    base = options["adpo"]
-    changed = {name: {k for k in own if own[k] != base[k]} for name, own in options.items() if name != "grpo"}
-    assert changed == {"adpo": set(), "binary": {"verification"}, "entangled": {"credit"}}
 
 
 def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
 import vllm_standin
-from reproduce.matrix import Models, app, run_matrix
-from reproduce.pairs import JudgedProblem, judge_samples, matrix
+from reproduce.matrix import JudgedProblem, Models, app, judge_samples, matrix, run_matrix
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.samples import read_samples

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reproduce.by_size import Place
-from reproduce.pairs import as_json, as_markdown, judgings, matrix
+from reproduce.matrix import as_json, as_markdown, judgings, matrix
 from samples import sample
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.breakdown import columns_of

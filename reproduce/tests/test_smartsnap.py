@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from reproduce.published import published
 from reproduce.smartsnap import agent_tables, app, markdown
+from reproduce.tables import published
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 
@@ -65,6 +65,7 @@ def cells(text: str, *first: str) -> list[str]:
 
 def test_a_run_has_a_row_for_each_stage(run: Path) -> None:
     text = markdown(agent_tables([str(run)]))
+    assert cells(text, "before rl") == ["6 (60.0%)", "4 (40.0%)", "10"]
     table_2, rest = text.split("## Table 2")[1].split("## Table 3")
     assert cells(table_2, "before", "rl", "10") == ["4.0", "10.0", "–", "–", "50.0", "–"]
     assert cells(table_2, "after", "rl", "10") == ["30.0", "40.0", "120.0", "90.0", "–", "–"]
@@ -85,11 +86,6 @@ def test_rows_have_names_and_gains(run: Path, tmp_path: Path) -> None:
     assert found.figures["RL", "small", "10"]["above PT"]["mean"] == pytest.approx(0.26)
     text = markdown(found, intervals=True)
     assert "30.0 [20.0, 40.0]" in text and "| +26.0 |" in text and "| −2.0 |" in text
-
-
-def test_apps_of_the_problems_are_counted(run: Path) -> None:
-    text = markdown(agent_tables([str(run)]))
-    assert cells(text, "before rl") == ["6 (60.0%)", "4 (40.0%)", "10"]
 
 
 def test_lost_environments_are_noted(tmp_path: Path) -> None:

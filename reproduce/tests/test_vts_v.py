@@ -11,8 +11,7 @@ from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
-from reproduce.bench import row_of
-from reproduce.published import published
+from reproduce.tables import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
 
@@ -113,18 +112,3 @@ def test_tables(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no bench\.json"):
         look_tables([("mine", tmp_path)])
     assert CliRunner().invoke(app, ["tables"]).exit_code == 2
-
-
-def test_blinks_mean_leaves_one_task_out() -> None:
-    """Over tasks, not over questions, and without IQ-Test (VTS-V: 13 tasks)."""
-
-    def at(value: float) -> dict[str, Any]:
-        return {"accuracy": {"curves": {"pass@1": [value]}}, "problems": 5}
-
-    summary = {
-        "problems": 15, "samples": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
-        "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
-    }  # fmt: skip
-    row = row_of("looking", summary)
-    assert row["mean"] == pytest.approx(0.4) and row["accuracy"] == 0.5 and row["steps"] == 2.5
-    assert row["tasks"] == {"Counting": 0.6, "IQ_Test": 1.0, "Jigsaw": 0.2} and row["crop_hit"] is None

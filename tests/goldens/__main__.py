@@ -3,7 +3,7 @@
 Both trees run each golden on this machine, side by side, each on one thread. What they store is compared
 value by value, and the first difference of each golden is printed. The exit status is 1 if anything differs.
 
-    PYTHONPATH=tests python -m goldens [g1 g6 ...] [--keep FOLDER] [--same] [--after CHECKOUT]
+    PYTHONPATH=tests python -m goldens [g1 g6 ...] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from goldens.compare import Allowed, first_difference
+from goldens.compare import first_difference
 from goldens.drive import golden_modules
 from goldens.tree import HERE, Side, read_yaml
 
@@ -73,10 +73,7 @@ def start(golden: str, side: Side, root: Path, folder: Path) -> subprocess.Popen
 def compare(golden: str, trees: dict[Side, Path], folder: Path, limit: float) -> str:
     """Run a golden on both trees at once; return how they differ, or nothing."""
     stores = {side: folder / golden / side for side in trees}
-    named: dict[Side, Side] = {"before": "before", "after": "after"}
-    if trees["before"] == trees["after"]:
-        named["after"] = "before"  # by the names of the tree before, twice
-    running = {side: start(golden, named[side], root, stores[side]) for side, root in trees.items()}
+    running = {side: start(golden, side, root, stores[side]) for side, root in trees.items()}
     failed = []
     try:
         for side, process in running.items():
@@ -92,7 +89,7 @@ def compare(golden: str, trees: dict[Side, Path], folder: Path, limit: float) ->
             process.wait()
     if failed:
         return f"{golden} failed\n" + "\n".join(failed)
-    found = first_difference(golden, stores["before"], stores["after"], Allowed.read())
+    found = first_difference(golden, stores["before"], stores["after"], read_yaml(HERE / "deleted.yaml"))
     return "" if found is None else str(found)
 
 
@@ -102,8 +99,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("goldens", nargs="*", help=f"by default all: {' '.join(goldens)}")
     parser.add_argument("--keep", type=Path, help="keep what is stored in this folder")
-    parser.add_argument("--after", type=Path, default=ROOT, help="another tree than this one")
-    parser.add_argument("--same", action="store_true", help="the tree before twice: is anything random?")
     asked = parser.parse_args()
     if unknown := [name for name in asked.goldens if name not in goldens]:
         parser.error(f"there is no golden {' '.join(unknown)}; there are {' '.join(goldens)}")
@@ -112,10 +107,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = (asked.keep or Path(made)).resolve()
         with checkout(settings["before"], Path(made) / "before") as before:
-            trees: dict[Side, Path] = {
-                "before": before,
-                "after": before if asked.same else asked.after.resolve(),
-            }
+            trees: dict[Side, Path] = {"before": before, "after": ROOT}
             for golden in asked.goldens or goldens:
                 began = time.monotonic()
                 found = compare(golden, trees, folder, settings["timeout"])

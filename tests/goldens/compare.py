@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from goldens.tree import HERE, flat, read_yaml
+from goldens.tree import flat
 
 NOTHING = "(nothing)"
+TENSORS = "tensors.safetensors"
 
 
 class Difference(NamedTuple):
@@ -31,94 +32,57 @@ class Difference(NamedTuple):
         )
 
 
-class Allowed:
-    """What may be missing from the working tree, be new in it, or be another value (`deleted.yaml`)."""
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        self.rows = {way: list(table.get(way) or []) for way in ("deleted", "added", "changed")}
-
-    @classmethod
-    def read(cls, path: Path = HERE / "deleted.yaml") -> Allowed:
-        """Read the list."""
-        return cls(read_yaml(path))
-
-    def has(self, way: str, golden: str, row: str, key: str | None) -> bool:
-        """Return whether a row (``key`` None) or a key of a row is on the list."""
-        return any(
-            fnmatchcase(golden, entry.get("golden", "*"))
-            and fnmatchcase(row, entry.get("row", "*"))
-            and ("key" not in entry if key is None else fnmatchcase(key, entry.get("key", "*")))
-            for entry in self.rows[way]
-        )
+def is_allowed(found: Difference, allowed: Mapping[str, Any]) -> bool:
+    """Return whether a difference is on the list; an entry without a key allows all of a row."""
+    way = "added" if found.before == NOTHING else "deleted" if found.after == NOTHING else "changed"
+    wanted = {"golden": found.golden, "row": found.row, "key": found.key}
+    return any(
+        all(fnmatchcase(value, entry.get(name, "*")) for name, value in wanted.items())
+        for entry in allowed.get(way, ())
+    )
 
 
-def first_difference(golden: str, before: Path, after: Path, allowed: Allowed) -> Difference | None:
-    """Return the first difference between the two stores of a golden."""
-    ones, others = read_rows(before), read_rows(after)
-    for row in [*ones, *(others.keys() - ones.keys())]:
-        one, other = ones.get(row), others.get(row)
-        if one is None or other is None:
-            if not allowed.has("added" if one is None else "deleted", golden, row, None):
-                seen = (NOTHING if one is None else "a row", NOTHING if other is None else "a row")
-                return Difference(golden, row, "all of it", *seen)
-            continue
-        for key in [*one, *(other.keys() - one.keys())]:
-            if key not in one or key not in other:
-                if not allowed.has("added" if key not in one else "deleted", golden, row, key):
-                    return Difference(golden, row, key, shown(one, key), shown(other, key))
-            elif repr(one[key]) != repr(other[key]) and not allowed.has("changed", golden, row, key):
-                return Difference(golden, row, key, *apart(shown(one, key), shown(other, key)))
-    return _tensors(golden, before, after, allowed)
-
-
-def first_stored_difference(before: Path, after: Path) -> Difference | None:
-    """Return the first difference between two stores of one tree, in which nothing may be missing."""
-    return first_difference("", before, after, Allowed({}))
-
-
-def _tensors(golden: str, before: Path, after: Path, allowed: Allowed) -> Difference | None:
-    ones, others = (load_file(folder / "tensors.safetensors") for folder in (before, after))
-    for name in [*sorted(ones), *sorted(others.keys() - ones.keys())]:
-        one, other = ones.get(name), others.get(name)
-        if one is None or other is None:
-            if not allowed.has("added" if one is None else "deleted", golden, name, None):
-                return Difference(golden, name, "tensor", *map(_form, (one, other)))
-        elif one.dtype != other.dtype or one.shape != other.shape:
-            return Difference(golden, name, "dtype and shape", _form(one), _form(other))
-        elif one.numel() and not _same_bits(one, other):
-            apart = ~((one == other) | ((one != one) & (other != other)))
-            if not bool(apart.any()):
-                return Difference(golden, name, "bits of zeros or NaN", _form(one), _form(other))
-            place = tuple(apart.nonzero()[0].tolist())
-            gap = (one.double() - other.double()).abs().max()
-            key = f"value {list(place)} (up to {gap:.3g} apart)"
-            return Difference(golden, name, key, str(one[place].item()), str(other[place].item()))
+def first_difference(golden: str, before: Path, after: Path, allowed: Mapping[str, Any]) -> Difference | None:
+    """Return the first difference between the two stores of a golden that is not on the list ``allowed``."""
+    ones, others = read_values(before), read_values(after)
+    for row, key in [*ones, *(others.keys() - ones.keys())]:
+        one, other = (values.get((row, key), NOTHING) for values in (ones, others))
+        found = Difference(golden, row, key, *apart(one, other))
+        if one != other and not is_allowed(found, allowed):
+            return found
+    one_store, other_store = (load_file(folder / TENSORS) for folder in (before, after))
+    for name in sorted(one_store.keys() & other_store.keys()):
+        if found := _in_tensor(golden, name, one_store[name], other_store[name]):
+            return found
     return None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    ones, others = (each.reshape(-1).view(torch.uint8) for each in (one.contiguous(), other.contiguous()))
-    return torch.equal(ones, others)
+def _in_tensor(golden: str, name: str, one: torch.Tensor, other: torch.Tensor) -> Difference | None:
+    """Return where the bits of two tensors of one form begin to differ."""
+    sizes = (one.numel(), one.element_size())
+    bits = [each.contiguous().reshape(-1).view(torch.uint8).reshape(sizes) for each in (one, other)]
+    places = (bits[0] != bits[1]).any(-1).reshape(one.shape).nonzero()
+    if not len(places):
+        return None
+    place, gap = tuple(places[0].tolist()), (one.double() - other.double()).abs().max()
+    key = f"value {list(place)} (up to {gap:.3g} apart)"
+    return Difference(golden, name, key, str(one[place].item()), str(other[place].item()))
 
 
-def _form(tensor: torch.Tensor | None) -> str:
-    return NOTHING if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the leaves of each row by its id.
+def read_values(folder: Path) -> dict[tuple[str, str], str]:
+    """Return as JSON the leaves of each row by its id and their keys, and the forms of the tensors.
 
     Raises:
         OSError: The golden has stored nothing.
     """
-    with (folder / "rows.jsonl").open(encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
-    return {record["id"]: flat(record["values"]) for record in records}
-
-
-def shown(row: Mapping[str, Any], key: str) -> str:
-    """Return a value as it is printed."""
-    return json.dumps(row[key], ensure_ascii=False) if key in row else NOTHING
+    found = {}
+    for line in (folder / "rows.jsonl").read_text(encoding="utf-8").split("\n")[:-1]:
+        record = json.loads(line)
+        for key, value in flat(record["values"]).items():
+            found[record["id"], key] = json.dumps(value, ensure_ascii=False)
+    for name, tensor in sorted(load_file(folder / TENSORS).items()):
+        found[name, "dtype and shape"] = f"{tensor.dtype} {list(tensor.shape)}"
+    return found
 
 
 def apart(one: str, other: str, around: int = 160) -> tuple[str, str]:

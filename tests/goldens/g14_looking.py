@@ -56,16 +56,11 @@ def run(tree: Tree) -> None:
     tree.inline("train", RECIPE, *SMALL, *STOPPING, f"output={trained}")
     store_run(tree, "verifier", trained)
     store_files(tree, "verifier", trained)
-    compared = [
-        "--verifier",
-        str(trained / "verifier" / "model"),
-        "--output",
-        str(tree.scratch / "compared"),
-        "--json",
-    ]
+    verifier, compared = trained / "verifier" / "model", tree.scratch / "compared"
+    where = ["--verifier", str(verifier), "--output", str(compared), "--json"]
     small = ["evaluation.problems=6", "evaluation.samples=1"]
-    told(tree, "compare", "looking compare", RECIPE, *compared, *small)
-    store_files(tree, "compare", tree.scratch / "compared")
+    told(tree, "compare", "looking compare", RECIPE, *where, *small)
+    store_files(tree, "compare", compared)
     tools(tree)
 
 
@@ -76,14 +71,10 @@ def told(tree: Tree, row: str, command: str, *words: str) -> None:
 
 def store_files(tree: Tree, row: str, folder: Path) -> None:
     """Store files of JSON, and the names and digests of images."""
-    for path in sorted(folder.rglob("*.json*")):
-        name = path.relative_to(folder)
-        if path.name in ("timing.jsonl", "events.jsonl", "metrics.jsonl") or "checkpoints" in name.parts:
-            continue
-        if path.suffix == ".jsonl":
-            tree.jsonl(f"{row} {name}", path)
-        elif (path.suffix == ".json" and "model" not in name.parts[:-1]) or path.name == "stopping.json":
-            tree.row(f"{row} {name}", content=json.loads(path.read_text(encoding="utf-8")))
+    left_out = {"timing.jsonl", "events.jsonl", "metrics.jsonl", "checkpoints"}
+    made = {path: path.relative_to(folder).parts for path in folder.rglob("*.json*")}
+    of_runs = [path for path, parts in made.items() if not left_out & {*parts}]
+    tree.files(row, folder, [p for p in of_runs if "model" not in made[p][:-1] or p.name == "stopping.json"])
     for path in sorted(folder.rglob("*.png")):
         tree.row(f"{row} {path.relative_to(folder)}", picture=Image.open(path))
 

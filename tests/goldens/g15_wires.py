@@ -98,8 +98,9 @@ def judged(tree: Tree) -> None:
             judge = tree.get("selfverify.agents.judges.model_judge:ModelJudge")(config, prompt)
             for number in range(3):
                 [ballot] = judge.ask(case, [number])()
-                vote = None if ballot.vote is None else ballot.vote
-                tree.row(f"vote {images} {number}", vote=vote, missing=ballot.missing, number=ballot.number)
+                tree.row(
+                    f"vote {images} {number}", vote=ballot.vote, missing=ballot.missing, number=ballot.number
+                )
     finally:
         loop.close()
     for number, body in enumerate(fake.seen):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from goldens.g1_training import BLIND, PICK
 from goldens.tree import Tree
 
@@ -43,9 +41,7 @@ def store(tree: Tree, row: str, folder: Path) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = f"{row} {path.relative_to(folder)}"
         if path.suffix == ".safetensors":
-            for key, tensor in load_file(path).items():
-                tree.tensor(f"{name} {key}", tensor)
-            tree.row(name, tensors=True)
+            tree.files(row, folder, [path])
         elif path.suffix in (".json", ".jsonl", ".md", ".jinja", ".txt") and path.stat().st_size < 200_000:
             tree.row(name, lines=path.read_text(encoding="utf-8").split("\n"))
         else:

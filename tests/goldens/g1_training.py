@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from safetensors.torch import load_file
-
 from goldens.tree import Tree
 
 SMALL = [
@@ -58,16 +56,8 @@ def store_run(tree: Tree, name: str, folder: Path) -> None:
     Raises:
         RuntimeError: It has left none.
     """
-    metrics = sorted(folder.rglob("metrics.jsonl"))
-    weights = [
-        path
-        for path in sorted(folder.rglob("*.safetensors"))
-        if "model" in path.parts[-2] or "model" in path.name
-    ]
+    metrics, every = [*folder.rglob("metrics.jsonl")], folder.rglob("*.safetensors")
+    weights = [path for path in every if "model" in path.parts[-2] or "model" in path.name]
     if not metrics or not weights:
         raise RuntimeError(f"{name} has left {len(metrics)} files of metrics, {len(weights)} of weights")
-    for path in metrics:
-        tree.jsonl(f"{name} {path.relative_to(folder)} step", path)
-    for path in weights:
-        for key, tensor in load_file(path).items():
-            tree.tensor(f"{name} {path.relative_to(folder)} {key}", tensor)
+    tree.files(name, folder, [*metrics, *weights])

@@ -4,9 +4,7 @@ Probes are in g14, where the conversations are held that epsilon is fitted on.""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from goldens.tree import Tree
 
@@ -44,10 +42,5 @@ def run(tree: Tree) -> None:
 
 def store_evaluation(tree: Tree, name: str, folder: Path) -> None:
     """Store the samples, the metrics and the digests of images that an evaluation has left."""
-    for path in sorted(folder.glob("samples*.jsonl")):
-        tree.jsonl(f"{name} {path.stem}", path)
-    for path in sorted(folder.glob("*.json")):
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        tree.row(f"{name} {path.name}", content=record)
-    for path in sorted(folder.glob("images*/*")):
-        tree.row(f"{name} {path.relative_to(folder)}", bytes=path.read_bytes())
+    patterns = ("samples*.jsonl", "*.json", "images*/*")
+    tree.files(name, folder, [path for pattern in patterns for path in folder.glob(pattern)])

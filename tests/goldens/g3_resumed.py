@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from goldens.compare import first_stored_difference
+from goldens.compare import first_difference
 from goldens.g1_training import BLIND, PHONE, SMALL, store_run
 from goldens.tree import Tree
 
@@ -30,10 +30,10 @@ def run(tree: Tree) -> None:
     for name in os.environ.get("GOLDENS_RUNS", "").split() or WAYS:
         words = WAYS[name]
         whole, broken, again = (tree.scratch / f"{name}-{way}" for way in ("whole", "broken", "again"))
-        tree.run("train", *words, KEPT, f"output={whole}")
+        tree.python(*tree.words("train", *words, KEPT, f"output={whole}"))
         kill(tree, broken, rng, *words, KEPT, f"output={broken}")
-        tree.run("train", str(broken), "--resume")
-        tree.run("train", str(whole), "--replay", str(whole), f"output={again}")
+        tree.python(*tree.words("train", str(broken), "--resume"))
+        tree.python(*tree.words("train", str(whole), "--replay", str(whole), f"output={again}"))
         stores = []
         for folder in (whole, broken, again):
             store = Tree(tree.side, tree.root, tree.scratch / f"store-{folder.name}")
@@ -41,7 +41,7 @@ def run(tree: Tree) -> None:
             store.write()
             stores.append(store.folder)
         for other in stores[1:]:
-            if found := first_stored_difference(stores[0], other):
+            if found := first_difference(name, stores[0], other, {}):
                 raise RuntimeError(f"{name}: {other.name} differs from the run without a break: {found}")
         store_run(tree, name, whole)
         for path in sorted(whole.glob("rollouts/*.jsonl")):

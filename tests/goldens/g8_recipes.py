@@ -18,10 +18,9 @@ AT_HAND = "policy.path=builtin:digits"
 
 def run(tree: Tree) -> None:
     """Print each recipe as a dry run does, with the comments above it."""
-    old_names = {new: old for old, new in tree.names.recipes.items()}
     for path in sorted(recipe_files(tree.root)):
         if not path.stem.startswith("study-"):
-            tree.row(f"recipe {old_names.get(path.stem, path.stem)}", **dumped(tree, path))
+            tree.row(f"recipe {path.stem}", **dumped(tree, path))
     for kind in ("TASKS", "METHODS"):
         room = kind.lower().removesuffix("s")
         for name, made in tree.get(f"selfverify.experiments.registry:{kind}").items():

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 from goldens.g1_training import BLIND, PICK, store_run
 from goldens.tree import Tree
@@ -18,29 +14,16 @@ WAYS = {"ddp": ["steps=2", "lora=1"], "fsdp": ["steps=2"]}
 
 def run(tree: Tree) -> None:
     """Train an adapter twice, in one process and in two; then as the tests do in two."""
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words = [*BLIND, ADAPTER, "learner.channels=joint", *PICK, "learner.steps=2", "policy.device=cpu"]
     alone, both = tree.scratch / "alone", tree.scratch / "both"
-    tree.run("train", *words, f"output={alone}")
+    tree.python(*tree.words("train", *words, f"output={alone}"))
     store_run(tree, "alone", alone)
-    launch(tree, [*two, *tree.words("train", *words, f"output={both}")])
+    tree.python(*two, *tree.words("train", *words, f"output={both}"))
     store_run(tree, "two processes", both)
     [program] = (tree.root / "tests").rglob("several.py")
     for way, settings in WAYS.items():
         folder = tree.scratch / way
-        launch(tree, [*two, str(program), way, str(folder), *settings])
+        tree.python(*two, str(program), way, str(folder), *settings)
         tree.row(f"{way} way", **json.loads((folder / "way.json").read_text()))
         store_run(tree, way, folder)
-
-
-def launch(tree: Tree, command: list[str]) -> None:
-    """Run processes to their end.
-
-    Raises:
-        RuntimeError: One has failed.
-    """
-    done = subprocess.run(
-        command, cwd=Path(tree.root), env=os.environ.copy(), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-3000:]}")

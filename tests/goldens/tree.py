@@ -8,18 +8,15 @@ and what is stored is named as before, so that both stores can be compared row b
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import hashlib
 import importlib
-import io
 import json
 import math
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -27,13 +24,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL.Image import Image
-from pydantic import BaseModel
 from ruamel.yaml import YAML
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 Side = Literal["before", "after"]
-ANY = "*"
 PORT = re.compile(r"\b127\.0\.0\.1:\d{4,5}\b")
 LONG = 2000
 """Bytes are stored as they are up to this length; of longer ones the digest is."""
@@ -50,9 +45,7 @@ class Names:
 
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     values: dict[str, dict[Any, Any]] = dataclasses.field(default_factory=dict)
-    recipes: dict[str, str] = dataclasses.field(default_factory=dict)
     commands: dict[str, str] = dataclasses.field(default_factory=dict)
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
     modules: dict[str, str] = dataclasses.field(default_factory=dict)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     attributes: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
@@ -67,11 +60,11 @@ class Names:
 
     def key(self, key: str) -> str:
         """Return the new name of a configuration key: the row of its longest beginning counts."""
-        return _moved(key, self.keys, ".")
+        return _moved(key, self.keys)
 
     def old_key(self, key: str) -> str:
         """Return the old name of a configuration key of the working tree."""
-        return _moved(key, {new: old for old, new in self.keys.items()}, ".")
+        return _moved(key, _turned(self.keys))
 
     def value(self, key: str, value: Any) -> Any:
         """Return the new name of a value, given its key's old name."""
@@ -79,7 +72,7 @@ class Names:
 
     def old_value(self, key: str, value: Any) -> Any:
         """Return the old name of a value, given its key's old name."""
-        back = {new: old for old, new in self.values.get(key, {}).items()}
+        back = _turned(self.values.get(key, {}))
         return back.get(value, value) if isinstance(value, str | int | bool) else value
 
     def stored_value(self, key: str, value: Any) -> Any:
@@ -89,41 +82,37 @@ class Names:
                 value = self.old_value(row, value)
         return value
 
-    def module(self, module: str) -> str:
-        """Return where a module is now."""
-        return _moved(module, self.modules, ".")
-
     def place(self, spec: str) -> tuple[str, str]:
         """Return module and name of ``module:name``; what is behind a dot in the name is kept."""
         module, _, name = spec.partition(":")
         head, dot, rest = name.partition(".")
         found = self.names.get(f"{module}:{head}")
         if found is None:
-            return self.module(module), name
+            return _moved(module, self.modules), name
         new_module, _, new_name = found.partition(":")
         return new_module, new_name + dot + rest
 
     def attribute(self, owner: str, name: str) -> str:
         """Return the new name of an attribute, field or keyword of an old class or function."""
-        rows = self.attributes.get(owner, {})
-        return rows.get(name) or self.attributes.get(ANY, {}).get(name, name)
+        return self.attributes.get(owner, {}).get(name, name)
 
     def old_attribute(self, owner: str, name: str) -> str:
         """Return the old name of an attribute of an old class."""
-        rows = self.attributes.get(ANY, {}) | self.attributes.get(owner, {})
-        return {new: old for old, new in rows.items()}.get(name, name)
+        return _turned(self.attributes.get(owner, {})).get(name, name)
 
     def old_class(self, name: str) -> str:
         """Return the old name of a class."""
-        for old, new in self.names.items():
-            if new.partition(":")[2] == name:
-                return old.partition(":")[2]
-        return name
+        known = {new.partition(":")[2]: old.partition(":")[2] for old, new in self.names.items()}
+        return known.get(name, name)
 
 
-def _moved(name: str, table: Mapping[str, str], separator: str) -> str:
+def _turned(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {new: old for old, new in table.items()}
+
+
+def _moved(name: str, table: Mapping[str, str]) -> str:
     for old in sorted(table, key=len, reverse=True):
-        if name == old or name.startswith(old + separator):
+        if name == old or name.startswith(f"{old}."):
             return table[old] + name[len(old) :]
     return name
 
@@ -175,12 +164,12 @@ class Tree:
     # Commands.
 
     def settings(self, words: Iterable[str]) -> list[str]:
-        """Rename the words of a command line: recipes, and keys, values and inner keys of ``key=value``."""
+        """Rename keys, values and inner keys of the ``key=value`` of a command line."""
         renamed = []
         for word in words:
             key, equals, value = word.partition("=")
             if word.startswith("-") or not equals:
-                renamed.append(self.names.recipes.get(word) or self.names.options.get(word, word))
+                renamed.append(word)
                 continue
             parsed = YAML(typ="safe").load(value)
             if isinstance(parsed, dict):
@@ -210,19 +199,16 @@ class Tree:
         named = self.names.commands.get(command, command)
         return ["-m", "selfverify", *named.split(), *self.settings(words)]
 
-    def run(self, command: str, *words: str, **environment: str) -> str:
-        """Run a command in a process of its own; return what it prints.
+    def python(self, *words: str) -> None:
+        """Run the interpreter in the checkout to its end.
 
         Raises:
             RuntimeError: It failed; the message has the end of what it said.
         """
-        call = [sys.executable, *self.words(command, *words)]
-        done = subprocess.run(
-            call, cwd=self.root, env=os.environ | environment, capture_output=True, text=True, check=False
-        )
+        call = [sys.executable, *words]
+        done = subprocess.run(call, cwd=self.root, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{command} {' '.join(words)}: {done.stderr[-3000:]}")
-        return done.stdout
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr[-3000:]}")
 
     def inline(self, command: str, *words: str) -> str:
         """Run a command in this process, which spares the imports; return what it prints.
@@ -255,13 +241,24 @@ class Tree:
             raise ValueError(f"two tensors {name}")
         self._tensors[name] = torch.as_tensor(value).detach().cpu().clone().contiguous()
 
-    def jsonl(self, row: str, path: Path, *without: str) -> None:
-        """Store a file of JSON lines, one row for each line, ``without`` some keys."""
+    def jsonl(self, row: str, path: Path) -> None:
+        """Store a file of JSON lines, one row for each line."""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                record = {"line": record}
-            self.row(f"{row} {number}", **{k: v for k, v in record.items() if k not in without})
+            self.row(f"{row} {number}", line=json.loads(line))
+
+    def files(self, row: str, folder: Path, paths: Iterable[Path]) -> None:
+        """Store files of a folder: JSON, JSON lines and tensors by their values, others by their bytes."""
+        for path in sorted(paths):
+            name = f"{row} {path.relative_to(folder)}"
+            if path.suffix == ".jsonl":
+                self.jsonl(name, path)
+            elif path.suffix == ".safetensors":
+                for key, tensor in load_file(path).items():
+                    self.tensor(f"{name} {key}", tensor)
+            elif path.suffix == ".json":
+                self.row(name, content=json.loads(path.read_text(encoding="utf-8")))
+            else:
+                self.row(name, bytes=path.read_bytes())
 
     def write(self) -> None:
         """Write what is stored."""
@@ -283,25 +280,21 @@ class Tree:
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else str(value)
-        if isinstance(value, str):
-            return self.scrub(value)
-        if isinstance(value, Path):
+        if isinstance(value, str | Path):
             return self.scrub(str(value))
         if isinstance(value, bytes | bytearray):
             short = len(value) <= LONG
             return base64.b64encode(value).decode() if short else digest(bytes(value))
-        if isinstance(value, np.generic | np.ndarray):
+        if isinstance(value, np.generic | np.ndarray | torch.Tensor):
             return self.plain(value.tolist())
-        if isinstance(value, torch.Tensor):
-            return self.plain(value.detach().tolist())
         if isinstance(value, Image):
             return image_digest(value)
-        if isinstance(value, BaseModel):
-            return self._fields(value, {name: getattr(value, name) for name in type(value).model_fields})
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._fields(value, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-        if isinstance(value, tuple) and hasattr(value, "_asdict"):
-            return self._fields(value, value._asdict())
+        kind = type(value)
+        fields = getattr(kind, "model_fields", None) or getattr(kind, "_fields", ())  # pydantic's, a tuple's
+        if dataclasses.is_dataclass(kind):
+            fields = [field.name for field in dataclasses.fields(kind)]
+        if fields:
+            return self._fields(value, fields)
         if isinstance(value, Mapping):
             named = {str(self.plain(key)): self.plain(inner) for key, inner in value.items()}
             return {key: self.names.stored_value(key, inner) for key, inner in named.items()}
@@ -309,18 +302,18 @@ class Tree:
             return sorted((self.plain(inner) for inner in value), key=str)
         if isinstance(value, Iterable):
             return [self.plain(inner) for inner in value]
-        return f"a {self.names.old_class(type(value).__name__)}"
+        return f"a {self.names.old_class(kind.__name__)}"
 
-    def _fields(self, owner: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(self, owner: Any, fields: Iterable[str]) -> dict[str, Any]:
         name = self.names.old_class(type(owner).__name__)
-        named = {self.names.old_attribute(name, key): self.plain(value) for key, value in fields.items()}
+        named = {self.names.old_attribute(name, key): self.plain(getattr(owner, key)) for key in fields}
         return {key: self.names.stored_value(key, inner) for key, inner in named.items()}
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings and lists by their paths (``a.b[0].c``)."""
     if isinstance(value, Mapping) and value:
-        pairs: Sequence[tuple[str, Any]] = [(f"{path}.{k}" if path else str(k), v) for k, v in value.items()]
+        pairs = [(f"{path}.{k}" if path else str(k), v) for k, v in value.items()]
     elif isinstance(value, list) and value:
         pairs = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
     else:
@@ -339,10 +332,3 @@ def digest(data: bytes) -> str:
 def image_digest(image: Image) -> str:
     """Return mode, size and digest of an image's pixels."""
     return f"{image.mode} {image.width}x{image.height}, {hashlib.sha256(image.tobytes()).hexdigest()[:24]}"
-
-
-@contextlib.contextmanager
-def quiet() -> Any:
-    """Swallow what is printed."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield

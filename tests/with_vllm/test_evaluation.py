@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from reproduce.matrix import app as matrix
-from reproduce.pairs import JudgedProblem
+from reproduce.matrix import JudgedProblem
 from selfverify.cli.main import app
 from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.jsonl_store import read_journal

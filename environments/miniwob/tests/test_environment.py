@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import runpy
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,26 @@ def find(shown: StepResult, *words: str) -> str:
     return lines[0].split("[")[1].split("]")[0]
 
 
-def middle(shown: StepResult, *words: str) -> tuple[int, int]:
-    line = next(line for line in shown.text.split("\n") if all(word in line for word in words))
+def first_box(shown: StepResult, *words: str) -> tuple[int, int, int, int]:
+    """The place of the first element whose line has these words."""
+    line = next((line for line in shown.text.split("\n") if all(word in line for word in words)), "")
+    assert line, shown.text
     (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
+    return left, top, right, bottom
+
+
+def middle(shown: StepResult, *words: str) -> tuple[int, int]:
+    left, top, right, bottom = first_box(shown, *words)
     return (left + right) // 2, (top + bottom) // 2
+
+
+async def another(environment: BrowserEnvironment) -> BrowserEnvironment:
+    """Another session in the same browser; both have begun."""
+    other = BrowserEnvironment(BrowserConfig(observations="text"))
+    for each in (environment, other):
+        await each.reset({"task": "click-test"}, 1)
+    assert other._tab is not None
+    return other
 
 
 def test_a_task_is_done() -> None:
@@ -147,13 +162,6 @@ def test_dragging_and_scrolling() -> None:
     play(work)
 
 
-def first_box(shown: StepResult, words: str) -> tuple[int, int, int, int]:
-    line = next((line for line in shown.text.split("\n") if words in line), "")
-    assert line, shown.text
-    (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
-    return left, top, right, bottom
-
-
 def test_time_stands_still_between_calls() -> None:
     """The page's clock goes on by calls only: its limit is a truncation, without a reward."""
 
@@ -200,9 +208,7 @@ def test_a_crashed_page_is_a_loss_and_the_browser_goes_on() -> None:
     """Other sessions notice nothing."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        crashing = BrowserEnvironment(BrowserConfig(observations="text"))
-        for each in (environment, crashing):
-            await each.reset({"task": "click-test"}, 1)
+        crashing = await another(environment)
         assert crashing._tab is not None
         with pytest.raises(EnvironmentLost):
             await crashing._tab._within(crashing._tab._page.goto("chrome://crash"))
@@ -226,9 +232,7 @@ def test_a_hanging_page_is_a_loss_and_the_browser_goes_on() -> None:
     """A script without an end blocks neither other pages nor the event loop."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        hanging = BrowserEnvironment(BrowserConfig(observations="text"))
-        for each in (environment, hanging):
-            await each.reset({"task": "click-test"}, 1)
+        hanging = await another(environment)
         assert hanging._tab is not None
         hanging._tab.seconds = 1.0
         busy = asyncio.create_task(hanging._tab.run("(() => { for (;;) {} })()"))
@@ -247,16 +251,13 @@ def test_a_dead_browser_is_a_loss_and_another_one_starts() -> None:
     """For sessions that begin later."""
 
     async def work(environment: BrowserEnvironment) -> None:
-        await environment.reset({"task": "click-test"}, 1)
-        other = BrowserEnvironment(BrowserConfig(observations="text"))
-        await other.reset({"task": "click-test"}, 1)
+        other = await another(environment)
         held = other._chromium._held
         assert held is not None
         await held.browser.close()
-        with pytest.raises(EnvironmentLost):
-            await other.step(call("look"))
-        with pytest.raises(EnvironmentLost):
-            await environment.step(call("look"))
+        for each in (other, environment):
+            with pytest.raises(EnvironmentLost):
+                await each.step(call("look"))
         await other.close()
         third = BrowserEnvironment(BrowserConfig(observations="text"))
         assert (await third.reset({"task": "click-test"}, 1)).text.startswith("Task:")
@@ -344,11 +345,6 @@ def test_a_program_that_is_no_browser() -> None:
     play(work, executable="/bin/sh")
 
 
-def test_all_registered_tasks_are_there() -> None:
-    """128: 125 of MiniWoB++ and 3 of FlightWoB."""
-    assert len(miniwob.pages()) == 128 and all(path.is_file() for path in miniwob.pages().values())
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_task_begins_and_ends() -> None:
@@ -371,35 +367,3 @@ def test_every_task_begins_and_ends() -> None:
         await asyncio.gather(*(some(tasks[number::8]) for number in range(8)))
 
     asyncio.run(all_of_them())
-
-
-@pytest.mark.slow
-def test_sixteen_pages_at_once() -> None:
-    """Sixteen sessions in one browser see, and earn, what each would alone."""
-
-    async def session(
-        environment: BrowserEnvironment, numbers: range
-    ) -> list[tuple[str, bytes, float | None]]:
-        seen = []
-        for seed in numbers:
-            first = await environment.reset({"task": "click-test-2"}, seed)
-            wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
-            x, y = middle(first, "button", f'"{wanted}"')
-            last = await environment.step(call("click", x=x, y=y))
-            seen.append((first.text, first.images[0].tobytes(), last.reward))
-        return seen
-
-    async def run() -> None:
-        environments = [BrowserEnvironment() for _ in range(16)]
-        began = time.monotonic()
-        parts = await asyncio.gather(
-            *(session(each, range(4 * i, 4 * i + 4)) for i, each in enumerate(environments))
-        )
-        print(f"64 episodes in {time.monotonic() - began:.1f} s")
-        assert [one for part in parts for one in part] == await session(environments[0], range(64))
-        # In the other 5 another button lies over the middle of the wanted one.
-        assert sum(reward == 1.0 for part in parts for _, _, reward in part) == 59
-        for each in environments:
-            await each.close()
-
-    asyncio.run(run())

@@ -11,6 +11,8 @@ hours.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,14 @@ MOST_ASKED, MOST_OTHERS = 4, 5
 IDS = [f"r{number}" for number in range(1, 17)]
 
 
-def known_words() -> list[str]:
+@cache
+def known_words() -> tuple[str, ...]:
     """The words of the phone's screens and tasks that have a space before them, each once."""
     found = {word for text in corpus() for word in text.replace("\n", " ").split(" ")[1:]}
-    return sorted(word for word in found if word.isalpha() or word.replace(":", "").isdigit())
+    return tuple(sorted(word for word in found if word.isalpha() or word.replace(":", "").isdigit()))
 
 
-def conversation(words: list[str], rng: np.random.Generator) -> dict[str, Any]:
+def conversation(words: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
     """One conversation, as `tasks.conversations` reads it."""
     asked = int(rng.integers(1, MOST_ASKED + 1))
     listed = asked + int(rng.integers(1, MOST_OTHERS + 1))

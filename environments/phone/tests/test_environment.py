@@ -190,13 +190,6 @@ def test_forms_of_observations() -> None:
             PhoneConfig(**options)  # type: ignore[arg-type]
 
 
-def test_tools_are_those_of_the_paper() -> None:
-    names = [tool["function"]["name"] for tool in PhoneEnvironment().tools]
-    assert " ".join(names) == "get_current_xml tap long_press swipe type back home enter wait launch"
-    tap = PhoneEnvironment(PhoneConfig(address="bounds")).tools[1]["function"]["parameters"]
-    assert tap["required"] == ["x1", "y1", "x2", "y2"]
-
-
 @pytest.mark.parametrize("address", ["ids", "bounds"])
 def test_tools_are_those_of_every_screen(address: Address) -> None:
     """Apart from what this phone knows better: its apps, its longest text, a swipe that starts anywhere."""

@@ -12,12 +12,10 @@ from pydantic import ValidationError
 from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
 from selfverify.agents.reward import summarise_parts
-from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_task
 from selfverify_phone.splits import HELD_OUT_APPS
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
@@ -115,7 +113,7 @@ def test_problems_say_what_they_are() -> None:
 
 
 def kinds(made: PhoneAgents, split: Any) -> set[str]:
-    return {made.problem(split, 0, n).meta["categories"]["template"][0] for n in range(len(TEMPLATES))}
+    return {template.name for template in made.config.templates(split)}
 
 
 def test_splits_share_what_they_should() -> None:
@@ -123,6 +121,7 @@ def test_splits_share_what_they_should() -> None:
     assert kinds(default, "train") == kinds(default, "validation")
     assert kinds(default, "train").isdisjoint(kinds(default, "test"))
     assert kinds(default, "train") | kinds(default, "test") == {*TEMPLATES}
+    assert {TEMPLATES[name].app for name in kinds(default, "test")} == {t.app for t in TEMPLATES.values()}
     seeds = task(held_out="seeds")
     assert kinds(seeds, "train") == kinds(seeds, "test") == {*TEMPLATES}
     train, test = (
@@ -154,6 +153,7 @@ def test_splits_share_what_they_should() -> None:
         ({"judge": {"jury": {"deciding": 1}}}, "more than half"),
         ({"judge": {"flipped": 0.5}}, "less than 0.5"),
         ({"agent": {"evidence": {"source": "all", "judged": "chosen"}}}, "the agent chooses nothing"),
+        ({"max_calls": 2}, "no kinds of tasks that take at most 2 calls"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
@@ -229,15 +229,6 @@ def test_the_policy_can_judge_itself(text_policy: LoadPolicy, tmp_path: Path) ->
     )
 
 
-def test_it_can_be_evaluated(text_policy: LoadPolicy) -> None:
-    made = task(text="terse", prompt="task")
-    made.limits = made.limits.model_copy(update={"turns": 2})
-    config = EvaluationConfig(problems=4, samples=1, temperature=1.0)
-    summary = evaluate(text_policy(), made, config, max_new_tokens=8)
-    assert summary["metrics"]["SR"]["curves"]["pass@1"] == [0.0]
-    assert "RRR" not in summary["metrics"]
-
-
 @pytest.mark.parametrize("first_screen", ["given", "asked"])
 def test_an_expert_is_done_within_the_calls_of_short_tasks(first_screen: str) -> None:
     made = task(max_calls=8, agent={"first_screen": first_screen})
@@ -248,8 +239,3 @@ def test_an_expert_is_done_within_the_calls_of_short_tasks(first_screen: str) ->
     ]
     assert max(lengths) == 8 and min(lengths) >= 2
     assert task(max_calls=60).problem("train", 0, 5) == task().problem("train", 0, 5)
-
-
-def test_calls_for_which_there_is_no_task() -> None:
-    with pytest.raises(ValidationError, match=r"no kinds of tasks that take at most 2 calls"):
-        task(max_calls=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,6 +17,15 @@ from selfverify_phone.templates import TEMPLATES
 def draws(teacher: Teacher, needed: list[int], rounds: list[int], count: int = 400) -> list[list[int]]:
     rng = np.random.default_rng(0)
     return [teacher.chosen(needed, rounds, rng) for _ in range(count)]
+
+
+def said(
+    teacher: Teacher, name: str, seed: int = 0, first_screen: Literal["asked", "given"] = "given"
+) -> list[str]:
+    """What the teacher says of this kind of task, with the third contents."""
+    options, rng = PhoneConfig(text="terse", first_screen=first_screen), np.random.default_rng(seed)
+    made = make_task(name, 3)
+    return [turn.text for turn in demonstrated(made, options, "chosen", False, "json", teacher, rng)]
 
 
 def test_a_good_teacher_hands_in_what_is_needed() -> None:
@@ -46,49 +56,39 @@ def test_a_hasty_teacher_stops_where_the_goal_is_reached() -> None:
     name = next(name for name, template in TEMPLATES.items() if template.hidden)
     made = make_task(name, 3)
     for stops_early, calls in ((0.0, made.length + made.proving), (1.0, made.length)):
-        teacher = Teacher(stops_early=stops_early)
-        turns = demonstrated(
-            made, PhoneConfig(text="terse"), "chosen", False, "json", teacher, np.random.default_rng(0)
-        )
+        turns = said(Teacher(stops_early=stops_early), name, first_screen="asked")
         # One turn asks for the first screen, and one hands in.
         assert len(turns) == calls + 2
-        assert json.loads(turns[-1].text)["arguments"]["evidences"]
+        assert json.loads(turns[-1])["arguments"]["evidences"]
 
 
 def test_a_teacher_who_does_not_finish_hands_in_on_the_way() -> None:
     made = make_task("clock-add-label", 3)
 
     def shown(teacher: Teacher, seed: int) -> int:
-        options = PhoneConfig(text="terse", first_screen="given")
-        turns = demonstrated(made, options, "chosen", False, "json", teacher, np.random.default_rng(seed))
-        assert json.loads(turns[-1].text)["name"] == "submit"
+        turns = said(teacher, "clock-add-label", seed)
+        assert json.loads(turns[-1])["name"] == "submit"
         return len(turns) - 1
 
     assert {shown(Teacher(unfinished=1.0), seed) for seed in range(30)} == set(range(1, made.length))
     assert {shown(Teacher(), seed) for seed in range(5)} == {made.length + made.proving}
     query = make_task("settings-ask-network", 3)
-    options = PhoneConfig(text="terse", first_screen="given")
-    teacher = Teacher(unfinished=1.0)
-    turns = demonstrated(query, options, "chosen", False, "json", teacher, np.random.default_rng(0))
+    turns = said(Teacher(unfinished=1.0), "settings-ask-network")
     assert len(turns) == query.length + query.proving + 1
 
 
 def test_a_teacher_who_forgets_does_not_tap_save() -> None:
-    options, teacher = PhoneConfig(text="terse", first_screen="given"), Teacher(forgets=0.75)
-
-    def said(name: str, seed: int) -> list[str]:
-        rng = np.random.default_rng(seed)
-        made = make_task(name, 3)
-        return [turn.text for turn in demonstrated(made, options, "chosen", False, "json", teacher, rng)]
-
-    saving = [said("clock-add-label", seed) for seed in range(200)]
+    teacher = Teacher(forgets=0.75)
+    saving = [said(teacher, "clock-add-label", seed) for seed in range(200)]
     forgot = [turns for turns in saving if not any('"save"' in turn for turn in turns)]
     assert len(forgot) / len(saving) == pytest.approx(0.75, abs=0.07)
     whole = make_task("clock-add-label", 3)
     assert {len(turns) for turns in forgot} == {whole.length}  # its last call is a submission
     # A last tap on something else is not forgotten.
     other = make_task("settings-look", 3)
-    assert {len(said("settings-look", seed)) for seed in range(20)} == {other.length + other.proving + 1}
+    assert {len(said(teacher, "settings-look", seed)) for seed in range(20)} == {
+        other.length + other.proving + 1
+    }
 
 
 def test_a_generous_teacher_hands_in_the_smallest_evidence_now_and_then() -> None:

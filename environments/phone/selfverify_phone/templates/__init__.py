@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+from ruamel.yaml import YAML
 
 from selfverify_phone.templates import calendar, clock, contacts, maps, money, music, reader, settings
 from selfverify_phone.templates.base import Template
 
+WORDINGS = YAML(typ="safe").load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
 TEMPLATES: dict[str, Template] = {
-    f"{app}-{key}": replace(template, app=app, name=f"{app}-{key}")
+    name: replace(template, app=app, name=name, wordings=tuple(WORDINGS[name]))
     for app, table in (
         ("settings", settings),
         ("contacts", contacts),
@@ -19,6 +23,6 @@ TEMPLATES: dict[str, Template] = {
         ("maps", maps),
         ("reader", reader),
     )
-    for key, template in table.TASKS.items()
+    for name, template in ((f"{app}-{key}", template) for key, template in table.TASKS.items())
 }
 """By name, in the order of the apps on the home screen."""

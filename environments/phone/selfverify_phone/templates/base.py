@@ -1,7 +1,7 @@
 """What a template is: what varies with the seed, how it is asked, when it is done, how an expert does it.
 
 A template is a row of an app's table (`TASKS` in the app's file): a pattern of `patterns` or `questions`, or
-a function of its own that draws, and the ways to ask.
+a function of its own that draws. `wordings.yaml` has the ways to ask.
 """
 
 from __future__ import annotations
@@ -65,13 +65,9 @@ class Template:
     app: str = ""
     name: str = ""
 
-    def asked(self, *wordings: str) -> Template:
-        """The template with the ways to ask."""
-        return replace(self, wordings=wordings)
-
-    def asked_in_tests(self, *wordings: str) -> Template:
-        """The template with the ways to ask, kept out of training."""
-        return replace(self, wordings=wordings, held_out=True)
+    def kept_for_tests(self) -> Template:
+        """The template kept out of training."""
+        return replace(self, held_out=True)
 
 
 def by_row(world: World, key: str) -> list[Step]:

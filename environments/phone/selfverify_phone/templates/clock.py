@@ -75,114 +75,27 @@ def which(world: World) -> Drawn:
 
 
 TASKS: dict[str, Template] = {
-    "turn-on": TURN_ON.asked(
-        "Turn on the alarm at {time}.", "Switch the {time} alarm on.", "Make the alarm at {time} ring."
-    ),
-    "turn-off": switch(SWITCH, "on", False, "").asked(
-        "Turn off the alarm at {time}.",
-        "Switch the {time} alarm off.",
-        "The alarm at {time} must not ring: turn it off.",
-    ),
-    "add": ADD.asked(
-        "Set an alarm for {time}.",
-        "Add an alarm at {time}.",
-        "Create a new alarm that rings at {time}.",
-        "Wake me at {time}.",
-    ),
-    "add-label": add(ALARM, new_time, EMPTY, Field("label", words.LABELS)).asked(
-        "Set an alarm for {time} with the label {label}.",
-        "Add the alarm {label} at {time}.",
-        "Create an alarm at {time} called {label}.",
-    ),
-    "add-days": add(ALARM, new_time, EMPTY, DAYS_FIELD).asked(
-        "Set an alarm for {time} that rings {days}.",
-        "Add an alarm at {time}, repeated: {days}.",
-        "Create an alarm at {time} with days {days}.",
-    ),
-    "move": edit(ALARM, Field("time", says="new", draw=lambda world, record: new_time(world)), "").asked(
-        "Move the {time} alarm to {new}.",
-        "Change the alarm at {time} so that it rings at {new}.",
-        "The alarm at {time} should ring at {new} instead.",
-    ),
-    "label": edit(ALARM, NEW_LABEL, "", hidden=True).asked(
-        "Change the label of the {time} alarm to {label}.",
-        "Call the alarm at {time} {label}.",
-        "Label the {time} alarm {label}.",
-    ),
-    "days": edit(ALARM, DAYS_FIELD, "", hidden=True).asked(
-        "Let the {time} alarm ring {days}.",
-        "Change the days of the {time} alarm to {days}.",
-        "Set the alarm at {time} to {days}.",
-    ),
-    "vibrate": switch(ALARM, "vibrate", "other", "vibrate", tap("save"), hidden=True).asked_in_tests(
-        "Turn vibrate {state} for the {time} alarm.",
-        "Switch vibrate {state} in the alarm at {time}.",
-        "The alarm at {time}: vibrate {state}.",
-    ),
-    "delete": delete(HELD, "delete").asked(
-        "Delete the alarm at {time}.",
-        "Remove the {time} alarm.",
-        "I do not need the alarm at {time} any more: delete it.",
-    ),
-    "turn-all-off": Template(turn_all_off).asked_in_tests(
-        "Turn off all alarms.", "Switch every alarm off.", "No alarm may ring: turn all of them off."
-    ),
-    "timer": Template(timer).asked(
-        "Start a timer of {minutes} minutes.",
-        "Set the timer to {minutes} minutes and start it.",
-        "Let a timer run for {minutes} minutes.",
-    ),
-    "city": Template(city).asked(
-        "Add {city} to the cities of the clock.",
-        "Show the time of {city} in my clock.",
-        "Put the city {city} into the clock.",
-    ),
-    "turn-on-and-label": in_turn(TURN_ON, edit(OTHER, NEW_LABEL, "", hidden=True)).asked(
-        "Turn on the alarm at {time} and label the alarm at {other} {label}.",
-        "Switch the {time} alarm on; the one at {other} gets the label {label}.",
-        "Label the {other} alarm {label}, and turn on the {time} alarm.",
-    ),
-    "add-and-timer": in_turn(ADD, Template(timer)).asked(
-        "Set an alarm for {time} and start a timer of {minutes} minutes.",
-        "Start a {minutes} minute timer and add an alarm at {time}.",
-        "I need an alarm at {time} and a running timer of {minutes} minutes.",
-    ),
-    "turn-on-and-timer": in_turn(TURN_ON, Template(timer)).asked(
-        "Turn on the alarm at {time} and start a timer of {minutes} minutes.",
-        "Start a {minutes} minute timer and switch the {time} alarm on.",
-        "The alarm at {time} must be on, and a timer of {minutes} minutes must run.",
-    ),
-    "ask-on": count("alarm", "on", True).asked(
-        "How many alarms are on?", "How many alarms will ring?", "Count the alarms that are turned on."
-    ),
-    "ask-label": ask(ALARM, "label", "text", words.LABELS).asked(
-        "What is the label of the {time} alarm?",
-        "How is the alarm at {time} labelled?",
-        "Tell me the label of the alarm at {time}.",
-    ),
-    "ask-days": ask(ALARM, "days", "text", DAYS).asked_in_tests(
-        "On which days does the {time} alarm ring?",
-        "What are the days of the alarm at {time}?",
-        "How often does the {time} alarm ring?",
-    ),
-    "ask-first": Template(first, "query").asked(
-        "When does the first alarm that is on ring?",
-        "At what time will the earliest alarm ring that is turned on?",
-        "Tell me the time of the first alarm that is on.",
-    ),
-    "ask-which": Template(which, "query", exhibits=2).asked(
-        "Which alarm has the label {label}, the one at {time} or the one at {other}?",
-        "Is {label} the label of the alarm at {time} or at {other}?",
-        "{label}: is that the {time} or the {other} alarm?",
-    ),
-    "ask-city": ask(CITY, "hours").asked(
-        "How many hours is {city} ahead or behind?",
-        "What is the time difference of {city} in hours?",
-        "By how many hours does the time in {city} differ?",
-    ),
-    "ask-both-vibrate": both_on(ALARM, OTHER, "vibrate").asked(
-        "Do the alarms at {time} and {other} both vibrate?",
-        "Is vibrate on for the {time} alarm and for the {other} alarm?",
-        "The alarms at {time} and {other}: do both of them vibrate?",
-    ),
+    "turn-on": TURN_ON,
+    "turn-off": switch(SWITCH, "on", False, ""),
+    "add": ADD,
+    "add-label": add(ALARM, new_time, EMPTY, Field("label", words.LABELS)),
+    "add-days": add(ALARM, new_time, EMPTY, DAYS_FIELD),
+    "move": edit(ALARM, Field("time", says="new", draw=lambda world, record: new_time(world)), ""),
+    "label": edit(ALARM, NEW_LABEL, "", hidden=True),
+    "days": edit(ALARM, DAYS_FIELD, "", hidden=True),
+    "vibrate": switch(ALARM, "vibrate", "other", "vibrate", tap("save"), hidden=True).kept_for_tests(),
+    "delete": delete(HELD, "delete"),
+    "turn-all-off": Template(turn_all_off).kept_for_tests(),
+    "timer": Template(timer),
+    "city": Template(city),
+    "turn-on-and-label": in_turn(TURN_ON, edit(OTHER, NEW_LABEL, "", hidden=True)),
+    "add-and-timer": in_turn(ADD, Template(timer)),
+    "turn-on-and-timer": in_turn(TURN_ON, Template(timer)),
+    "ask-on": count("alarm", "on", True),
+    "ask-label": ask(ALARM, "label", "text", words.LABELS),
+    "ask-days": ask(ALARM, "days", "text", DAYS).kept_for_tests(),
+    "ask-first": Template(first, "query"),
+    "ask-which": Template(which, "query", exhibits=2),
+    "ask-city": ask(CITY, "hours"),
+    "ask-both-vibrate": both_on(ALARM, OTHER, "vibrate"),
 }

@@ -89,106 +89,25 @@ def namesakes(world: World) -> Drawn:
 
 
 TASKS: dict[str, Template] = {
-    "add": add(PERSON, World.person, EMPTY, PHONE).asked(
-        "Add a contact {name} with the phone number {phone}.",
-        "Save the number {phone} under the new name {name}.",
-        "Create a new contact: {name}, phone {phone}.",
-        "Put {name} into my contacts, the number is {phone}.",
-    ),
-    "add-company": add(PERSON, World.person, EMPTY, COMPANY).asked(
-        "Add a contact {name}, company {company}.",
-        "Create the contact {name} who works at {company}.",
-        "I met {name} from {company}: save this contact.",
-    ),
-    "add-group": add(PERSON, World.person, EMPTY, GROUP).asked_in_tests(
-        "Add a contact {name} to the group {group}.",
-        "Create the contact {name} in the group {group}.",
-        "Save a new contact {name} with the group {group}.",
-    ),
-    "phone": edit(CONTACT, PHONE).asked(
-        "Change the phone number of {name} to {phone}.",
-        "{name} has a new number, {phone}: change the contact.",
-        "Set the phone of {name} to {phone}.",
-    ),
-    "company": edit(CONTACT, COMPANY).asked(
-        "Change the company of {name} to {company}.",
-        "{name} works at {company} now: change the contact.",
-        "Set the company of {name} to {company}.",
-    ),
-    "group": edit(CONTACT, GROUP).asked(
-        "Move {name} to the group {group}.",
-        "Put {name} into the group {group}.",
-        "Set the group of {name} to {group}.",
-    ),
-    "note": edit(CONTACT, NOTE).asked_in_tests(
-        "Write the note {note} to {name}.",
-        "Set the note of {name} to {note}.",
-        "Note {note} in the contact {name}.",
-    ),
-    "rename": edit(CONTACT, Field("name", says="new", draw=relative)).asked(
-        "Change the name of {name} to {new}.",
-        "{name} is called {new} now: change the contact.",
-        "Rename the contact {name} to {new}.",
-    ),
-    "star": switch(CONTACT, "star", True).asked(
-        "Star the contact {name}.", "Give {name} a star.", "Mark {name} with a star in my contacts."
-    ),
-    "unstar": switch(STARRED, "star", False, seek=True).asked(
-        "Remove the star of {name}.",
-        "Take the star away from the contact {name}.",
-        "{name} should not have a star any more.",
-    ),
-    "delete": delete(CONTACT, "delete", "delete", searched=True).asked(
-        "Delete the contact {name}.",
-        "Remove {name} from my contacts.",
-        "I do not need {name} any more: delete the contact.",
-    ),
-    "add-two": Template(add_two, hidden=True, exhibits=2).asked(
-        "Add two contacts: {name} with the number {phone}, and {other}.",
-        "Save {name}, phone {phone}, and {other} as contacts.",
-        "Create contacts for {name} ({phone}) and for {other}.",
-    ),
-    "star-and-phone": Template(star_and_phone, hidden=True, exhibits=2).asked(
-        "Star {name} and change the phone number of {other} to {phone}.",
-        "Give {name} a star, and {other} the new number {phone}.",
-        "Two things: star {name}; the phone of {other} is now {phone}.",
-    ),
-    "delete-and-star": Template(delete_and_star, hidden=True, exhibits=2).asked_in_tests(
-        "Delete the contact {name} and star {other}.",
-        "Remove {name} from my contacts and give {other} a star.",
-        "Star {other}, and delete {name}.",
-    ),
-    "star-two": in_any_order(STAR, STAR_OTHER).asked(
-        "Star {name} and {other}.",
-        "Give the contacts {name} and {other} a star.",
-        "Mark two contacts with a star: {name}, {other}.",
-    ),
-    "ask-phone": ask(CONTACT, "phone", "digits").asked(
-        "What is the phone number of {name}?",
-        "Which number does {name} have?",
-        "Tell me the phone of {name}.",
-    ),
-    "ask-company": ask(CONTACT, "company", "text", words.COMPANIES).asked(
-        "Where does {name} work?", "Which company does {name} work for?", "What is the company of {name}?"
-    ),
-    "ask-stars": count("contact", "star", True, tap("stars")).asked(
-        "How many contacts have a star?",
-        "How many of my contacts are starred?",
-        "Count the contacts with a star.",
-    ),
-    "ask-namesakes": Template(namesakes, "query").asked_in_tests(
-        "How many contacts are called {first}?",
-        "How many people with the first name {first} do I know?",
-        "Count the contacts with the name {first}.",
-    ),
-    "ask-same-company": same_value(PERSON, OTHER, "company").asked(
-        "Do {name} and {other} work for the same company?",
-        "Is the company of {name} also that of {other}?",
-        "{name} and {other}: have they the same company?",
-    ),
-    "ask-same-group": same_value(PERSON, OTHER, "group").asked(
-        "Are {name} and {other} in the same group?",
-        "Is the group of {name} also that of {other}?",
-        "{name} and {other}: have they the same group?",
-    ),
+    "add": add(PERSON, World.person, EMPTY, PHONE),
+    "add-company": add(PERSON, World.person, EMPTY, COMPANY),
+    "add-group": add(PERSON, World.person, EMPTY, GROUP).kept_for_tests(),
+    "phone": edit(CONTACT, PHONE),
+    "company": edit(CONTACT, COMPANY),
+    "group": edit(CONTACT, GROUP),
+    "note": edit(CONTACT, NOTE).kept_for_tests(),
+    "rename": edit(CONTACT, Field("name", says="new", draw=relative)),
+    "star": switch(CONTACT, "star", True),
+    "unstar": switch(STARRED, "star", False, seek=True),
+    "delete": delete(CONTACT, "delete", "delete", searched=True),
+    "add-two": Template(add_two, hidden=True, exhibits=2),
+    "star-and-phone": Template(star_and_phone, hidden=True, exhibits=2),
+    "delete-and-star": Template(delete_and_star, hidden=True, exhibits=2).kept_for_tests(),
+    "star-two": in_any_order(STAR, STAR_OTHER),
+    "ask-phone": ask(CONTACT, "phone", "digits"),
+    "ask-company": ask(CONTACT, "company", "text", words.COMPANIES),
+    "ask-stars": count("contact", "star", True, tap("stars")),
+    "ask-namesakes": Template(namesakes, "query").kept_for_tests(),
+    "ask-same-company": same_value(PERSON, OTHER, "company"),
+    "ask-same-group": same_value(PERSON, OTHER, "group"),
 }

@@ -70,73 +70,21 @@ def minutes(world: World) -> Drawn:
 
 
 TASKS: dict[str, Template] = {
-    "star": STAR.asked(
-        "Star {name}.", "Give the place {name} a star.", "Mark {name} with a star on the map."
-    ),
-    "unstar": switch(STARRED, "star", False, seek=True).asked(
-        "Remove the star of {name}.",
-        "Take the star away from the place {name}.",
-        "{name} should not have a star any more.",
-    ),
-    "route": Template(route).asked(
-        "Show me the way to {name} by {mode}.",
-        "Start the route to {name}, by {mode}.",
-        "Take me to {name} by {mode}.",
-    ),
-    "home": live("home").asked(
-        "Make {name} my home.", "Set home to {name}.", "I live at {name}: set it as home."
-    ),
-    "work": live("work").asked(
-        "Make {name} my work place.", "Set work to {name}.", "I work at {name}: set it."
-    ),
-    "traffic": TURN_TRAFFIC.asked(
-        "Turn traffic {state} on the map.", "Switch traffic {state}.", "The map should have traffic {state}."
-    ),
-    "units": choose(MAP_UNITS, "value", UNITS, "units").asked(
-        "Set the units of the map to {units}.", "Use {units} on the map.", "Change the units to {units}."
-    ),
-    "note": edit(PLACE, Field("note", words.REMARKS), "", prove=[tap("note"), BACK]).asked_in_tests(
-        "Write the note {note} to {name}.",
-        "Note {note} for the place {name}.",
-        "Set the note of {name} to {note}.",
-    ),
-    "star-and-traffic": in_turn(STAR, TURN_TRAFFIC, BACK).asked(
-        "Star {name} and turn traffic {state}.",
-        "Switch traffic {state} and give {name} a star.",
-        "Two things: a star for {name}; traffic {state}.",
-    ),
-    "home-and-route": Template(home_and_route, hidden=True, exhibits=2).asked_in_tests(
-        "Make {name} my home and take me to {other} by {mode}.",
-        "Set home to {name}, then start the route to {other} by {mode}.",
-        "Show me the way to {other} by {mode}; and {name} is my home now.",
-    ),
-    "star-two": in_any_order(STAR, switch(OTHER, "star", True)).asked(
-        "Star {name} and {other}.",
-        "Give the places {name} and {other} a star.",
-        "Mark two places with a star: {name}, {other}.",
-    ),
-    "ask-street": ask(PLACE, "street", "text", words.STREETS).asked(
-        "In which street is {name}?", "What is the street of {name}?", "Where is {name}? Tell the street."
-    ),
-    "ask-closes": ask(PLACE, "closes", "time").asked(
-        "When does {name} close?", "Until what time is {name} open?", "At what time does {name} close?"
-    ),
-    "ask-stars": count("place", "star", True, *STARS).asked(
-        "How many places have a star?", "How many of the places are starred?", "Count the places with a star."
-    ),
-    "ask-minutes": Template(minutes, "query").asked_in_tests(
-        "How many minutes is it to {name} by {mode}?",
-        "How long does the way to {name} take by {mode}, in minutes?",
-        "By {mode}, how many minutes away is {name}?",
-    ),
-    "ask-better": ranked(PLACE, OTHER, "rating", range(3, 11), last=True).asked(
-        "Which has the better rating, {name} or {other}?",
-        "Is {name} or {other} rated higher?",
-        "{name} or {other}: which has the higher rating?",
-    ),
-    "ask-later": ranked(PLACE, OTHER, "closes", CLOSING, last=True).asked(
-        "Which closes later, {name} or {other}?",
-        "Is {name} or {other} open for longer in the evening?",
-        "{name} or {other}: which closes later?",
-    ),
+    "star": STAR,
+    "unstar": switch(STARRED, "star", False, seek=True),
+    "route": Template(route),
+    "home": live("home"),
+    "work": live("work"),
+    "traffic": TURN_TRAFFIC,
+    "units": choose(MAP_UNITS, "value", UNITS, "units"),
+    "note": edit(PLACE, Field("note", words.REMARKS), "", prove=[tap("note"), BACK]).kept_for_tests(),
+    "star-and-traffic": in_turn(STAR, TURN_TRAFFIC, BACK),
+    "home-and-route": Template(home_and_route, hidden=True, exhibits=2).kept_for_tests(),
+    "star-two": in_any_order(STAR, switch(OTHER, "star", True)),
+    "ask-street": ask(PLACE, "street", "text", words.STREETS),
+    "ask-closes": ask(PLACE, "closes", "time"),
+    "ask-stars": count("place", "star", True, *STARS),
+    "ask-minutes": Template(minutes, "query").kept_for_tests(),
+    "ask-better": ranked(PLACE, OTHER, "rating", range(3, 11), last=True),
+    "ask-later": ranked(PLACE, OTHER, "closes", CLOSING, last=True),
 }

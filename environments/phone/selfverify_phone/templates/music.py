@@ -91,79 +91,21 @@ def how_many(world: World) -> Drawn:
 
 
 TASKS: dict[str, Template] = {
-    "like": LIKE.asked("Like the song {title}.", "Mark {title} as liked.", "I like {title}: say so."),
-    "unlike": switch(SONG, "liked", False, "like").asked(
-        "Do not like {title} any more.",
-        "Remove the like from the song {title}.",
-        "Take the like away from {title}.",
-    ),
-    "play": Template(play, hidden=True).asked(
-        "Play {title}.", "Let me hear the song {title}.", "Start the song {title}."
-    ),
-    "shuffle": SHUFFLE.asked(
-        "Turn shuffle {state}.",
-        "Switch {state} shuffle in the player.",
-        "The player should have shuffle {state}.",
-    ),
-    "repeat": REPEATED.asked(
-        "Set repeat to {value}.",
-        "Change the repeat of the player to {value}.",
-        "The player should repeat: {value}.",
-    ),
-    "new-list": add(PLAYLIST, new_list, {}).asked(
-        "Make a new list {name}.",
-        "Create the list {name} for songs.",
-        "I want a list of songs called {name}.",
-    ),
-    "add": Template(put, hidden=True).asked(
-        "Add {title} to the list {name}.",
-        "Put the song {title} into {name}.",
-        "The list {name} should have {title}.",
-    ),
-    "remove": delete(TRACK, "remove").asked(
-        "Remove {title} from the list {name}.",
-        "Take the song {title} out of {name}.",
-        "The list {name} should not have {title} any more.",
-    ),
-    "delete-list": delete(PLAYLIST, "delete", "delete").asked_in_tests(
-        "Delete the list {name}.",
-        "Remove the list {name} from my music.",
-        "I do not need the list {name} any more: delete it.",
-    ),
-    "like-and-repeat": in_turn(LIKE, REPEATED, BACK).asked(
-        "Like {title} and set repeat to {value}.",
-        "Set the player to repeat {value}, and like the song {title}.",
-        "Two things: like {title}; repeat {value}.",
-    ),
-    "shuffle-and-add": Template(shuffle_and_add, hidden=True, exhibits=2).asked_in_tests(
-        "Turn shuffle {state} and add {title} to the list {name}.",
-        "Put {title} into the list {name}, and switch shuffle {state}.",
-        "The list {name} should have {title}; shuffle {state}.",
-    ),
-    "like-two": in_any_order(LIKE, switch(OTHER, "liked", True, "like")).asked(
-        "Like the songs {title} and {other}.",
-        "Mark {title} and {other} as liked.",
-        "I like {title} and {other}: say so for both.",
-    ),
-    "like-and-shuffle": in_turn(LIKE, SHUFFLE, BACK).asked(
-        "Like {title} and turn shuffle {state}.",
-        "Switch shuffle {state}, and like the song {title}.",
-        "Two things: like {title}; shuffle {state}.",
-    ),
-    "ask-artist": ask(LISTED, "artist", "text", words.ARTISTS).asked(
-        "Who sings {title}?", "Who is the artist of {title}?", "Which artist has the song {title}?"
-    ),
-    "ask-songs": Template(how_many, "query").asked(
-        "How many songs does the list {name} have?",
-        "How many songs are in {name}?",
-        "Count the songs of the list {name}.",
-    ),
-    "ask-plays": ask(SONG, "plays").asked(
-        "How often was {title} played?", "How many plays has {title}?", "Tell me the plays of {title}."
-    ),
-    "ask-more": more(SONG, OTHER, "plays").asked(
-        "Which song was played more often, {title} or {other}?",
-        "Has {title} or {other} more plays?",
-        "{title} or {other}: which has more plays?",
-    ),
+    "like": LIKE,
+    "unlike": switch(SONG, "liked", False, "like"),
+    "play": Template(play, hidden=True),
+    "shuffle": SHUFFLE,
+    "repeat": REPEATED,
+    "new-list": add(PLAYLIST, new_list, {}),
+    "add": Template(put, hidden=True),
+    "remove": delete(TRACK, "remove"),
+    "delete-list": delete(PLAYLIST, "delete", "delete").kept_for_tests(),
+    "like-and-repeat": in_turn(LIKE, REPEATED, BACK),
+    "shuffle-and-add": Template(shuffle_and_add, hidden=True, exhibits=2).kept_for_tests(),
+    "like-two": in_any_order(LIKE, switch(OTHER, "liked", True, "like")),
+    "like-and-shuffle": in_turn(LIKE, SHUFFLE, BACK),
+    "ask-artist": ask(LISTED, "artist", "text", words.ARTISTS),
+    "ask-songs": Template(how_many, "query"),
+    "ask-plays": ask(SONG, "plays"),
+    "ask-more": more(SONG, OTHER, "plays"),
 }

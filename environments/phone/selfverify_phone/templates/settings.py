@@ -106,139 +106,40 @@ def two_switches_on(world: World) -> tuple[str, str]:
     return one, two
 
 
-TURN = (
-    "Turn {state} {what}.",
-    "Switch {what} {state}.",
-    "I want {what} to be {state}.",
-    "Set {what} to {state}.",
-)
-MAKE_SURE = ("Turn {what} {state}.", "Switch {state} {what}.", "Make sure that {what} is {state}.")
 TASKS: dict[str, Template] = {
-    "network": switch(one_of(SWITCHES["network"]), "value", "drawn").asked(*TURN),
-    "display": switch(one_of(SWITCHES["display"]), "value", "drawn").asked(*TURN),
-    "battery": switch(one_of(SWITCHES["battery"]), "value", "drawn").asked(*MAKE_SURE),
-    "security": switch(one_of(SWITCHES["security"]), "value", "drawn").asked_in_tests(*MAKE_SURE),
-    "bluetooth": switch(one_of(("bluetooth",)), "value", "drawn").asked(
-        "Turn bluetooth {state}.", "Switch {state} bluetooth.", "Set bluetooth to {state}."
-    ),
-    "look": choose(one_of(("brightness", "font")), "value", OPTIONS, hidden=False).asked(
-        "Set the {what} to {value}.",
-        "Change the {what} of the display to {value}.",
-        "Make the {what} {value}.",
-    ),
-    "sleep": choose(setting("sleep"), "value", OPTIONS).asked(
-        "Let the display sleep after {value}.",
-        "Set the sleep time of the display to {value}.",
-        "The display should go to sleep after {value}.",
-    ),
-    "volume": choose(one_of(VOLUMES), "value", OPTIONS).asked(
-        "Set the {what} volume to {value}.",
-        "Change the volume for {what} to {value}.",
-        "Make the {what} sound {value}.",
-    ),
-    "tone": choose(setting("tone"), "value", OPTIONS).asked(
-        "Change the ring tone to {value}.",
-        "Set {value} as the tone.",
-        "I want to hear the tone {value} when it rings.",
-    ),
-    "lock": choose(setting("lock"), "value", OPTIONS).asked_in_tests(
-        "Set the screen lock to {value}.",
-        "Change the lock of the phone to {value}.",
-        "Use {value} as the lock.",
-    ),
-    "language": choose(setting("language"), "value", OPTIONS).asked(
-        "Change the language to {value}.", "Set the phone to {value}.", "I want to use the phone in {value}."
-    ),
-    "zone": choose(setting("zone"), "value", OPTIONS).asked(
-        "Set the time zone to {value}.",
-        "Change the zone of the phone to {value}.",
-        "Use the time zone of {value}.",
-    ),
-    "rename": Template(rename).asked(
-        "Rename the phone to {name}.", "Change the name of this phone to {name}.", "Call this phone {name}."
-    ),
-    "join": JOIN.asked(
-        "Join the network {name}.", "Connect wifi to the network {name}.", "Change to the network {name}."
-    ),
-    "connect": switch(DEVICE, "connected", True, "connect").asked(
-        "Connect the device {name}.", "Connect {name} by bluetooth.", "Let the phone connect to the {name}."
-    ),
-    "forget": delete(DEVICE, "forget", "forget").asked(
-        "Forget the device {name}.", "Remove {name} from the devices.", "The phone should forget the {name}."
-    ),
-    "notify": switch(PERMIT, "notify", "other").asked(
-        "Turn notify {state} for {app}.",
-        "Let {app} notify me: {state}.",
-        "Switch the setting notify of the app {app} {state}.",
-    ),
-    "location": choose(PERMIT, "location", ACCESS, "access").asked_in_tests(
-        "Set the location of the app {app} to {access}.",
-        "Change what {app} may know about my location to {access}.",
-        "Location for {app}: {access}.",
-    ),
-    "two-switches": Template(two_switches, exhibits=2).asked(
-        "Turn {what} {state} and {other} {also}.",
-        "Switch {state} {what} and switch {also} {other}.",
-        "Set {what} to {state} and {other} to {also}.",
-    ),
+    "network": switch(one_of(SWITCHES["network"]), "value", "drawn"),
+    "display": switch(one_of(SWITCHES["display"]), "value", "drawn"),
+    "battery": switch(one_of(SWITCHES["battery"]), "value", "drawn"),
+    "security": switch(one_of(SWITCHES["security"]), "value", "drawn").kept_for_tests(),
+    "bluetooth": switch(one_of(("bluetooth",)), "value", "drawn"),
+    "look": choose(one_of(("brightness", "font")), "value", OPTIONS, hidden=False),
+    "sleep": choose(setting("sleep"), "value", OPTIONS),
+    "volume": choose(one_of(VOLUMES), "value", OPTIONS),
+    "tone": choose(setting("tone"), "value", OPTIONS),
+    "lock": choose(setting("lock"), "value", OPTIONS).kept_for_tests(),
+    "language": choose(setting("language"), "value", OPTIONS),
+    "zone": choose(setting("zone"), "value", OPTIONS),
+    "rename": Template(rename),
+    "join": JOIN,
+    "connect": switch(DEVICE, "connected", True, "connect"),
+    "forget": delete(DEVICE, "forget", "forget"),
+    "notify": switch(PERMIT, "notify", "other"),
+    "location": choose(PERMIT, "location", ACCESS, "access").kept_for_tests(),
+    "two-switches": Template(two_switches, exhibits=2),
     "switch-and-volume": in_turn(
         switch(one_of(SWITCHES["network"]), "value", "drawn"),
         choose(one_of(VOLUMES, "other"), "value", OPTIONS),
         BACK,
-    ).asked(
-        "Turn {what} {state} and set the {other} volume to {value}.",
-        "Set the {other} volume to {value} and switch {what} {state}.",
-        "Make the {other} sound {value}, and {what} {state}.",
     ),
-    "dark-and-join": in_turn(switch(DARK, "value", True), JOIN, BACK).asked_in_tests(
-        "Turn dark mode on and join the network {name}.",
-        "Join the network {name} and make the display dark.",
-        "Two things: dark mode on; network {name}.",
-    ),
-    "notify-two": Template(notify_two, exhibits=2).asked(
-        "Turn notify {state} for {app} and for {other}.",
-        "Let {app} and {other} notify me: {state}.",
-        "Switch notify {state} in the settings of the apps {app} and {other}.",
-    ),
-    "ask-level": ask(setting("level"), "value").asked(
-        "What is the battery level?",
-        "How full is the battery, in percent?",
-        "How many percent does the battery have?",
-    ),
-    "ask-switch": ask(one_of(sum(SWITCHES.values(), ())), "value").asked(
-        "Is {what} on?", "Tell me whether {what} is on, yes or no.", "Is {what} turned on?"
-    ),
-    "ask-network": Template(joined, "query").asked(
-        "Which network is the phone in?",
-        "What is the name of the network that is joined?",
-        "To which network is wifi connected?",
-    ),
-    "ask-size": ask(PERMIT, "size").asked(
-        "How large is the app {app}?",
-        "What is the size of {app} in MB?",
-        "How many MB does the app {app} take?",
-    ),
-    "ask-larger": more(PERMIT, OTHER_PERMIT, "size", two_apps).asked(
-        "Which app is larger, {app} or {other}?",
-        "Does {app} or {other} take more MB?",
-        "{app} or {other}: which of these apps is larger?",
-    ),
-    "ask-devices": count("device", "connected", True, *DEVICE.lead).asked_in_tests(
-        "How many devices are connected?",
-        "Count the connected devices.",
-        "How many devices is the phone connected to?",
-    ),
-    "ask-volume": ask(LOUD, "value", "text", LEVELS).asked(
-        "What is the volume for {what}?", "How loud is the {what} volume?", "Tell me the {what} volume."
-    ),
-    "ask-both": both_on(one_of(()), one_of((), "other"), "value", two_switches_on).asked(
-        "Are both {what} and {other} on?",
-        "Is it true that {what} and {other} are both turned on?",
-        "{what} and {other}: are they both on?",
-    ),
-    "ask-same-volume": same_value(MEDIA, RING, "value").asked(
-        "Is the media volume the same as the ring volume?",
-        "Are media and ring equally loud?",
-        "Have media and ring the same volume?",
-    ),
+    "dark-and-join": in_turn(switch(DARK, "value", True), JOIN, BACK).kept_for_tests(),
+    "notify-two": Template(notify_two, exhibits=2),
+    "ask-level": ask(setting("level"), "value"),
+    "ask-switch": ask(one_of(sum(SWITCHES.values(), ())), "value"),
+    "ask-network": Template(joined, "query"),
+    "ask-size": ask(PERMIT, "size"),
+    "ask-larger": more(PERMIT, OTHER_PERMIT, "size", two_apps),
+    "ask-devices": count("device", "connected", True, *DEVICE.lead).kept_for_tests(),
+    "ask-volume": ask(LOUD, "value", "text", LEVELS),
+    "ask-both": both_on(one_of(()), one_of((), "other"), "value", two_switches_on),
+    "ask-same-volume": same_value(MEDIA, RING, "value"),
 }
