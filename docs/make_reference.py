@@ -50,7 +50,8 @@ def rows(model: type[BaseModel], prefix: str) -> list[tuple[str, ...]]:
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             default = "its defaults"
-        found.append((f"`{key}`", "none" if default is None else f"`{cell(default)}`", cell(field.description or "")))
+        shown = "none" if default is None else f"`{cell(default)}`"
+        found.append((f"`{key}`", shown, cell(field.description or "")))
     return found
 
 
@@ -95,7 +96,8 @@ def pages() -> dict[str, str]:
                 text = f"## `{name}`\n\n{cell(field.description or '')}\n\n"
                 sections.append(text + table("key | default | meaning", rows(model, f"{name}.")))
     plain = [row for row in rows(Recipe, "") if "." not in row[0].split("`")[1]]
-    shipped = [(f"`{name}`", cell(recipe_summary(path))) for name, path in builtin_recipes().items() if path.parent == recipe_folder()]
+    own_recipes = {name: path for name, path in builtin_recipes().items() if path.parent == recipe_folder()}
+    shipped = [(f"`{name}`", cell(recipe_summary(path))) for name, path in own_recipes.items()]
     own = {name: task for name, task in TASKS.items() if task.__module__.startswith("selfverify.")}
     root = typer.main.get_command(app)
     found = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from reproduce.matrix import app as matrix
 from reproduce.matrix import JudgedProblem
+from reproduce.matrix import app as matrix
 from selfverify.cli.main import app
 from selfverify.core.episode import PolicyTurn, RolloutHook
 from selfverify.core.jsonl_store import read_journal
