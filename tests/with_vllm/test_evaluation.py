@@ -23,7 +23,6 @@ from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.visual.verifier import StepVerifier, StoppingVerifier
 from visual.test_step_verifier import STEPS, question, shown
 from with_vllm.conftest import Serving, serving
-from with_vllm.test_colocated import colocated
 
 NAMES = ("here", "there")
 
@@ -57,17 +56,6 @@ def test_greedy_samples_are_those_of_the_policy(vllm_server: Serving, tmp_path: 
         assert theirs.scores["sampled"] == ours.scores["sampled"]
         assert theirs.scores["soft"] == pytest.approx(ours.scores["soft"], abs=1e-3)
         assert theirs.logprob == pytest.approx(ours.logprob, abs=1e-3)
-
-
-def test_samples_of_vllm_in_the_process(tmp_path: Path) -> None:
-    """Drawn in two batches, with figures like those of samples that the policy draws."""
-    summary = colocated(tmp_path, "eval", False)
-    header, samples = read_samples(find_store(tmp_path / "found"))
-    assert header["engine"] == "vllm" and len(samples) == 128 and summary["samples"] == 128
-    assert all(sample.logprob is not None and sample.logprob <= 0 for sample in samples)
-    assert sum(sample.scores["soft"] is not None for sample in samples) >= 120
-    # 45 % of its answers are right, by far more problems than these.
-    assert 0.25 < summary["pass@1"] < 0.7 and summary["format_rate"] > 0.9
 
 
 def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path) -> None:

@@ -48,9 +48,7 @@ class Prompt:
         positions: ``[axes, P]`` position ids.
         images: The preprocessed images, in order.
         next_position: The position of the token that follows.
-        unexpanded: Token ids as the chat template wrote them, with one slot per image. Engines that expand
-            prompts on their own need them.
-        pictures: The images themselves, for the same engines.
+        pictures: The images themselves, for engines that encode them on their own.
         begun: Whether the policy's message is begun. Where the environment speaks first it is not.
     """
 
@@ -59,7 +57,6 @@ class Prompt:
     positions: Tensor
     images: list[ImageInput] = field(default_factory=list)
     next_position: int = 0
-    unexpanded: list[int] = field(default_factory=list)
     pictures: list[Image] = field(default_factory=list)
     begun: bool = True
 
@@ -149,12 +146,11 @@ class Encoder:
             raise DataError(f"problem {problem.id}: it has images but the model reads text only")
         pieces = self._pieces(problem)
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
-        unexpanded = self._tokens(pieces, f"problem {problem.id}: its messages")
-        expanded = unexpanded
+        tokens = self._tokens(pieces, f"problem {problem.id}: its messages")
         if reads_images:
             shown = self._expand(pieces, images, problem.id)
-            expanded = self._ids(shown) if images else unexpanded
-        ids = torch.tensor(expanded, dtype=torch.long)
+            tokens = self._ids(shown) if images else tokens
+        ids = torch.tensor(tokens, dtype=torch.long)
         self._refuse_long(problem, len(ids), sum(image.placeholders for image in images))
         try:
             positions = family.positions(model, ids, images)
@@ -162,7 +158,7 @@ class Encoder:
             raise DataError(f"problem {problem.id}: {MISFIT} ({error})") from error
         following = int(positions.max()) + 1 if len(ids) else 0
         begun = not problem.environment_begins
-        return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images, begun)
+        return Prompt(problem.id, ids, positions, images, following, problem.images, begun)
 
     def words(self, words: str, where: str) -> list[int]:
         """What the assistant says as tokens, of which none is a special one; see `SpecialTokens`.
@@ -245,15 +241,8 @@ class Encoder:
             places = prompt.next_position + torch.arange(len(more))
             positions = torch.cat([prompt.positions, places.expand(len(prompt.positions), -1)], dim=1)
             following = prompt.next_position + len(more)
-        unexpanded = piece.tokens if piece.unexpanded is None else piece.unexpanded
         return Prompt(
-            prompt.problem_id,
-            ids,
-            positions,
-            images,
-            following,
-            [*prompt.unexpanded, *unexpanded],
-            [*prompt.pictures, *piece.pictures],
+            prompt.problem_id, ids, positions, images, following, [*prompt.pictures, *piece.pictures]
         )
 
     def _whole_prompt(self, problem: Problem) -> Prompt:

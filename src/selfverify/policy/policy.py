@@ -280,7 +280,7 @@ class Policy:
         if sampling.engine == "vllm":
             if self.engine is None:
                 raise ConfigError(
-                    "sampling.engine=vllm: vLLM runs in training and evaluations; sample with engine=own"
+                    "sampling.engine=vllm: vLLM samples in training and evaluations; sample with engine=own"
                 )
             return self.engine.sample(prompts, sampling)
         if not prompts:

@@ -347,8 +347,8 @@ class Trainer:
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
             self.events = EventLog(folder / EVENTS_FILE, ranks.index())
-        if training.sampling.engine == "vllm":
-            self.policy.engine = VLLMEngine(self.policy, self.accelerator, training.sampling)
+        if training.sampling.vllm is not None:
+            self.policy.engine = VLLMEngine(self.policy, self.accelerator, training.sampling.vllm)
 
     @cached_property
     def parallel(self) -> Parallel:
