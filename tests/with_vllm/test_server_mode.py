@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from killed_runs import rows
 from selfverify.core.config import SamplingConfig, VLLMConfig
-from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
@@ -78,9 +77,3 @@ def test_second_turns_on_a_server(by_file: SamplingConfig, tmp_path: Path) -> No
     learn(policy, TASK, method, CONFIG.model_copy(update={"steps": 1}), by_file, output=tmp_path)
     [row] = rows(tmp_path)
     assert row["turns/missing"] < 1 and row["mismatch/max"] < 1e-2
-
-
-def test_a_server_of_another_precision_is_refused(by_file: SamplingConfig, tmp_path: Path) -> None:
-    policy = Policy.load("builtin:digits", device="cpu", dtype="bfloat16")
-    with pytest.raises(ConfigError, match="computes in float32 and not in bfloat16"):
-        learn(policy, TASK, make_method("adpo"), CONFIG, by_file, output=tmp_path)
