@@ -194,13 +194,6 @@ def test_adapter_is_merged_on_the_way(
         assert torch.equal(parameter, frozen[name])
 
 
-def test_each_call_has_its_own_sampling(policy: Policy, problems: list[Problem]) -> None:
-    shorter = SAMPLING.model_copy(update={"max_new_tokens": 2, "group_size": 1, "temperature": 1.0})
-    groups = drawn(policy, problems, shorter)
-    assert [len(group) for group in groups] == [1, 1, 1]
-    assert max(len(group[0].tokens) for group in groups) == 2
-
-
 def test_logprobs_are_those_after_top_p(policy: Policy, problems: list[Problem]) -> None:
     """vLLM's exceed the learner's by the logarithm of the nucleus's mass, at most -log top_p."""
     cut = SAMPLING.model_copy(update={"top_p": 0.6, "max_new_tokens": 12})
