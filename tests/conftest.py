@@ -26,16 +26,6 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer, write_tiny
 from tiny_models import write_checkpoint
 
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture(autouse=True)
-def no_launcher_left_behind() -> Iterator[None]:
-    """A launcher's variables left behind make the tests that follow train as one of several processes."""
-    before = [os.environ.get(name) for name in LAUNCHER_VARIABLES]
-    yield
-    assert [os.environ.get(name) for name in LAUNCHER_VARIABLES] == before
-
 
 @pytest.fixture
 def servers() -> Iterator[Any]:

@@ -1,10 +1,8 @@
-"""What TRL 1.16 touches of vLLM, on transformers' forward: real samples of a real model, without vLLM.
+"""What TRL 1.16 calls of a server with vLLM, on transformers' forward: real samples of a real model.
 
-Nothing here knows this library's prompts, sampler or log-probs. As vLLM does, it expands image slots itself
-(and expands once more what is expanded already), bans by bias, reports ``processed_logprobs`` (after
-temperature, bias and top-p), keeps the stop token in ``token_ids``, and forgets its weights in sleep level 2.
-It keeps the features of images until it is told to forget them, and computes in bfloat16 where a folder holds
-float32, unless it is given a precision.
+Nothing here knows this library's prompts, sampler or log-probs. As vLLM does, it bans by bias, reports
+``processed_logprobs`` (after temperature, bias and top-p), keeps the stop token in ``token_ids``, and keeps
+the features of images until it is told to forget them.
 """
 
 from __future__ import annotations
@@ -15,18 +13,22 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, DynamicCache
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
+
+from selfverify.core.config import VLLMConfig
 
 PAD = "<|image_pad|>"
 
@@ -51,15 +53,15 @@ class SamplingParams:
 class Core:
     """A model with its processor that answers requests."""
 
-    def __init__(self, folder: str, dtype: str = "auto") -> None:
-        self.dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    def __init__(self, folder: str, dtype: str) -> None:
+        self.dtype = getattr(torch, dtype)
         self.model = Model.from_pretrained(folder, dtype=self.dtype, attn_implementation="eager").eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder)
         self.pad = self.tokenizer.convert_tokens_to_ids(PAD)
         self.generator = torch.Generator().manual_seed(0)
         self.loads = 0
-        self.calls: list[int] = []
+        self.calls = 0
         self.images: dict[bytes, torch.Tensor] = {}
         """Features by the image's pixels: `reset_encoder_cache` empties it, new weights do not."""
         self.tower = self.model.model.get_image_features
@@ -75,15 +77,9 @@ class Core:
             found.append(self.images[key])
         return SimpleNamespace(pooler_output=tuple(found))
 
-    def uniform(self, rows: int, steps: int) -> torch.Tensor:
-        """``[rows, steps]`` in [0, 1); tests may put their own draws here."""
+    def uniform(self, ids: list[int], images: list[Image.Image], rows: int, steps: int) -> torch.Tensor:
+        """``[rows, steps]`` in [0, 1) for a prompt; tests may put their own draws here."""
         return torch.rand(rows, steps, generator=self.generator)
-
-    def forget(self) -> None:
-        """Sleep level 2: the weights are gone."""
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.fill_(torch.nan)
 
     def load_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy; a name that the model does not have is an error."""
@@ -99,31 +95,20 @@ class Core:
         grid = self.processor(images=[image], return_tensors="pt")["image_grid_thw"][0]
         return int(grid.prod()) // self.processor.merge_size**2
 
-    def expand(self, ids: Sequence[int], images: Sequence[Image.Image]) -> list[int]:
-        """Each image takes the place of the next placeholder that stands there."""
-        found, rest = [], list(ids)
-        for image in images:
-            place = rest.index(self.pad)
-            found += rest[:place] + [self.pad] * self.image_tokens(image)
-            rest = rest[place + 1 :]
-        return found + rest
-
     @torch.no_grad()
     def complete(
-        self, ids: list[int], images: Sequence[Image.Image], params: SamplingParams, draws: torch.Tensor
-    ) -> list[Any]:
-        """One completion per row of ``draws`` to the expanded prompt ``ids``."""
+        self, ids: list[int], images: list[Image.Image], params: SamplingParams
+    ) -> list[list[tuple[int, float]]]:
+        """``n`` completions of the expanded prompt ``ids``: tokens with their log-probs."""
+        self.calls += 1
+        draws = self.uniform(ids, images, params.n, params.max_tokens)
         inputs: dict[str, Any] = {}
         if images:
-            made = self.processor(images=list(images), return_tensors="pt")
+            seen = self.processor(images=images, return_tensors="pt")
             n = len(draws)
-            inputs["pixel_values"] = made["pixel_values"].repeat(n, 1)
-            inputs["image_grid_thw"] = made["image_grid_thw"].repeat(n, 1)
-        # Image tokens that no feature belongs to are ordinary ones to vLLM, which does not complain.
-        features = sum(self.image_tokens(image) for image in images)
+            inputs["pixel_values"] = seen["pixel_values"].repeat(n, 1)
+            inputs["image_grid_thw"] = seen["image_grid_thw"].repeat(n, 1)
         fed = torch.tensor([ids]).repeat(len(draws), 1)
-        surplus = (fed == self.pad) & ((fed == self.pad).cumsum(1) > features)
-        fed = fed.masked_fill(surplus, self.tokenizer.eos_token_id)
         kinds, grids = (fed == self.pad).int(), inputs.get("image_grid_thw")
         places, _ = self.model.model.get_rope_index(fed, kinds, image_grid_thw=grids)
         cache, mask = DynamicCache(), torch.ones_like(fed)
@@ -137,7 +122,6 @@ class Core:
             logits = self.model(
                 input_ids=fed, attention_mask=mask, position_ids=places, past_key_values=cache, **inputs
             ).logits[:, -1]
-            assert not logits.isnan().any(), "vLLM samples without weights"
             logits = (logits.float() + bias) / params.temperature
             probs = logits.double().softmax(-1)
             ordered, order = probs.sort(dim=-1, descending=True)
@@ -152,100 +136,13 @@ class Core:
                 break
             fed, mask, inputs = chosen, torch.cat([mask, torch.ones_like(chosen)], dim=1), {}
             places = places.amax((0, 2), keepdim=True).expand(3, -1, 1) + 1
-        outputs = []
-        drawn, told = torch.stack(picked, 1).tolist(), torch.stack(values, 1).tolist()
-        for row, logprobs in zip(drawn, told, strict=True):
+        made = []
+        for row, logprobs in zip(
+            torch.stack(picked, 1).tolist(), torch.stack(values, 1).tolist(), strict=True
+        ):
             end = next((i + 1 for i, token in enumerate(row) if token in stop.tolist()), None)
-            tokens, kept_values = row[:end], logprobs[:end]
-            values_of = [SimpleNamespace(logprob=value, rank=1) for value in kept_values]
-            outputs.append(
-                SimpleNamespace(
-                    token_ids=tokens,
-                    logprobs=[{token: value} for token, value in zip(tokens, values_of, strict=True)],
-                    finish_reason="length" if end is None else "stop",
-                )
-            )
-        return outputs
-
-    def generate(
-        self, requests: Sequence[tuple[list[int], list[Image.Image]]], params: SamplingParams
-    ) -> list[list[Any]]:
-        """``n`` completions of each request; equal neighbours are forwarded together."""
-        self.calls.append(len(requests))
-        draws = self.uniform(len(requests) * params.n, params.max_tokens)
-        results: list[list[Any]] = []
-        start = 0
-        while start < len(requests):
-            ids, images = requests[start]
-            end = start
-            while end < len(requests) and requests[end][0] == ids and requests[end][1] == images:
-                end += 1
-            made = self.complete(ids, images, params, draws[start * params.n : end * params.n])
-            results += [made[i : i + params.n] for i in range(0, len(made), params.n)]
-            start = end
-        return results
-
-
-class LLM:
-    """`vllm.LLM` in the training process."""
-
-    made: list[LLM] = []
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        tensor_parallel_size: int,
-        gpu_memory_utilization: float,
-        max_model_len: int | None,
-        max_num_seqs: int | None,
-        enable_sleep_mode: bool,
-        model_impl: str,
-        distributed_executor_backend: str,
-        seed: int,
-        max_num_batched_tokens: int,
-        logprobs_mode: str,
-        quantization: str | None,
-        trust_remote_code: bool,
-        dtype: str = "auto",
-    ) -> None:
-        assert logprobs_mode == "processed_logprobs"
-        self.core = Core(model, dtype)
-        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.core.load_weights))
-        worker = SimpleNamespace(model_runner=runner)
-        executor = SimpleNamespace(driver_worker=worker)
-        forget = self.core.images.clear
-        self.llm_engine = SimpleNamespace(model_executor=executor, reset_encoder_cache=forget)
-        self.resets = 0
-        LLM.made.append(self)
-
-    def reset_prefix_cache(self) -> bool:
-        """After new weights."""
-        self.resets += 1
-        return True
-
-    def sleep(self, level: int = 1) -> None:
-        """Level 2 drops the weights."""
-        if level == 2:
-            self.core.forget()
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Memory is there again; what was in it is not."""
-
-    def generate(
-        self, prompts: list[dict[str, Any]], sampling_params: SamplingParams, use_tqdm: bool = True
-    ) -> list[Any]:
-        """Outputs in the order of the prompts."""
-        requests = []
-        for prompt in prompts:
-            images = prompt.get("multi_modal_data", {}).get("image", [])
-            images = images if isinstance(images, list) else [images]
-            requests.append((self.core.expand(prompt["prompt_token_ids"], images), images))
-        made = self.core.generate(requests, sampling_params)
-        return [
-            SimpleNamespace(prompt_token_ids=ids, outputs=outputs)
-            for (ids, _), outputs in zip(requests, made, strict=True)
-        ]
+            made.append([*zip(row[:end], logprobs[:end], strict=True)])
+        return made
 
 
 # --- server -------------------------------------------------------------------------------------------------
@@ -271,6 +168,16 @@ class Server:
         self.lock = threading.Lock()
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    @property
+    def config(self) -> VLLMConfig:
+        """What `sampling.vllm` says to sample here."""
+        return VLLMConfig(server_base_url=self.url, server_timeout_s=5)
+
+    @property
+    def overrides(self) -> list[str]:
+        """The same for a recipe."""
+        return ["sampling.engine=vllm", f"sampling.vllm.server_base_url={self.url}"]
 
     @contextmanager
     def running(self) -> Iterator[Server]:
@@ -348,14 +255,15 @@ class Server:
     def _completions(self, body: dict[str, Any]) -> dict[str, Any]:
         params = SamplingParams(**_fields(body))
         choices = []
-        made = self.core.generate([(ids, []) for ids in body["prompt"]], params)
-        for ids, outputs in zip(body["prompt"], made, strict=True):
-            for output in outputs:
-                names = [f"token_id:{token}" for token in output.token_ids]
-                values = [next(iter(entry.values())).logprob for entry in output.logprobs]
-                tops = [{name: value} for name, value in zip(names, values, strict=True)]
+        for ids in body["prompt"]:
+            for output in self.core.complete(ids, [], params):
+                told = [(f"token_id:{token}", value) for token, value in output]
+                names, values = ([*column] for column in zip(*told, strict=True))
+                tops = [{name: value} for name, value in told]
                 logprobs = {"tokens": names, "token_logprobs": values, "top_logprobs": tops}
-                choices.append({"prompt_token_ids": ids, "token_ids": output.token_ids, "logprobs": logprobs})
+                choices.append(
+                    {"prompt_token_ids": ids, "token_ids": [t for t, _ in output], "logprobs": logprobs}
+                )
         return {"choices": choices}
 
     def _from_features(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -366,14 +274,14 @@ class Server:
             for image, place in zip(images, features["mm_placeholders"]["image"], strict=True):
                 run = ids[place["offset"] : place["offset"] + place["length"]]
                 assert run == [self.core.pad] * self.core.image_tokens(image), "image and places differ"
-        [outputs] = self.core.generate([(ids, images)], params)
+        outputs = self.core.complete(ids, images, params)
         choices = []
         for output in outputs if params.output_kind == 2 else outputs[-1:]:
             content = [
-                {"token": f"token_id:{token}", "logprob": entry[token].logprob, "top_logprobs": []}
-                for token, entry in zip(output.token_ids, output.logprobs, strict=True)
+                {"token": f"token_id:{token}", "logprob": value, "top_logprobs": []}
+                for token, value in output
             ]
-            choices.append({"token_ids": output.token_ids, "logprobs": {"content": content}})
+            choices.append({"token_ids": [t for t, _ in output], "logprobs": {"content": content}})
         return {"choices": choices}
 
 
@@ -386,7 +294,18 @@ class Transfer:
         trainer_args["group"].weights.put([(name, tensor.clone()) for name, tensor in iterator])
 
 
-def install(monkeypatch: Any, server: Server | None = None) -> None:
+@contextmanager
+def standing_in(monkeypatch: Any, folder: str | Path, dtype: str = "float32") -> Iterator[Server]:
+    """`vllm serve` of a folder, where TRL looks for it."""
+    pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
+    pytest.importorskip("requests")
+    server = Server(str(folder), dtype)
+    install(monkeypatch, server)
+    with server.running():
+        yield server
+
+
+def install(monkeypatch: Any, server: Server | None) -> None:
     """Put the stand-in where TRL has imported vLLM's names."""
     from trl.generation import vllm_client, vllm_generation
 
@@ -395,9 +314,6 @@ def install(monkeypatch: Any, server: Server | None = None) -> None:
     monkeypatch.setitem(sys.modules, "vllm", module)
     for module in (vllm_client, vllm_generation):
         monkeypatch.setattr(module, "is_vllm_available", lambda min_version=None: True)
-    monkeypatch.setattr(vllm_generation, "LLM", LLM, raising=False)
-    monkeypatch.setattr(vllm_generation, "SamplingParams", SamplingParams, raising=False)
-    monkeypatch.setattr(LLM, "made", [])
 
     def communicator(client: Any, device: Any) -> None:
         client.communicator = SimpleNamespace(group=SimpleNamespace(), weights=server and server.weights)

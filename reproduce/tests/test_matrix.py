@@ -13,7 +13,6 @@ from tests.serving_servers import Body, FakeUpstream, Loop, tagged
 from tests.verifiers.test_reward_models import saved
 from typer.testing import CliRunner
 
-import vllm_standin
 from reproduce.matrix import JudgedProblem, Models, app, judge_samples, matrix, run_matrix
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
@@ -22,6 +21,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.verifiers.policy_verifiers import PolicyJudge
+from vllm_standin import standing_in
 
 
 def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_matrix_with_a_server_as_generator_and_verifier(tmp_path: Path) -> None:
 
 
 def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm_standin.install(monkeypatch)
     small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
-    words = [f"policy.path={tiny_folder}", "policy.device=cpu", "sampling.engine=vllm"]
-    recipe = load_recipe("adpo-digits", [*small, *words])
-    run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    words = [f"policy.path={tiny_folder}", "policy.device=cpu"]
+    with standing_in(monkeypatch, tiny_folder) as server:
+        recipe = load_recipe("adpo-digits", [*small, *words, *server.overrides])
+        run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
     assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"

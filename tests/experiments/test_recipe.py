@@ -220,8 +220,9 @@ def test_vllm_starts_from_no_gguf_file(good: Path, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps(about))
     for path in (packed, adapter):
         load_recipe(str(good), [f"policy.path={path}"])
+        vllm = ["sampling.engine=vllm", "sampling.vllm.server_base_url=http://127.0.0.1:9"]
         with pytest.raises(ConfigError, match=rf"`selfverify merge {path} FOLDER` unpacks it"):
-            load_recipe(str(good), [f"policy.path={path}", "sampling.engine=vllm"])
+            load_recipe(str(good), [f"policy.path={path}", *vllm])
 
 
 def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,14 +163,6 @@ def test_stop_token_ends_a_response(load_policy: Any, problems: list[Problem]) -
     assert len({len(s.tokens) for s in samples}) > 5
 
 
-def test_length_limit(load_policy: Any, problems: list[Problem]) -> None:
-    policy = boosted(load_policy(), -1e4)
-    for limit in (1, 7):
-        sampling = SamplingConfig(group_size=3, max_new_tokens=limit)
-        for group in policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3]):
-            assert [(len(s.tokens), s.finish) for s in group] == [(limit, "length")] * 3
-
-
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_image_tokens_are_never_sampled(

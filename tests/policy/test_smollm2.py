@@ -6,7 +6,6 @@ import importlib.util
 import json
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 from killed_runs import rows
 from rounding import assert_close
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
@@ -111,16 +110,3 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: empty)
     with pytest.raises(ConfigError, match="which holds none"):
         Policy.load("builtin:smollm2")
-
-
-def test_a_text_only_model_gets_strings(load_policy: Any) -> None:
-    """Their chat templates add the content to a string, and fail where it is a list of parts."""
-    policy = load_policy("llama")
-    policy.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
-    )
-    parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "7."}]
-    [prompt] = policy.encode([Problem("p", [{"role": "user", "content": parts}])])
-    assert policy.tokenizer.decode(prompt.ids) == "user: Say 7."
-    with pytest.raises(DataError, match=r"problem q: a message has a part of type 'image'"):
-        policy.encode([Problem("q", [{"role": "user", "content": [{"type": "image"}]}])])

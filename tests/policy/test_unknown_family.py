@@ -236,15 +236,6 @@ def test_special_tokens_in_words_are_refused(policy: Policy, words: str) -> None
         policy.encode([Problem("p", user_turn(words, images=0))])
 
 
-def test_a_step_of_training(policy: Policy, tmp_path: Path) -> None:
-    from selfverify import TrainerConfig, learn, make_method, make_task
-
-    before = policy.fingerprint()
-    settings = TrainerConfig(steps=1, groups_per_step=2, warmup_steps=0)
-    learn(policy, make_task("digits-sum"), make_method("sft"), settings, output=tmp_path / "run")
-    assert policy.fingerprint() != before
-
-
 def test_sizes_are_not_for_a_whole_processor(folder: Path) -> None:
     for name in ("min_pixels", "max_pixels"):
         with pytest.raises(ConfigError, match=rf"policy\.{name}: LlavaProcessor .*processor_config\.json"):

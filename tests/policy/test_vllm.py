@@ -1,4 +1,4 @@
-"""Sampling by vLLM through TRL, against a stand-in for vLLM's side (`tests/vllm_standin.py`)."""
+"""Sampling by vLLM through TRL's real client, against a stand-in for the server (`tests/vllm_standin.py`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from pydantic import ValidationError
 
-import vllm_standin
 from rounding import assert_close
-from selfverify.core.config import SamplingConfig, VLLMConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
@@ -30,18 +29,17 @@ from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine, require_vllm
 from served import free_port
-from vllm_standin import LLM, Server
+from vllm_standin import Server, standing_in
 
-pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
-
-SAMPLING = SamplingConfig(
-    engine="vllm", group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6, vllm=VLLMConfig()
+SAMPLING = SamplingConfig(group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6).model_copy(
+    update={"engine": "vllm"}
 )
 
 
-def begun(policy: Policy, sampling: SamplingConfig = SAMPLING) -> Policy:
-    """With an engine in this process alone."""
-    policy.engine = VLLMEngine(policy, Accelerator(cpu=True), sampling)
+def begun(policy: Policy, server: Server, **settings: Any) -> Policy:
+    """A policy that the server samples for."""
+    config = server.config.model_copy(update=settings)
+    policy.engine = VLLMEngine(policy, Accelerator(cpu=True), config)
     return policy
 
 
@@ -52,31 +50,16 @@ def drawn(
 
 
 @pytest.fixture
-def standin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM is there, in this process."""
-    vllm_standin.install(monkeypatch)
-
-
-@pytest.fixture
 def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """`vllm serve` of the tiny policy."""
-    pytest.importorskip("requests")
-    serving = Server(str(tiny_folder))
-    vllm_standin.install(monkeypatch, serving)
-    with serving.running():
-        yield serving
+    with standing_in(monkeypatch, tiny_folder) as found:
+        yield found
 
 
 @pytest.fixture
-def policy(standin: None, load_policy: Any) -> Policy:
-    """A policy that vLLM samples from, in this process."""
-    return begun(load_policy())
-
-
-def on_server(server: Server, **settings: Any) -> SamplingConfig:
-    """`SAMPLING` by that server."""
-    where = VLLMConfig(mode="server", server_base_url=server.url, server_timeout_s=5)
-    return SAMPLING.model_copy(update={"vllm": where, **settings})
+def policy(server: Server, load_policy: Any) -> Policy:
+    """A policy that the server samples for."""
+    return begun(load_policy(), server)
 
 
 def shift(policy: Policy, by: float = 0.05) -> None:
@@ -112,34 +95,32 @@ def assert_is_policys(policy: Policy, problems: Sequence[Problem], groups: list[
     assert log_excess(policy, problems, groups).abs().max() < 2e-4
 
 
-def test_samples_have_the_shape_of_our_own(policy: Policy, problems: list[Problem]) -> None:
-    groups = drawn(policy, problems)
-    assert [len(group) for group in groups] == [3, 3, 3]
-    ends = set()
-    for sample in (sample for group in groups for sample in group):
+def test_samples_are_those_of_the_newest_weights(
+    server: Server, policy: Policy, problems: list[Problem]
+) -> None:
+    """They go over once per update, through the queue that stands for NCCL; all else is HTTP."""
+    before = drawn(policy, problems)
+    assert [len(group) for group in before] == [3, 3, 3]
+    for sample in (sample for group in before for sample in group):
         assert isinstance(sample, Sample) and len(sample.logprobs) == len(sample.tokens) <= 6
         stops = [i for i, token in enumerate(sample.tokens) if token in policy.stop_tokens]
         assert stops == ([len(sample.tokens) - 1] if sample.finish == "stop" else [])
         assert sample.finish == "stop" or len(sample.tokens) == 6
-        ends.add(sample.finish)
-    assert_is_policys(policy, problems, groups)
-    [llm] = LLM.made
-    assert llm.core.calls == [9]
-
-
-def test_weights_go_over_once_per_update(policy: Policy, problems: list[Problem]) -> None:
-    core = LLM.made[0].core
-    before = drawn(policy, problems)
-    count = core.loads
+    assert_is_policys(policy, problems, before)
     drawn(policy, problems)
-    assert core.loads == count == len(list(policy.model.named_parameters())) and LLM.made[0].resets == 1
+    assert server.core.loads == 1 == server.paths.count("/update_weights")
+    assert server.paths.count("/reset_prefix_cache") == 1
+    assert server.paths.count("/inference/v1/generate") == 6
     shift(policy)
     policy.engine.stale = True
     after = drawn(policy, problems)
-    assert core.loads == 2 * count and LLM.made[0].resets == 2
+    assert server.core.loads == 2 == server.paths.count("/reset_prefix_cache")
     assert_is_policys(policy, problems, after)
     with pytest.raises(AssertionError):
         assert_is_policys(policy, problems, before)
+    assert_is_policys(policy, problems[1:2], drawn(policy, problems[1:2]))
+    assert server.paths.count("/v1/completions") == 1
+    policy.engine.close()
 
 
 def move_tower(policy: Policy) -> None:
@@ -149,52 +130,32 @@ def move_tower(policy: Policy) -> None:
             parameter *= 1.1
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_images_are_seen_by_the_newest_tower(
-    server: Server, load_policy: Any, problems: list[Problem], mode: str
-) -> None:
-    """vLLM keeps the features of images; those of another tower it must not keep."""
-    sampling = SAMPLING if mode == "colocate" else on_server(server)
-    policy = begun(load_policy(train_vision=True), sampling)
-    core = LLM.made[0].core if mode == "colocate" else server.core
-    drawn(policy, problems, sampling)
-    seen = len(core.images)
-    move_tower(policy)
-    policy.engine.stale = True
-    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
-    assert len(core.images) == seen > 0
-
-
-def test_a_servers_images_are_forgotten_once_where_the_tower_is_frozen(
     server: Server, load_policy: Any, problems: list[Problem]
 ) -> None:
-    """Another run may have used the server before, with another tower."""
-    sampling = on_server(server)
-    policy, other = load_policy(), load_policy(train_vision=True)
-    move_tower(other)
-    for user in (other, policy):
-        begun(user, sampling)
-        assert_is_policys(user, problems, drawn(user, problems, sampling))
-    assert policy.engine is not None
-    shift(policy)
+    """vLLM keeps the features of images; those of another tower it must not keep, not even of another run."""
+    policy = begun(load_policy(train_vision=True), server)
+    drawn(policy, problems)
+    seen = len(server.core.images)
+    move_tower(policy)
     policy.engine.stale = True
-    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
-    assert server.paths.count("/reset_encoder_cache") == 2
+    assert_is_policys(policy, problems, drawn(policy, problems))
+    assert len(server.core.images) == seen > 0
+    frozen = begun(load_policy(), server)
+    for _ in range(2):
+        assert_is_policys(frozen, problems, drawn(frozen, problems))
+        shift(frozen)
+        frozen.engine.stale = True
+    assert server.paths.count("/reset_encoder_cache") == 3
 
 
 def test_server_of_another_precision_is_refused_unless_it_is_asked_for(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, load_policy: Any
 ) -> None:
-    pytest.importorskip("requests")
-    server = Server(str(tiny_folder), "bfloat16")
-    vllm_standin.install(monkeypatch, server)
-    with server.running():
-        sampling = on_server(server)
+    with standing_in(monkeypatch, tiny_folder, "bfloat16") as server:
         with pytest.raises(ConfigError, match=r"in bfloat16 and not in float32.*`--dtype float32`"):
-            begun(load_policy(), sampling)
-        assert sampling.vllm is not None
-        meant = sampling.vllm.model_copy(update={"dtype": "bfloat16"})
-        begun(load_policy(), sampling.model_copy(update={"vllm": meant})).engine.close()
+            begun(load_policy(), server)
+        begun(load_policy(), server, dtype="bfloat16").engine.close()
 
 
 @pytest.mark.parametrize(("version", "fits"), [("0.21.2", False), ("0.22.0", True), ("0.31.1rc1", True),
@@ -205,10 +166,10 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
     """Here and on a server, before anything is sampled."""
     server.version = version
     if fits:
-        begun(load_policy(), on_server(server)).engine.close()
+        begun(load_policy(), server).engine.close()
     else:
         with pytest.raises(ConfigError, match=f"server's vLLM is {version}, .* works with 0.22 to 0.31"):
-            begun(load_policy(), on_server(server))
+            begun(load_policy(), server)
     monkeypatch.setattr("vllm.__version__", version)
     with nullcontext() if fits else pytest.raises(ConfigError, match=f"that is installed is {version}"):
         require_vllm()
@@ -216,35 +177,21 @@ def test_versions_that_trl_does_not_speak_to_are_refused(
     require_vllm()
 
 
-@pytest.mark.usefixtures("standin")
-def test_sleeping_engine_has_the_weights_again(load_policy: Any, problems: list[Problem]) -> None:
-    sampling = SAMPLING.model_copy(update={"vllm": VLLMConfig(enable_sleep_mode=True)})
-    policy = begun(load_policy(), sampling)
-    for _ in range(2):  # the second time nothing was learnt, but level 2 has dropped the weights
-        assert_is_policys(policy, problems[:1], drawn(policy, problems[:1], sampling))
-
-
-@pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize("tower", [False, True])
-def test_adapter_is_merged_on_the_way(load_policy: Any, problems: list[Problem], tower: bool) -> None:
-    policy = begun(load_policy(lora=AdapterConfig(rank=4), train_vision=tower))
+def test_adapter_is_merged_on_the_way(
+    server: Server, load_policy: Any, problems: list[Problem], tower: bool
+) -> None:
+    policy = begun(load_policy(lora=AdapterConfig(rank=4), train_vision=tower), server)
     shift(policy)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters()}
     assert_is_policys(policy, problems, drawn(policy, problems))
     merged = dict(policy.merged().model.named_parameters())
-    held = dict(LLM.made[0].core.model.named_parameters())
+    held = dict(server.core.model.named_parameters())
     assert held.keys() == merged.keys()
     for name, tensor in merged.items():
         assert_close(held[name], tensor)
     for name, parameter in policy.model.named_parameters():
         assert torch.equal(parameter, frozen[name])
-
-
-def test_each_call_has_its_own_sampling(policy: Policy, problems: list[Problem]) -> None:
-    shorter = SAMPLING.model_copy(update={"max_new_tokens": 2, "group_size": 1, "temperature": 1.0})
-    groups = drawn(policy, problems, shorter)
-    assert [len(group) for group in groups] == [1, 1, 1]
-    assert max(len(group[0].tokens) for group in groups) == 2
 
 
 def test_logprobs_are_those_after_top_p(policy: Policy, problems: list[Problem]) -> None:
@@ -256,14 +203,20 @@ def test_logprobs_are_those_after_top_p(policy: Policy, problems: list[Problem])
     assert excess.max() > 0.1
 
 
-def test_expanded_prompts_are_refused_not_learnt_from(policy: Policy, problems: list[Problem]) -> None:
-    """What happens when image slots are expanded twice (TRL issue 6294)."""
-    prompts = policy.encode(problems[:1])
-    ours = prompts[0].unexpanded = prompts[0].ids.tolist()
-    images = sum(token == policy.loaded.family.placeholder(policy.model) for token in ours)
-    theirs = f"as {len(ours) + images - 1} tokens, {2 * images - 1} of them of images"
-    with pytest.raises(ConfigError, match=f"problem one: vLLM read its prompt {theirs}"):
-        policy.sample(prompts, SAMPLING, seeds=[0])
+def test_a_prompt_that_was_read_otherwise_is_not_learnt_from(
+    server: Server, policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = server.answer
+
+    def shorter(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        found = answer(path, body)
+        for choice in found.get("choices", []):
+            choice["prompt_token_ids"] = choice["prompt_token_ids"][1:]
+        return found
+
+    monkeypatch.setattr(server, "answer", shorter)
+    with pytest.raises(ConfigError, match=r"problem none: vLLM read its prompt as .* the learner would read"):
+        drawn(policy, problems[1:2])
 
 
 def test_no_image_token_is_learnt_from(policy: Policy, problems: list[Problem]) -> None:
@@ -286,23 +239,6 @@ def test_unknown_logprobs_and_empty_responses(
     monkeypatch.setattr(policy.engine._generation, "generate", lambda **_: (*answer[:2], None, None))
     with pytest.raises(SamplingError, match="no log-probabilities"):
         policy.sample([prompt], SAMPLING, seeds=[0])
-
-
-def test_server(server: Server, load_policy: Any, problems: list[Problem]) -> None:
-    """TRL's real client talks HTTP to the stand-in server; weights take the queue that stands for NCCL."""
-    sampling = on_server(server)
-    policy = begun(load_policy(), sampling)
-    assert_is_policys(policy, problems, drawn(policy, problems, sampling))
-    assert server.paths.count("/update_weights") == 1 == server.paths.count("/reset_prefix_cache")
-    assert server.paths.count("/inference/v1/generate") == 3
-    shift(policy)
-    policy.engine.stale = True
-    groups = drawn(policy, problems, sampling)
-    assert [len(group) for group in groups] == [3, 3, 3]
-    assert_is_policys(policy, problems, groups)
-    assert_is_policys(policy, problems[1:2], drawn(policy, problems[1:2], sampling))
-    assert server.paths.count("/v1/completions") == 1
-    policy.engine.close()
 
 
 @pytest.mark.slow
@@ -344,43 +280,36 @@ def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
 
 
 def test_servers_images_of_another_size_are_refused(
-    server: Server, load_policy: Any, problems: list[Problem]
+    server: Server, policy: Policy, problems: list[Problem]
 ) -> None:
-    sampling = on_server(server)
-    policy = begun(load_policy(), sampling)
     server.core.processor.size = {"shortest_edge": 32 * 32 * 4, "longest_edge": 512 * 512}
     with pytest.raises(SamplingError, match="tokens of image 1 of a prompt that has"):
-        drawn(policy, problems[:1], sampling)
+        drawn(policy, problems[:1])
 
 
 def test_server_with_raw_logprobs_is_refused(server: Server, load_policy: Any) -> None:
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
-        begun(load_policy(), on_server(server))
+        begun(load_policy(), server)
 
 
 def test_server_that_is_gone(
-    server: Server, load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    server: Server, policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampling = on_server(server)
-    policy = begun(load_policy(), sampling)
     monkeypatch.setattr(server, "answer", lambda path, body: 1 / 0)
-    with pytest.raises(SamplingError, match=r"vLLM \(server\) has failed: .*ZeroDivision"):
-        drawn(policy, problems[:1], sampling)
+    with pytest.raises(SamplingError, match=r"vLLM has failed: .*ZeroDivision"):
+        drawn(policy, problems[:1])
 
 
-def test_marks_that_a_server_cannot_place(server: Server, load_policy: Any, problems: list[Problem]) -> None:
-    sampling = on_server(server)
-    policy = begun(load_policy(), sampling)
+def test_marks_that_a_server_cannot_place(policy: Policy, problems: list[Problem]) -> None:
     prompts = policy.encode(problems[:1])
     prompts[0].images[0].text = f"<row>{prompts[0].images[0].text}"
-    with pytest.raises(ConfigError, match=r"problem one: .*use sampling.vllm.mode=colocate"):
-        policy.sample(prompts, sampling, seeds=[0])
+    with pytest.raises(ConfigError, match=r"problem one: .*use sampling.engine=own"):
+        policy.sample(prompts, SAMPLING, seeds=[0])
 
 
 def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Any) -> None:
-    from trl.generation import vllm_generation
-
+    vllm_generation = pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
     with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
         require_vllm()
@@ -389,29 +318,25 @@ def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Any
         policy.sample(policy.encode([]), SAMPLING, seeds=[])
 
 
-@pytest.mark.usefixtures("standin")
-def test_refused_families_and_shards(load_policy: Any, problems: list[Problem]) -> None:
+def test_refused_families_and_shards(server: Server, load_policy: Any) -> None:
     policy = load_policy()
     policy.loaded.family.shares_prompts = False
     with pytest.raises(ConfigError, match="use engine=own"):
-        begun(policy)
-    fsdp = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace())
+        begun(policy, server)
+    fsdp: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)
     with pytest.raises(ConfigError, match="cannot be merged out of shards"):
-        VLLMEngine(load_policy(lora=AdapterConfig(rank=4)), fsdp, SAMPLING)  # type: ignore[arg-type]
-    policy = begun(load_policy())
-    policy.engine.accelerator = fsdp  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="enable_sleep_mode"):
-        drawn(policy, problems)
+        VLLMEngine(load_policy(lora=AdapterConfig(rank=4)), fsdp, server.config)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": "own", "vllm": {}}, "need engine: vllm"),
-        ({"engine": "vllm", "temperature": 0.0, "group_size": 1}, "temperature above 0"),
-        ({"engine": "vllm", "vllm": {"mode": "server"}}, "needs server_base_url"),
-        ({"engine": "vllm", "vllm": {"group_port": 1234}}, "group_port means nothing with mode: colocate"),
-        ({"engine": "vllm", "max_new_tokens": 64, "vllm": {"max_model_length": 64}}, "no room for a prompt"),
+        ({"engine": "own", "vllm": {"server_base_url": "http://a"}}, "own needs no settings of vllm"),
+        ({"engine": "vllm"}, "needs vllm.server_base_url"),
+        (
+            {"engine": "vllm", "temperature": 0.0, "vllm": {"server_base_url": "http://a"}},
+            "temperature above 0",
+        ),
     ],
 )
 def test_contradictions(settings: dict[str, Any], message: str) -> None:

@@ -31,9 +31,9 @@ def main(folder: str, rank: int, port: str, output: Path) -> None:
     vllm_standin.install(pytest.MonkeyPatch(), server)
     with server.running() if server else nullcontext():
         policy = Policy.load(folder, device="cpu")
-        where = VLLMConfig(mode="server", server_base_url=server.url if server else "http://127.0.0.1:9")
+        where = server.config if server else VLLMConfig(server_base_url="http://127.0.0.1:9")
         sampling = SamplingConfig(engine="vllm", vllm=where, group_size=2, max_new_tokens=4, top_p=1.0)
-        policy.engine = VLLMEngine(policy, make_accelerator(policy), sampling)
+        policy.engine = VLLMEngine(policy, make_accelerator(policy), where)
         task = make_task("digits-pick")
         of_images = [task.problem("train", 0, index) for index in range(2)]
         rounds = (

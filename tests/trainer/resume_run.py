@@ -21,7 +21,7 @@ def main() -> None:
     torch.set_num_threads(1)
     drops = "dropout" in words
     config = TrainerConfig(
-        steps=2 if drops else 12,
+        steps=2 if drops else 8,
         groups_per_step=3,
         updates_per_rollout=2,
         micro_batch_groups=2,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
-import vllm_standin
 from killed_runs import rows
 from rounding import assert_close
 from selfverify.core import ranks
@@ -22,19 +22,18 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Training
-from selfverify.policy.decoding import derived_seed, uniforms
+from selfverify.policy.decoding import uniforms
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.trainer.batch import TokenStreams, make_streams
 from selfverify.trainer.loss import UpdateMetrics
 from selfverify.trainer.trainer import Trainer
 from updating import update
-from vllm_standin import LLM
-
-pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
+from vllm_standin import Server, standing_in
 
 OWN = SamplingConfig(group_size=3, top_p=1.0, max_new_tokens=24)
-VLLM = OWN.model_copy(update={"engine": "vllm"})
 CONFIG = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero_advantage=False)
 
 
@@ -129,35 +128,39 @@ def test_later_updates_compare_with_the_moment_of_sampling(policy: Policy) -> No
 
 
 @pytest.fixture
-def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for vLLM that draws with our sampler's random numbers, step after step."""
-    vllm_standin.install(monkeypatch)
-    plain = LLM.__init__
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A stand-in for vLLM that draws with our sampler's random numbers."""
+    seeds_of: dict[tuple[Any, ...], int] = {}
 
-    def start(llm: LLM, *arguments: Any, **settings: Any) -> None:
-        plain(llm, *arguments, **settings)
+    def key(ids: list[int], images: list[Image.Image]) -> tuple[Any, ...]:
+        return (*ids, *(image.tobytes() for image in images))
 
-        def uniform(count: int, steps: int) -> torch.Tensor:
-            seeds = [derived_seed(0, len(llm.core.calls) - 1, place) for place in range(2)]
-            return uniforms(seeds, count // 2, steps).flatten(0, 1)
+    def noted(policy: Policy, prompts: list[Prompt], sampling: SamplingConfig, *, seeds: list[int]) -> Any:
+        seeds_of.update((key(p.ids.tolist(), p.pictures), s) for p, s in zip(prompts, seeds, strict=True))
+        return plain(policy, prompts, sampling, seeds=seeds)
 
-        llm.core.uniform = uniform  # type: ignore[method-assign]
+    plain = Policy.sample
+    monkeypatch.setattr(Policy, "sample", noted)
+    with standing_in(monkeypatch, BUILTIN / "digits") as found:
+        found.core.uniform = lambda ids, images, *size: uniforms([seeds_of[key(ids, images)]], *size)[0]
+        yield found
 
-    monkeypatch.setattr(LLM, "__init__", start)
+
+def by(server: Server) -> SamplingConfig:
+    return OWN.model_copy(update={"engine": "vllm", "vllm": server.config})
 
 
-@pytest.mark.usefixtures("same_draws")
 @pytest.mark.parametrize(
     ("method", "changes"),
     [("grpo", {}), ("adpo", {"updates_per_rollout": 2, "inner_epochs": 2})],
 )
 def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
-    tmp_path: Path, method: str, changes: dict[str, Any]
+    server: Server, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     """Same tokens, hence same rewards, and importance weights of 1: the weights end up the same."""
     ends = {}
     task = make_task("digits-pick")
-    for name, sampling in (("own", OWN), ("vllm", VLLM)):
+    for name, sampling in (("own", OWN), ("vllm", by(server))):
         policy = Policy.load("builtin:digits", device="cpu")
         config = CONFIG.model_copy(update=changes)
         learn(policy, task, make_method(method), config, sampling, output=tmp_path / name)
@@ -192,34 +195,33 @@ class ShownAgain(SelfCorrection):
         return reply
 
 
-def test_vllm_sees_what_environments_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_sees_what_environments_show(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image in mid-conversation: vLLM's probabilities behind it are those that the learner computes."""
-    vllm_standin.install(monkeypatch)
     policy = Policy.load("builtin:digits", device="cpu")
     method = make_method("adapo", second_turn="Look again.", zero_advantage="adaptive")
     monkeypatch.setattr(
         method, "open", lambda task, problem, seed: ShownAgain(problem, task.tags, task.verdict)
     )
     config = CONFIG.model_copy(update={"steps": 1})
-    learn(policy, make_task("digits-pick"), method, config, VLLM, output=tmp_path)
+    learn(policy, make_task("digits-pick"), method, config, by(server), output=tmp_path)
     [row] = rows(tmp_path)
-    assert len(LLM.made[0].core.calls) == 2 and row["turns/missing"] < 1
+    assert server.core.calls == 2 + 6 and row["turns/missing"] < 1
     assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.usefixtures("same_draws")
-def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path) -> None:
+def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(server: Server, tmp_path: Path) -> None:
     """It reads the starting weights from disk; what was learnt before a restart it must be sent."""
     task, config = make_task("digits-pick"), CONFIG.model_copy(update={"steps": 2, "checkpoint_every": 1})
     first = Policy.load("builtin:digits", device="cpu")
-    learn(first, task, make_method("grpo"), config, VLLM, output=tmp_path)
-    tensors = len(list(first.model.named_parameters()))
-    assert LLM.made[0].core.loads == 2 * tensors
+    learn(first, task, make_method("grpo"), config, by(server), output=tmp_path)
+    assert server.core.loads == 2
     again = Policy.load("builtin:digits", device="cpu")
-    loop = Trainer(Training(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path))
+    loop = Trainer(Training(again, task, make_method("grpo"), CONFIG, by(server), tmp_path))
     loop._resume()
     loop.train_step()
-    held = dict(LLM.made[1].core.model.named_parameters())
+    held = dict(server.core.model.named_parameters())
     for name, parameter in first.model.named_parameters():
         assert torch.equal(held[name], parameter)
 
@@ -228,7 +230,7 @@ def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path
 
 
 def test_recipe_refuses_what_vllm_would_not_know() -> None:
-    recipe = load_recipe("adpo-digits", ["sampling.engine=vllm"])
-    assert recipe.sampling.engine == "vllm"
+    vllm = ["sampling.engine=vllm", "sampling.vllm.server_base_url=http://127.0.0.1:9"]
+    assert load_recipe("adpo-digits", vllm).sampling.engine == "vllm"
     with pytest.raises(ConfigError, match=r"policy\.max_pixels does not reach vLLM"):
-        load_recipe("adpo-digits", ["sampling.engine=vllm", "policy.max_pixels=4096"])
+        load_recipe("adpo-digits", [*vllm, "policy.max_pixels=4096"])

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from killed_runs import rows
 from selfverify.core import ranks
-from selfverify.core.events import read_events
-from selfverify.core.jsonl_store import read_journal
-from selfverify.rollouts.recording import RecordedGroup
-from served import free_port
+from trainer.launched import Weights, assert_same, launch, saved, trained
 
-PROGRAM = Path(__file__).with_name("several.py")
-FOLDERS = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
-WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPModuleRoot"}
-
-
-Weights = dict[str, torch.Tensor]
 Run = tuple[Path, Weights]
 """A run's folder, and the weights after it."""
 
@@ -37,36 +22,6 @@ TOGETHER = {
     "fsdp": [(), ("channels=separate", "steps=2")],
 }
 """Settings of runs that one launch makes one after another."""
-
-
-def launch(way: str, *words: object, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end, by torchrun if there are several processes."""
-    command = [sys.executable]
-    if way != "alone":
-        command += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(PROGRAM), way, *map(str, words)],
-        env=environment, capture_output=True, text=True, timeout=560, check=False,
-    )  # fmt: skip
-
-
-def trained(output: Path, way: str, *settings: str, processes: int = 2) -> Weights:
-    """The weights after a run that is launched by itself."""
-    done = launch(way, output, *settings, processes=processes)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return saved(output, way, processes)
-
-
-def saved(output: Path, way: str, processes: int = 2) -> Weights:
-    """The weights that a run has left, after a look at how it was run."""
-    facts = json.loads((output / "way.json").read_text())
-    if way != "alone":
-        assert facts == {"count": processes, "root": WRAPPED[way]}
-    [file] = (output / "model").glob("*.safetensors")
-    return load_file(file)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +43,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     return run
 
 
-def assert_same(ours: Weights, theirs: Weights, limit: float = 1e-10) -> None:
-    assert ours.keys() == theirs.keys()
-    worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-    assert worst < limit
-
-
 def assert_same_metrics(ours: Path, theirs: Path) -> list[dict[str, float]]:
     """Returns those of the first folder."""
     for mine, other in zip(rows(ours), rows(theirs), strict=True):
@@ -112,30 +61,6 @@ def test_two_processes_equal_one(way: str, ran: Callable[..., Run]) -> None:
 def test_slices_of_rows_keep_processes_in_step(way: str, ran: Callable[..., Run]) -> None:
     """Most rows are passes of their own, so that the processes have unlike numbers of them."""
     assert_same(ran(way, "tokens=150")[1], ran("alone")[1])
-
-
-@pytest.mark.parametrize(
-    ("way", "channels", "told"),
-    [
-        ("ddp", "joint", ["all"] * 2),
-        ("fsdp", "separate", ["answer", "score"] * 2),
-    ],
-)
-def test_one_bad_process_keeps_all_from_an_update(
-    way: str, channels: str, told: list[str], tmp_path: Path
-) -> None:
-    """In the second of three steps. All make none together, and the others go on to learn."""
-    last = trained(tmp_path, way, "bad=1", f"channels={channels}")
-    first, second, third = (
-        load_file(tmp_path / f"checkpoints/checkpoint-{step:06d}/model/model.safetensors")
-        for step in (1, 2, 3)
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(second[name], third[name]) for name in first)
-    assert all(bool(tensor.isfinite().all()) for tensor in last.values())
-    events = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "update_skipped"]
-    assert [(e["step"], e["channel"], e.get("process", 0)) for e in events] == [(1, name, 0) for name in told]
-    assert [row.get("updates/skipped", 0) for row in rows(tmp_path)] == [0, len(told), 0]
 
 
 @pytest.mark.slow
@@ -168,69 +93,6 @@ def test_channels_apart_equal_one_process(way: str, ran: Callable[..., Run]) -> 
     (ours, weights), (theirs, others) = ran(way, *settings), ran("alone", *settings)
     assert_same(weights, others)
     assert all(line["grad_norm/score"] > 0 for line in assert_same_metrics(ours, theirs))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_masters_go_from_wrapper_to_wrapper(way: str, tmp_path: Path) -> None:
-    """A checkpoint holds whole masters, which are the saved weights before rounding; one process goes on."""
-    saved = trained(tmp_path, way, "low=1", "steps=1")
-    state = json.loads((tmp_path / "checkpoints/checkpoint-000001/state.json").read_text())
-    tensors = load_file(tmp_path / "checkpoints/checkpoint-000001/optimizer.safetensors")
-    masters = {n: t for n, t in tensors.items() if n.startswith("optimizer.") and n.endswith(".master")}
-    assert len(masters) == len(state["names"][0])
-    for number, name in enumerate(state["names"][0]):
-        master = masters[f"optimizer.state.{number}.master"]
-        assert master.dtype == torch.float32
-        # The saved file has the family's older names.
-        assert torch.equal(master.bfloat16(), saved[name.replace("language_model.", "")])
-        assert tensors[f"optimizer.state.{number}.exp_avg"].dtype == torch.float32
-    assert any(bool((t.bfloat16().float() != t).any()) for t in masters.values())
-    trained(tmp_path, "alone", "low=1", "steps=2", "resume=1")
-
-
-@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_ragged_conversations_and_one_that_hangs(way: str, tmp_path: Path) -> None:
-    """Processes whose conversations end at different rounds stay in step, and learn what one learns."""
-    settings = ("talk=1", "steps=2", "groups=2", "updates=1")
-    weights = trained(tmp_path / way, way, *settings)
-    assert_same(weights, trained(tmp_path / "alone", "alone", *settings, f"replay={tmp_path / way}"))
-    # What two processes have logged is what one learns from.
-    [file] = (tmp_path / "alone" / "again" / "model").glob("*.safetensors")
-    assert_same(weights, load_file(file))
-    for folder in (way, "alone", "alone/again"):
-        first, second = rows(tmp_path / folder)
-        assert (first["trajectories/invalid"], second["trajectories/invalid"]) == (1, 0)
-        assert first["conversation/error"] == pytest.approx(1 / 8, abs=1e-6)
-        assert first["conversation/turns"] > 1
-    log = tmp_path / way / "rollouts"
-    files = [*log.glob("step-00000[12].process-[01]-of-2.jsonl")]
-    assert len(files) == 4 and [*log.glob("*/*.png")]
-    logged = [row for file in files for row in read_journal(file, RecordedGroup)[1].values()]
-    first = [t.segments[0] for row in logged for t in row.trajectories]
-    # Some are shown something first, and some are over before the policy speaks.
-    shown = [s for s in first if s.author == "environment" and s.tokens]
-    assert any(s.images for s in shown) and len(shown) < len(first)
-    assert any(s.finish == "stop" and not s.tokens for s in first)
-    events = read_events(tmp_path / way / "events.jsonl")
-    [failed] = [event for event in events if event["event"] == "episode_failed"]
-    assert failed["process"] == 1 and "took longer than 2.0 s" in failed["reason"]
-
-
-@pytest.mark.slow
-def test_idle_processes_and_adapters(tmp_path: Path) -> None:
-    """One group for two processes: the second has nothing of its own in any pass."""
-    settings = ("groups=1", "updates=1", "steps=2", "lora=1")
-    weights = trained(tmp_path / "fsdp", "fsdp", *settings)
-    assert all("lora_" in name for name in weights)
-    assert weights.keys() == trained(tmp_path / "ddp", "ddp", *settings).keys()
-
-
-def test_processes_that_disagree_are_stopped_before_they_learn(tmp_path: Path) -> None:
-    done = launch("ddp", tmp_path, "disagree=1")
-    assert done.returncode != 0
-    assert re.search(r"process 1 has another seed \(4\) than process 0 \(3\)", done.stderr)
-    assert not (tmp_path / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("seed", range(20))

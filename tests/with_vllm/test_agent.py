@@ -1,4 +1,4 @@
-"""Agents behind a real vLLM server, which reads their calls of tools; and training of one in the process."""
+"""Agents behind a real vLLM server, which reads their calls of tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from selfverify.rollouts.server_sampler import ServerSpeaker
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving
-from with_vllm.test_colocated import colocated
 
 RECIPE = load_recipe("smartsnap-phone")
 TASKS, TOKENS = 12, 40
@@ -133,11 +132,3 @@ def test_calls_in_a_stream(phone_server: Serving, servers: Loop) -> None:
                     pieces[1] += delta.function.arguments or ""
             called.append([(pieces[0], pieces[1])])
     assert called == [[("launch", '{"app": " maps"}')]] * 4
-
-
-def test_training(tmp_path: Path) -> None:
-    """SmartSnap's recipe with vLLM in the process: conversations with tools, learnt from as they were."""
-    rows = colocated(tmp_path, "smartsnap", False)
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert all(0 < row["mismatch/max"] < 2e-3 for row in rows)
-    assert all(row["reward/tool_calls"] > 1 for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from reproduce.matrix import JudgedProblem
-from reproduce.matrix import app as matrix
 from selfverify.cli.main import app
 from selfverify.core.episode import PolicyTurn, RolloutHook
-from selfverify.core.jsonl_store import read_journal
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.samples import StoredSample, find_store, read_samples
 from selfverify.policy.policy import Policy
@@ -23,26 +19,13 @@ from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.visual.verifier import StepVerifier, StoppingVerifier
 from visual.test_step_verifier import STEPS, question, shown
 from with_vllm.conftest import Serving, serving
-from with_vllm.test_colocated import colocated
-
-NAMES = ("here", "there")
-
-
-def run(*words: str) -> str:
-    """What a command prints."""
-    done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def measured(output: Path, *overrides: str) -> list[StoredSample]:
-    run("eval", "adpo-digits", "policy.device=cpu", *overrides, "--output", str(output))
+    words = ["eval", "adpo-digits", "policy.device=cpu", *overrides, "--output", str(output)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
     return sorted(read_samples(find_store(output))[1], key=lambda sample: sample.problem)
-
-
-def place(problem: str) -> int:
-    """Which of the problems it is, by the end of its name."""
-    return int(problem.rpartition("/")[2])
 
 
 def test_greedy_samples_are_those_of_the_policy(vllm_server: Serving, tmp_path: Path) -> None:
@@ -57,39 +40,6 @@ def test_greedy_samples_are_those_of_the_policy(vllm_server: Serving, tmp_path: 
         assert theirs.scores["sampled"] == ours.scores["sampled"]
         assert theirs.scores["soft"] == pytest.approx(ours.scores["soft"], abs=1e-3)
         assert theirs.logprob == pytest.approx(ours.logprob, abs=1e-3)
-
-
-def test_samples_of_vllm_in_the_process(tmp_path: Path) -> None:
-    """Drawn in two batches, with figures like those of samples that the policy draws."""
-    summary = colocated(tmp_path, "eval", False)
-    header, samples = read_samples(find_store(tmp_path / "found"))
-    assert header["engine"] == "vllm" and len(samples) == 128 and summary["samples"] == 128
-    assert all(sample.logprob is not None and sample.logprob <= 0 for sample in samples)
-    assert sum(sample.scores["soft"] is not None for sample in samples) >= 120
-    # 45 % of its answers are right, by far more problems than these.
-    assert 0.25 < summary["pass@1"] < 0.7 and summary["format_rate"] > 0.9
-
-
-def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path) -> None:
-    """Beside the same model here, which reads in the server's words the scores that the server has told."""
-    models = ["here=builtin:digits", f"there={vllm_server.url}#m"]
-    sets = ["evaluation.problems=16", "evaluation.samples=4", "policy.device=cpu"]
-    words = [*models, *[f"--set={each}" for each in sets], "--sizes", "1,4", "--output", str(tmp_path)]
-    done = CliRunner().invoke(matrix, words)
-    assert done.exit_code == 0, done.output
-    # A server's samples are stored as they come.
-    samples = sorted(read_samples(tmp_path / "there.jsonl")[1], key=lambda sample: place(sample.problem))
-    told = [sample.scores["soft"] for sample in samples]
-    by = {}
-    for name in NAMES:
-        rows = read_journal(tmp_path / f"there-by-{name}.jsonl", JudgedProblem)[1]
-        by[name] = [score for index in sorted(rows) for score in rows[index].scores]
-    assert len(told) == 64 and told == pytest.approx(by["here"], abs=1e-3)
-    # A server judges in a turn of its own, which this model has not been taught: it answers once more.
-    assert all(0 <= score <= 1 for score in by["there"] if score is not None)
-    assert sum(score is not None for score in by["there"]) >= 48
-    cells = json.loads((tmp_path / "matrix.json").read_text())["cells"]
-    assert {(cell["generator"], cell["verifier"]) for cell in cells} >= {(a, b) for a in NAMES for b in NAMES}
 
 
 # --- verifiers ----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 
 from selfverify.core.problem import Problem, openai_messages
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.base import user_turn
 from serving_servers import Loop
 from with_vllm.conftest import Serving, openai_client
 
@@ -65,15 +64,6 @@ def test_an_image_in_one_call(client: openai.OpenAI, stream: bool) -> None:
     shown = set(map(str, problem.meta["digits"]))
     answers = [set(s["answer"].split()) for s in found["samples"] if s["answer"]]
     assert sum(answer <= shown for answer in answers) >= 3
-
-
-def test_a_text_is_cut_at_its_limit(client: openai.OpenAI) -> None:
-    """What the model says to a question without an image is of no length of its own."""
-    problem = Problem("text", user_turn("Say 7 and 2 again and again.", images=0))
-    reply: Any = client.chat.completions.create(**asked(problem, max_tokens=5))
-    check(reply.best_of, reply.usage, 5)
-    assert {sample["finish_reason"] for sample in reply.best_of["samples"]} == {"length"}
-    assert [sample["tokens"] for sample in reply.best_of["samples"]] == [5] * 6
 
 
 def test_a_client_that_leaves_stops_what_it_asked_for(client: openai.OpenAI, vllm_server: Serving) -> None:

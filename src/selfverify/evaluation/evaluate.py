@@ -78,16 +78,13 @@ def measured_with(
     }
 
 
-def sampling_of(
-    config: EvaluationConfig, max_new_tokens: int, engine: Literal["own", "vllm"] = "own"
-) -> SamplingConfig:
+def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> SamplingConfig:
     """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
     return SamplingConfig(
         group_size=config.samples,
         temperature=config.temperature,
         top_p=config.top_p,
         max_new_tokens=max_new_tokens,
-        engine=engine,
     )
 
 
@@ -238,7 +235,7 @@ def evaluate(
         # Its samples depend on no seed, so that they are not mixed with those that do.
         **({"engine": engine} if engine != "own" else {}),
     }
-    sampling = sampling_of(config, max_new_tokens, engine)
+    sampling = sampling_of(config, max_new_tokens).model_copy(update={"engine": engine})
     held_out = HeldOut(task, config)
     path = None if store is None else Path(store)
     if path is not None:

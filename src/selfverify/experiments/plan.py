@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from selfverify.core.config import VLLMConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
@@ -402,10 +401,7 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
     counts = sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
     notes = []
     if recipe.sampling.engine == "vllm":
-        vllm = recipe.sampling.vllm or VLLMConfig()
-        beside = vllm.mode == "colocate" and not vllm.enable_sleep_mode
-        share = f", which keeps {vllm.gpu_memory_utilization:.0%} of the GPU" if beside else ""
-        notes.append(f"sampling by vLLM{share} is not planned")
+        notes.append("sampling by vLLM is not planned")
     memory = {
         phase: {item: size for item, size in span.peak.items() if size > 0}
         for phase, span in step.phases.items()

@@ -72,7 +72,7 @@ def measuring_engine(
 ) -> Iterator[None]:
     """A block in which a policy samples by the engine that ``sampling`` names.
 
-    vLLM runs as long as the block. A model behind a server samples there, whatever the engine.
+    vLLM is reached as long as the block lasts. A model behind a server samples there, whatever the engine.
 
     Args:
         policy: Who answers.
@@ -80,10 +80,10 @@ def measuring_engine(
         temperature: Of the answers.
 
     Raises:
-        ConfigError: vLLM is not installed or does not start, there are several processes, or answers are
+        ConfigError: vLLM is not installed or cannot be reached, there are several processes, or answers are
             greedy: those have no log-probabilities in vLLM that could be compared with others.
     """
-    if sampling.engine == "own" or isinstance(policy, Answerer):
+    if sampling.vllm is None or isinstance(policy, Answerer):
         yield
         return
     if temperature == 0:
@@ -97,7 +97,7 @@ def measuring_engine(
             "policy.path=URL#MODEL and `vllm serve`"
         )
     require_vllm()
-    engine = VLLMEngine(policy, make_accelerator(policy), sampling)
+    engine = VLLMEngine(policy, make_accelerator(policy), sampling.vllm)
     policy.engine = engine
     try:
         yield

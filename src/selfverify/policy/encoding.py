@@ -1,9 +1,18 @@
-"""Turns problems into prompts: token ids, positions and preprocessed images."""
+"""Turns problems into prompts: token ids, positions and preprocessed images.
+
+A tokenizer knows special tokens by their text. Words that spell one (``<|im_end|>`` in a question, the mark
+of an image on a screen) would end a turn or stand for an image. A text that is cut inside of such a spelling
+and tokenised piece by piece has none of them, and says the same (`SpecialTokens`).
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +24,13 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.images import is_rgb, to_rgb
 from selfverify.core.problem import Problem
+from selfverify.core.tags import SCORE_TAG
 from selfverify.policy.chat import (
     TooLongError,
     chat_text,
     check_beginnings,
     check_template,
+    checked_messages,
     content_texts,
     find_opening,
     has_too_many_characters,
@@ -29,13 +40,19 @@ from selfverify.policy.families import ImageInput, lengthened
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
 from selfverify.policy.packing import Continuation
-from selfverify.policy.special_tokens import SpecialTokens
+
+logger = logging.getLogger(__name__)
 
 _BAND = 2**20
 """Bytes of an image that are digested at a time."""
 
 _PIECES = 1024
 """Pieces of a text that are tokenised at a time: spelt out, special tokens take many tokens each."""
+
+_ASKED_FOR = [f"<{slash}{tag}>" for tag in ("think", "answer", SCORE_TAG) for slash in ("", "/")]
+"""What requests of this library name (`core.tags`): where it is a token, it is the one to be written."""
+_CALLS = ["<tool_call>", "</tool_call>"]
+"""What this library writes around calls (`tasks.tool_calls`), and instructions of tasks name."""
 
 
 @dataclass(slots=True)
@@ -48,9 +65,7 @@ class Prompt:
         positions: ``[axes, P]`` position ids.
         images: The preprocessed images, in order.
         next_position: The position of the token that follows.
-        unexpanded: Token ids as the chat template wrote them, with one slot per image. Engines that expand
-            prompts on their own need them.
-        pictures: The images themselves, for the same engines.
+        pictures: The images themselves, for engines that encode them on their own.
         begun: Whether the policy's message is begun. Where the environment speaks first it is not.
     """
 
@@ -59,9 +74,168 @@ class Prompt:
     positions: Tensor
     images: list[ImageInput] = field(default_factory=list)
     next_position: int = 0
-    unexpanded: list[int] = field(default_factory=list)
     pictures: list[Image] = field(default_factory=list)
     begun: bool = True
+
+
+class SpecialTokens:
+    """The special tokens of a model, the marks around its images, and other markup that is one token.
+
+    In words that an environment shows nothing of it means anything. In a problem's messages no special token
+    and no mark does, whoever speaks; markup that a tokenizer does not call special, such as ``<tool_call>``,
+    means nothing in what users and tools say, and what it always means in what the system and the assistant
+    say: there tasks write instructions and turns. The tags that this library's requests name mean what they
+    always mean.
+
+    Attributes:
+        slot: What a chat template writes for an image; None where the model reads text only.
+        control: The ids of special tokens and marks.
+        meant: The same with those of markup.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        family, model, tokenizer = loaded.family, loaded.model, loaded.tokenizer
+        self.slot = family.slot(model, tokenizer) if family.placeholder(model) is not None else None
+        marks = {mark for mark in (*family.marks(model, tokenizer), self.slot) if mark}
+        added = tokenizer.added_tokens_decoder.items()
+        special = {number for number, token in added if token.special}
+        markup = {number for number, token in added if not token.special and _is_markup(token.content)}
+        name = tokenizer.convert_ids_to_tokens
+        control = marks | {name(number) for number in special}
+        literals = control | {name(number) for number in markup}
+        # What stands for characters that a tokenizer does not know means nothing itself.
+        unknown = {tokenizer.unk_token_id}
+        self.meant = (special | markup) - unknown
+        self.control = (special | {*map(tokenizer.convert_tokens_to_ids, marks)}) - unknown
+        self._literal = _any_of(literals)
+        self._control_literal = _any_of(control)
+        self._of_others = _any_of(literals - {*_ASKED_FOR})
+        self._of_authors = _any_of(control - {*_ASKED_FOR, *_CALLS})
+        self._warned: set[str] = set()
+
+    def count(self, text: str) -> int:
+        """How many special tokens and marks a text spells."""
+        return sum(1 for _ in self._control_literal.finditer(text))
+
+    def cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Places inside everything in ``ranges`` that reads like markup, so that none is it."""
+        return sorted({cut for begin, end in ranges for cut, _ in _cuts(self._literal, whole, begin, end)})
+
+    def pieces(self, words: str, role: str, named: str) -> list[str]:
+        """The words that somebody says, cut where they would mean something; see the class.
+
+        Args:
+            words: What is said.
+            role: Who says it.
+            named: What a warning names: a problem, or a part of one.
+        """
+        found = dict(_cuts(self._pattern(role), words, 0, len(words)))
+        self._warn(found.values(), role, named)
+        return _split(words, found)
+
+    def marked(self, problem: Problem) -> tuple[Problem, str]:
+        """Mark the cuts in a problem's messages and tools.
+
+        Returns:
+            The problem with a mark at each cut, itself where there is none; and the mark, which stands
+            nowhere else in it. What a chat template writes of it is to be cut there.
+
+        Raises:
+            DataError: A message is of no form that is known.
+        """
+        whole, named = repr((problem.messages, problem.tools)), f"problem {problem.id}"
+        mark = next(mark for n in itertools.count() if (mark := f"(cut-{n})") not in whole)
+        messages = [self._marked_message(message, mark, named) for message in checked_messages(problem)]
+        tools = self._marked(problem.tools, "tools", mark, named)
+        if messages == problem.messages and tools == problem.tools:
+            return problem, mark
+        return replace(problem, messages=messages, tools=tools), mark
+
+    def _marked_message(self, message: dict[str, Any], mark: str, named: str) -> dict[str, Any]:
+        role, content = message["role"], message.get("content")
+        rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+        found = {"role": role, **self._marked(rest, role, mark, named)}
+        if not isinstance(content, list):
+            said = {"content": self._marked(content, role, mark, named)} if "content" in message else {}
+            return {**message, **found, **said}
+        # Templates put nothing between two texts, so that both may spell a token together.
+        texts = [*content_texts(content)]
+        spelt = dict(_cuts(self._pattern(role), "".join(texts), 0, sum(map(len, texts))))
+        self._warn(spelt.values(), role, named)
+        cuts, parts, start = sorted(spelt), [], 0
+        for part in content:
+            if part["type"] == "text":
+                end = start + len(part["text"])
+                own = cuts[bisect_right(cuts, start) : bisect_right(cuts, end)]
+                part = {**part, "text": mark.join(_split(part["text"], [cut - start for cut in own]))}
+                start = end
+            parts.append(part)
+        return {**message, **found, "content": parts}
+
+    def _marked(self, value: Any, role: str, mark: str, named: str) -> Any:
+        """A value of a message with ``mark`` at the cuts of all texts in it."""
+        if isinstance(value, str):
+            return mark.join(self.pieces(value, role, named))
+        if isinstance(value, dict):
+            return {
+                self._marked(key, role, mark, named): self._marked(inner, role, mark, named)
+                for key, inner in value.items()
+            }
+        if isinstance(value, list):
+            return [self._marked(inner, role, mark, named) for inner in value]
+        return value
+
+    def _pattern(self, role: str) -> re.Pattern[str]:
+        return self._of_others if role in ("user", "tool") else self._of_authors
+
+    def _warn(self, spelt: Iterable[str], role: str, named: str) -> None:
+        """Say once of each token that somebody's words are not read as it."""
+        for token in {*spelt} - self._warned:
+            self._warned.add(token)
+            logger.warning(
+                "%s: words (%s) spell %s, which is a token of the model; they are read as the words that "
+                "they are, here and everywhere else", named, role, token,
+            )  # fmt: skip
+
+
+def _cuts(literal: re.Pattern[str], whole: str, begin: int, end: int) -> Iterator[tuple[int, str]]:
+    """Yield a place inside each match that begins in a range, also in matches that overlap, and the match."""
+    found = literal.search(whole, begin)
+    while found is not None and found.start() < end:
+        yield found.start() + 1, found.group()
+        found = literal.search(whole, found.start() + 1)
+
+
+def _split(text: str, cuts: Iterable[int]) -> list[str]:
+    return [text[a:b] for a, b in itertools.pairwise([0, *sorted(cuts), len(text)])]
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of the longest of ``texts`` at a place; it tries those that begin alike together.
+
+    Tokenizers have thousands of special tokens that begin with ``<``: one after the other they would be tried
+    at each such sign.
+    """
+    tree: dict[str, Any] = {}
+    for text in filter(None, texts):
+        node = tree
+        for sign in text:
+            node = node.setdefault(sign, {})
+        node[""] = {}
+
+    def pattern(node: dict[str, Any]) -> str:
+        inner = [re.escape(sign) + pattern(node[sign]) for sign in sorted(node) if sign]
+        if not inner:
+            return ""
+        both = inner[0] if len(inner) == 1 else f"(?:{'|'.join(inner)})"
+        return f"(?:{both})?" if "" in node else both
+
+    return re.compile(pattern(tree) or r"(?!)")
+
+
+def _is_markup(text: str) -> bool:
+    """Whether an added token that is not called special reads like markup, such as ``<tool_call>``."""
+    return len(text) > 2 and text[0] in "<[" and text[-1] in ">]"
 
 
 class Encoder:
@@ -149,12 +323,11 @@ class Encoder:
             raise DataError(f"problem {problem.id}: it has images but the model reads text only")
         pieces = self._pieces(problem)
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
-        unexpanded = self._tokens(pieces, f"problem {problem.id}: its messages")
-        expanded = unexpanded
+        tokens = self._tokens(pieces, f"problem {problem.id}: its messages")
         if reads_images:
             shown = self._expand(pieces, images, problem.id)
-            expanded = self._ids(shown) if images else unexpanded
-        ids = torch.tensor(expanded, dtype=torch.long)
+            tokens = self._ids(shown) if images else tokens
+        ids = torch.tensor(tokens, dtype=torch.long)
         self._refuse_long(problem, len(ids), sum(image.placeholders for image in images))
         try:
             positions = family.positions(model, ids, images)
@@ -162,7 +335,7 @@ class Encoder:
             raise DataError(f"problem {problem.id}: {MISFIT} ({error})") from error
         following = int(positions.max()) + 1 if len(ids) else 0
         begun = not problem.environment_begins
-        return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images, begun)
+        return Prompt(problem.id, ids, positions, images, following, problem.images, begun)
 
     def words(self, words: str, where: str) -> list[int]:
         """What the assistant says as tokens, of which none is a special one; see `SpecialTokens`.
@@ -245,15 +418,8 @@ class Encoder:
             places = prompt.next_position + torch.arange(len(more))
             positions = torch.cat([prompt.positions, places.expand(len(prompt.positions), -1)], dim=1)
             following = prompt.next_position + len(more)
-        unexpanded = piece.tokens if piece.unexpanded is None else piece.unexpanded
         return Prompt(
-            prompt.problem_id,
-            ids,
-            positions,
-            images,
-            following,
-            [*prompt.unexpanded, *unexpanded],
-            [*prompt.pictures, *piece.pictures],
+            prompt.problem_id, ids, positions, images, following, [*prompt.pictures, *piece.pictures]
         )
 
     def _whole_prompt(self, problem: Problem) -> Prompt:

@@ -207,9 +207,8 @@ class Continuation:
     Args:
         tokens: Token ids, image placeholders expanded.
         images: One entry per image, in order.
-        unexpanded: Token ids with one slot per image, for engines that expand prompts on their own; None
-            where that is the same.
-        pictures: The images themselves, for the same engines.
+        unexpanded: Token ids with one slot per image, which read as words; None where that is the same.
+        pictures: The images themselves, for engines that encode them on their own.
     """
 
     tokens: Sequence[int]

@@ -1,12 +1,10 @@
-"""Sampling by vLLM, in the training processes or on a server, through TRL's `VLLMGeneration`.
+"""Sampling by vLLM on a server, through TRL's `VLLMGeneration`.
 
-TRL starts or reaches vLLM, sends it the weights and gathers prompts over processes. This module decides which
+TRL reaches the server, sends it the weights and gathers prompts over processes. This module decides which
 tokens vLLM gets, checks those that come back, and refuses a vLLM that would not sample as the policy does.
 
-- *Prompts*: in this process vLLM expands a prompt's image slots on its own, and would expand slots that are
-  expanded already once more (TRL issue 6294), so it gets the prompt as the chat template wrote it. TRL's
-  client of a server places images by the runs of image tokens, so it gets the expanded prompt. Either way the
-  prompt that vLLM read must equal the prompt that we learn from.
+- *Prompts*: TRL places images by the runs of image tokens, so it gets the prompt with its image slots
+  expanded. The prompt that vLLM read must equal the prompt that we learn from.
 - *Log-probabilities* are vLLM's ``processed_logprobs``, those of the distribution that it really drew from:
   under the temperature, after top-p and the ban of image tokens. Our own sampler and the trainer take them
   before top-p and the ban. Under exact arithmetic a token's importance weight is therefore the mass of the
@@ -18,12 +16,9 @@ tokens vLLM gets, checks those that come back, and refuses a vLLM that would not
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +43,6 @@ BANNED = -100.0
 SPEAKS_TO = {"1.16": ("0.22", "0.31")}
 """The first and the last version of vLLM that a version of TRL works with. vLLM 0.32 renames fields of its
 server's log-probs, which TRL 1.16 then does not find."""
-_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def require_vllm() -> None:
@@ -85,39 +79,37 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMConfig) -> Any:
-    """Return a `VLLMGeneration` whose vLLM runs, with the weights on disk and in the policy's precision.
+    """Return a `VLLMGeneration` that reaches the server, which has the weights on its disk.
 
     Raises:
-        ConfigError: vLLM does not start, or would not sample as the policy does.
+        ConfigError: The server does not answer, or would not sample as the policy does.
     """
     from trl.generation.vllm_generation import VLLMGeneration
 
     model, family = policy.model, policy.loaded.family
-    dtype = settings.dtype or str(model.dtype).removeprefix("torch.")
-    extra: dict[str, Any] = settings.model_dump(exclude={"server_timeout_s", "dtype"})
     try:
-        with _launcher_variables_restored(), _precision(dtype):
-            generation = VLLMGeneration(
-                model=_Merged(model) if adapters.is_adapted(model) else model,
-                accelerator=accelerator,
-                # All that is asked of a processor is which token images are placed by.
-                processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
-                server_timeout=settings.server_timeout_s,
-                trust_remote_code=policy.config.trust_remote_code,
-                generation_kwargs={
-                    "stop_token_ids": sorted(policy.stop_tokens),
-                    "logit_bias": dict.fromkeys(policy.suppressed_tokens, BANNED),
-                },
-                **extra,
-            )
+        generation = VLLMGeneration(
+            model=_Merged(model) if adapters.is_adapted(model) else model,
+            accelerator=accelerator,
+            # All that is asked of a processor is which token images are placed by.
+            processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
+            mode="server",
+            server_base_url=settings.server_base_url,
+            server_timeout=settings.server_timeout_s,
+            group_port=settings.group_port,
+            generation_kwargs={
+                "stop_token_ids": sorted(policy.stop_tokens),
+                "logit_bias": dict.fromkeys(policy.suppressed_tokens, BANNED),
+            },
+        )
         client = getattr(generation, "vllm_client", None)  # the first process alone has one
         if client is not None:
-            _check_server(client, dtype)
+            _check_server(client, settings.dtype or str(model.dtype).removeprefix("torch."))
     except SelfVerifyError:
         raise
     except Exception as error:
-        # TRL, vLLM, requests and NCCL each raise their own types, some of them plain `Exception`.
-        raise ConfigError(f"sampling.vllm: vLLM ({settings.mode}) does not start: {error}") from error
+        # TRL, requests and NCCL each raise their own types, some of them plain `Exception`.
+        raise ConfigError(f"sampling.vllm: vLLM cannot be reached: {error}") from error
     place = generation._place_features
 
     def place_checked(features: dict[str, Any] | None, ids: list[int]) -> Any:
@@ -128,51 +120,6 @@ def start_generation(policy: Policy, accelerator: Accelerator, settings: VLLMCon
 
     generation._place_features = place_checked
     return generation
-
-
-def forget_images(generation: Any) -> None:
-    """Let vLLM forget the image features that it has computed with other weights of the vision tower.
-
-    TRL lets it forget prompts only (`reset_prefix_cache`).
-    """
-    client = getattr(generation, "vllm_client", None)
-    if client is not None:
-        client.session.post(f"{client.base_url}/reset_encoder_cache").raise_for_status()
-    elif generation.mode == "colocate":
-        generation.llm.llm_engine.reset_encoder_cache()
-
-
-@contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    """Hand ``dtype`` to the vLLM that TRL starts in this process.
-
-    TRL has no argument for it, and without one vLLM computes in bfloat16 where a folder holds float32.
-    """
-    from trl.generation import vllm_generation
-
-    made = vllm_generation.LLM
-    vllm_generation.LLM = partial(made, dtype=dtype)
-    try:
-        yield
-    finally:
-        vllm_generation.LLM = made
-
-
-@contextmanager
-def _launcher_variables_restored() -> Iterator[None]:
-    """TRL sets a launcher's variables for vLLM, and a process with them looks like one of several.
-
-    Accelerate would then wrap its model in DDP, and so would every program that the process starts.
-    """
-    before = {name: os.environ.get(name) for name in _LAUNCHER_VARIABLES}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _check_server(client: Any, dtype: str) -> None:
@@ -215,11 +162,23 @@ class _Merged(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.adapted = model
-        self.name_or_path = model.name_or_path
 
     def named_parameters(self, *_: Any, **__: Any) -> Any:
         """Names and tensors, the adapter merged in."""
         return adapters.merged_parameters(self.adapted)
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    try:
+        yield
+    except SelfVerifyError:
+        raise
+    except Exception as error:
+        raise SamplingError(
+            f"vLLM has failed: {type(error).__name__}: {error}; go on from the newest checkpoint with "
+            "--resume"
+        ) from error
 
 
 class VLLMEngine:
@@ -228,40 +187,32 @@ class VLLMEngine:
     Args:
         policy: The policy whose weights vLLM samples with.
         accelerator: The run's processes.
-        sampling: Settings of sampling; ``sampling.vllm`` says where and how vLLM runs.
+        settings: Where the server is (``sampling.vllm``).
 
     Raises:
-        ConfigError: vLLM is not installed, does not start, or cannot sample as this policy would.
+        ConfigError: vLLM is not installed, cannot be reached, or cannot sample as this policy would.
     """
 
-    def __init__(self, policy: Policy, accelerator: Accelerator, sampling: SamplingConfig) -> None:
-        self.policy, self.accelerator = policy, accelerator
-        self.settings = sampling.vllm or VLLMConfig()
+    def __init__(self, policy: Policy, accelerator: Accelerator, settings: VLLMConfig) -> None:
+        self.policy = policy
         self.stale = True
         """Whether the policy has learnt since vLLM got its weights (at first vLLM has those on disk)."""
         self._knows_images = True
         """Whether vLLM may hold features of images that another tower has computed."""
-        self._refuse()
-        require_vllm()
-        self._generation = start_generation(policy, accelerator, self.settings)
-
-    def _refuse(self) -> None:
-        model_type = self.policy.model.config.model_type
-        if not self.policy.loaded.family.shares_prompts:
+        model = policy.model
+        if not policy.loaded.family.shares_prompts:
             raise ConfigError(
-                f"sampling.engine=vllm: how models of type {model_type!r} write images into prompts is not "
-                "known here, so prompts could not be compared with vLLM's; use engine=own"
+                f"sampling.engine=vllm: how models of type {model.config.model_type!r} write images into "
+                "prompts is not known here, so prompts could not be compared with vLLM's; use engine=own"
             )
-        if self._sharded and adapters.is_adapted(self.policy.model):
+        # TRL itself gathers the weights that FSDP holds in shards.
+        if accelerator.distributed_type == DistributedType.FSDP and adapters.is_adapted(model):
             raise ConfigError(
                 "sampling.engine=vllm: an adapter (policy.lora) cannot be merged out of shards (FSDP); "
                 "train all weights, or use DDP"
             )
-
-    @property
-    def _sharded(self) -> bool:
-        """Whether FSDP holds the weights in shards, which TRL gathers itself."""
-        return self.accelerator.distributed_type == DistributedType.FSDP
+        require_vllm()
+        self._generation = start_generation(policy, accelerator, settings)
 
     def send_weights(self) -> None:
         """Send the policy's weights to vLLM, if it does not have them.
@@ -271,32 +222,17 @@ class VLLMEngine:
         Raises:
             SamplingError: vLLM has failed.
         """
-        if self._has_weights:
+        if not self.stale:
             return
-        with self._named_failures():
+        with _named_failures():
             self._generation.sync_weights()
-            if self._knows_images:
-                forget_images(self._generation)
-        # A tower that is frozen is the same from now on. A server may have had another one before this run.
+            client = getattr(self._generation, "vllm_client", None)
+            if self._knows_images and client is not None:
+                # TRL lets it forget prompts only (`reset_prefix_cache`).
+                client.session.post(f"{client.base_url}/reset_encoder_cache").raise_for_status()
+        # A tower that is frozen is the same from now on. The server may have had another one before this run.
         self._knows_images = self.policy.config.train_vision
         self.stale = False
-
-    @property
-    def _has_weights(self) -> bool:
-        # In sleep mode TRL puts vLLM to sleep after each call, which drops the weights.
-        return not self.stale and not getattr(self._generation, "_llm_weights_sleeping", False)
-
-    @contextmanager
-    def _named_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except SelfVerifyError:
-            raise
-        except Exception as error:
-            raise SamplingError(
-                f"vLLM ({self.settings.mode}) has failed: {type(error).__name__}: {error}; go on from the "
-                "newest checkpoint with --resume"
-            ) from error
 
     def sample(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[list[Sample]]:
         """G samples for each prompt, with the policy's newest weights.
@@ -304,19 +240,13 @@ class VLLMEngine:
         Every process has to call this equally often, if need be with no prompts.
 
         Raises:
-            ConfigError: vLLM read another prompt than ours, wrote a token that is never sampled, or sleeps
-                with FSDP between two calls of one rollout.
+            ConfigError: vLLM read another prompt than ours, or wrote a token that is never sampled.
             SamplingError: vLLM has failed.
         """
         # TRL hands every process as many responses as it has prompts itself: all need equally many.
         count = max(ranks.gather(len(prompts)))
         if count == 0:
             return []
-        if not self._has_weights and self._sharded:
-            raise ConfigError(
-                "sampling.vllm.enable_sleep_mode: with FSDP vLLM cannot get its weights again in the middle "
-                "of a rollout, which this method's second turn needs; switch it off"
-            )
         self.send_weights()
         filler = [min(self.policy.stop_tokens, default=0)]
         rows = [self._tokens(prompt) for prompt in prompts] + [filler] * (count - len(prompts))
@@ -325,7 +255,7 @@ class VLLMEngine:
         g, generation = sampling.group_size, self._generation
         generation.temperature, generation.top_p = sampling.temperature, sampling.top_p
         generation.max_completion_length = sampling.max_new_tokens
-        with self._named_failures():
+        with _named_failures():
             read, written, logprobs, _ = generation.generate(
                 prompts=[row for row in rows for _ in range(g)],
                 images=[row for row in images for _ in range(g)] if any(images) else None,
@@ -344,22 +274,18 @@ class VLLMEngine:
         return groups
 
     def close(self) -> None:
-        """Free the device's memory, or close the connection to the server."""
+        """Close the connection to the server."""
         client = getattr(self._generation, "vllm_client", None)
         if client is not None:
             client.close_communicator()
-        self._generation = None
-        gc.collect()
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        if self.settings.mode == "colocate":
-            return prompt.unexpanded
         placeholder = self.policy.loaded.family.slot(self.policy.model, self.policy.tokenizer)
         if any(image.text.replace(placeholder, "") for image in prompt.images):
             model_type = self.policy.model.config.model_type
             raise ConfigError(
                 f"problem {prompt.problem_id}: models of type {model_type!r} write more than image tokens "
-                "for an image, which TRL cannot place on a server; use sampling.vllm.mode=colocate"
+                "for an image, which TRL cannot place on a server; use sampling.engine=own"
             )
         ids: list[int] = prompt.ids.tolist()
         return ids

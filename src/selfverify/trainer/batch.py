@@ -131,11 +131,6 @@ class TokenStreams:
         return self.channel_gr.shape[1]
 
     @property
-    def token_count(self) -> int:
-        """The tokens to forward: the prompt once, and every response."""
-        return len(self.prompt.ids) + sum(len(row) for row in self.tokens)
-
-    @property
     def trained_gr(self) -> Tensor:
         """Which tokens are trained, ``[G, R]`` bool."""
         return self.channel_gr != UNTRAINED

@@ -208,11 +208,6 @@ def folder_size(path: Path) -> int:
     return total
 
 
-def space_report(needed: int, folder: Path) -> str:
-    """Say how many bytes are needed and how many are free: ``1.3 GiB and 0.2 GiB are free``."""
-    return f"{_readable(needed)} and {_readable(shutil.disk_usage(folder).free)} are free"
-
-
 def _readable(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -425,11 +420,12 @@ class CheckpointManager:
             return f"cannot write the checkpoint of step {step}: the folder {self.folder} is gone; start anew"
         latest = latest_checkpoint(self.folder)
         needed = max(folder_size(latest) if latest else 0, needed)
+        free = shutil.disk_usage(self.folder).free
         return (
-            f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs "
-            f"at least {space_report(needed, self.folder)}. Free space there (old runs' checkpoints are what "
-            f"is large), lower learner.keep_last (now {self.keep_last}) or set output to another disk; "
-            f"{self._valid()}"
+            f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs at least "
+            f"{_readable(needed)} and {_readable(free)} are free. Free space there (old runs' checkpoints "
+            f"are what is large), lower learner.keep_last (now {self.keep_last}) or set output to another "
+            f"disk; {self._valid()}"
         )
 
     def _valid(self) -> str:

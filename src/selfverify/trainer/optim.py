@@ -180,24 +180,19 @@ def make_optimizer(
         "betas": config.betas,
         "weight_decay": config.weight_decay,
     }
-    make = _optimizer_class(config.optimizer)
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    if config.optimizer == "adamw_8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit
+        except ImportError as error:
+            raise ConfigError(
+                "learner.optimizer=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
+            ) from error
+        make = AdamW8bit
     low = any(parameter.dtype in LOW_PRECISION for _, parameter in trained)
     if config.channels != "joint" or (master_weights and low):
         return ChannelOptimizer(trained, make, settings, master_weights)
     return make(trained, **settings)
-
-
-def _optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    if name == "adamw":
-        return torch.optim.AdamW
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise ConfigError(
-            "learner.optimizer=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
-        ) from error
-    made: Callable[..., torch.optim.Optimizer] = AdamW8bit
-    return made
 
 
 def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:

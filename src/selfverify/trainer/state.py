@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
 from selfverify.policy.loading import misfits
+from selfverify.trainer.logging import no_bars_of_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -278,12 +279,9 @@ def _check_architecture(model: Any, folder: Path) -> None:
 def _quiet() -> Iterator[None]:
     """Silence transformers, which prints a table of mismatches. Our error names them in one line."""
     level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
     try:
-        yield
+        with no_bars_of_transformers():
+            yield
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -23,13 +23,12 @@ from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
 from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
 from selfverify.core.files import differences, make_folder
-from selfverify.core.trajectory import Group, valid_trajectories
+from selfverify.core.trajectory import valid_trajectories
 from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed, kept_generators
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.episode_runner import HUNG
-from selfverify.rollouts.rollout import Rollout
 from selfverify.tasks.base import Verdict
 from selfverify.trainer.batch import TokenStreams, select
 from selfverify.trainer.checkpoint import (
@@ -110,7 +109,12 @@ class TrainStep:
             group.pictures = shown.get(group.number, group.pictures)
             group.prompt = self.source.complete(group.number, group.prompt)
             group.prepare_images(policy.encoder)
-        self._settle(groups[passes[0].slices[0].group])
+        if ranks.count() > 1 and not self._settled:
+            # A policy checks once what it checks, before wrappers make all processes work in step.
+            first = groups[passes[0].slices[0].group]
+            with torch.no_grad():
+                policy.whole(lambda: policy.logprobs([first.prompt], [first.continuations[:2]]))
+            self._settled = True
         self.updater.fix_logprobs(groups, passes)
         policy.model.train()
         for _ in range(config.inner_epochs):
@@ -183,18 +187,11 @@ class TrainStep:
             self.updater.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
         totals.add_norms(self.updater.parallel.apart_norms())
 
-    def _settle(self, group: TokenStreams) -> None:
-        """Have a policy check what it checks once, before wrappers make all processes work in step."""
-        if ranks.count() > 1 and not self._settled:
-            policy = self.updater.policy
-            with torch.no_grad():
-                policy.whole(lambda: policy.logprobs([group.prompt], [group.continuations[:2]]))
-            self._settled = True
-
 
 def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
     """Decide which process learns from which group, so that all have about the same to do."""
-    costs = [group.token_count for group in batch]
+    # Tokens to forward: the prompt once, and every response.
+    costs = [len(group.prompt.ids) + sum(map(len, group.tokens)) for group in batch]
     owners = ranks.balance(costs, [makers[group.number] for group in batch], ranks.count())
     for group, owner in zip(batch, owners, strict=True):
         group.owner = owner
@@ -253,36 +250,6 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
         )
 
 
-def note_settings(before: dict[str, Any] | None, now: dict[str, Any]) -> None:
-    """Say which settings are others than before, of those that decide samples or weights.
-
-    Args:
-        before: Those that the checkpoint holds (`settings_of`); None where it is older than they.
-        now: The same of the run that goes on from it.
-    """
-    changed = differences(before, now) if before is not None else []
-    if changed:
-        message = f"settings are others from here on: {'; '.join(changed)}"
-        note(logger, "settings_changed", message, changed=changed)
-
-
-def note_image_backend(before: str | None, now: str) -> None:
-    """Say that images are prepared by another class than before, which changes log-probabilities.
-
-    Args:
-        before: The class that prepared them when the checkpoint was written; None where it does not say.
-        now: The class that prepares them from here on.
-    """
-    if before in (None, now):
-        return
-    message = (
-        f"images were prepared by {before} until now, and are by {now} from here on, which changes "
-        "log-probabilities (by up to 1.1 nats, as measured). Installing or removing torchvision does "
-        "this; put it back to go on as before"
-    )
-    note(logger, "image_backend_changed", message, before=before, now=now)
-
-
 Metrics = dict[str, float]
 StepCallback = Callable[[int, int, Metrics, Metrics], None]
 """A function that is called after each step, with its number (from 1), how many steps there are as far as is
@@ -291,10 +258,6 @@ known, its metrics and its timings."""
 
 EMPTY_STEPS = 3
 """A run stops after this many steps in a row without a usable problem: so many cannot all be bad."""
-
-
-def _unjudged(group: Group) -> int:
-    return sum(isinstance(t.parsed, Verdict) and bool(t.parsed.unjudged) for t in group.trajectories)
 
 
 class Trainer:
@@ -347,8 +310,8 @@ class Trainer:
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
             self.events = EventLog(folder / EVENTS_FILE, ranks.index())
-        if training.sampling.engine == "vllm":
-            self.policy.engine = VLLMEngine(self.policy, self.accelerator, training.sampling)
+        if training.sampling.vllm is not None:
+            self.policy.engine = VLLMEngine(self.policy, self.accelerator, training.sampling.vllm)
 
     @cached_property
     def parallel(self) -> Parallel:
@@ -360,9 +323,8 @@ class Trainer:
     @cached_property
     def lesson(self) -> TrainStep:
         """Learns from a step's groups."""
-        temperature = self.training.sampling.temperature
-        updater = LossComputer(self.parallel, self.config, self.method.objective, temperature)
-        return TrainStep(updater, self.source, self.scheduler)
+        how = self.method.objective, self.training.sampling.temperature
+        return TrainStep(LossComputer(self.parallel, self.config, *how), self.source, self.scheduler)
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -415,17 +377,14 @@ class Trainer:
         if self.config.trackers:
             self.accelerator.end_training()
 
-    def _tell_busy(self) -> None:
-        """Say once that other programs keep the machine busy: a run that is slow shall say why."""
-        if not self._busy and ranks.index() == 0 and (told := busy()):
-            self._busy = True
-            note(logger, "machine_busy", told)
-
     def _advance(self) -> None:
         metrics, timing = self.train_step()
         self.step += 1
         self.events.step = self.step
-        self._tell_busy()
+        # Said once: a run that is slow shall say why.
+        if not self._busy and ranks.index() == 0 and (told := busy()):
+            self._busy = True
+            note(logger, "machine_busy", told)
         evaluated: Metrics = {}
         hung: HungError | None = None
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
@@ -463,23 +422,19 @@ class Trainer:
                 self.save()
             raise DataError(f"no problem of {self.empty_steps} steps in a row can be used; the last: {last}")
 
-    def _roll_out(self) -> tuple[Rollout, list[int]]:
-        """Make the step's groups. A checkpoint is written before a run ends by episodes that hang."""
-        try:
-            return self.policy.whole(lambda: self.source.roll_out(self.step))
-        except HungError:
-            # All processes get here together (`RolloutSource.roll_out`).
-            if self.step:
-                self.save()
-            raise
-
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit and learn; return the step's metrics and timings."""
         lesson = self.lesson
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # not inside `whole`: TRL gathers shards itself
-        rollout, makers = self._roll_out()
+        try:
+            rollout, makers = self.policy.whole(lambda: self.source.roll_out(self.step))
+        except HungError:
+            # All processes get here together (`RolloutSource.roll_out`).
+            if self.step:
+                self.save()
+            raise
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
@@ -490,7 +445,8 @@ class Trainer:
         totals = lesson.learn(groups, makers, self.step)
         clock.append(time.perf_counter())
 
-        tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
+        trajectories = [t for group in rollout.groups for t in group.trajectories]
+        unjudged = sum(isinstance(t.parsed, Verdict) and bool(t.parsed.unjudged) for t in trajectories)
         metrics: Metrics = {
             **(self.method.metrics(rollout.groups) if rollout.groups else {}),
             **totals.metrics(),
@@ -499,13 +455,13 @@ class Trainer:
             "groups/zero_advantage": float(dropped["zero_advantage"]),
             "groups/all_invalid": float(dropped["all_invalid"]),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
-            "trajectories/unjudged": float(sum(_unjudged(group) for group in rollout.groups)),
+            "trajectories/unjudged": float(unjudged),
             "problems/skipped": float(len(self.source.skipped)),
         }
         timing = {
             "time/rollout_s": clock[1] - clock[0],
             "time/update_s": clock[2] - clock[1],
-            "tokens_per_s": tokens / (clock[2] - clock[0]),
+            "tokens_per_s": sum(len(t.tokens) for t in trajectories) / (clock[2] - clock[0]),
             # How often something hung depends on the machine, and metrics must not: a resumed run's metrics
             # are those of an unbroken run.
             **self.source.task.counters(),
@@ -601,8 +557,18 @@ class Trainer:
         self.lesson.skipped = progress.get("updates_skipped", {})  # older checkpoints have no such entries
         self.events.step = self.step
         if ranks.index() == 0:
-            note_image_backend(progress.get("image_backend"), self.policy.image_backend)
-            note_settings(progress.get("settings"), settings_of(self.training))
+            old, new = progress.get("image_backend"), self.policy.image_backend
+            if old not in (None, new):
+                message = (
+                    f"images were prepared by {old} until now, and are by {new} from here on, which changes "
+                    "log-probabilities (by up to 1.1 nats, as measured). Installing or removing torchvision "
+                    "does this; put it back to go on as before"
+                )
+                note(logger, "image_backend_changed", message, before=old, now=new)
+            before = progress.get("settings")  # those that decide samples or weights
+            if before is not None and (changed := differences(before, settings_of(self.training))):
+                message = f"settings are others from here on: {'; '.join(changed)}"
+                note(logger, "settings_changed", message, changed=changed)
             again = max(self.metrics_log.last_step() - self.step, 0)
             self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))

@@ -95,8 +95,9 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
 
 def test_vllm_is_told_apart(tiny_folder: Path) -> None:
     """Its work is not planned."""
-    made = make_plan(recipe_of(tiny_folder, "sampling.engine=vllm"))
-    assert "sampling" not in made.memory and "which keeps 30% of the GPU" in made.lines()[-1]
+    vllm = ("sampling.engine=vllm", "sampling.vllm.server_base_url=http://127.0.0.1:9")
+    made = make_plan(recipe_of(tiny_folder, *vllm))
+    assert "sampling" not in made.memory and "sampling by vLLM is not planned" in made.lines()[-1]
 
 
 def test_meter_counts_live_bytes() -> None:
