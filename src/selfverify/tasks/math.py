@@ -444,7 +444,7 @@ def _same_value(a: str, b: str) -> bool:
         return x.percent == y.percent and same_number(x, y)
     if x is None or y is None or isinstance(x, Number) or isinstance(y, Number):
         return False
-    return compare_values(x, y).verdict == "right"
+    return compare_values(x, y, Target("")).verdict == "right"
 
 
 @lru_cache(maxsize=4096)
