@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -458,15 +459,9 @@ def _digits(number: Fraction) -> str:
 
 
 def _shown(number: Fraction) -> str:
-    """Return a number by ten significant digits and its power of ten, also where no float holds it."""
-    if not number:
-        return "0"
-    power = round((abs(number.numerator).bit_length() - number.denominator.bit_length()) * math.log10(2))
-    scaled = abs(number) * Fraction(10) ** (10 - power)
-    digits = int(scaled + Fraction(1, 2))
-    while digits < 10**10:
-        digits, power = int(scaled * 10 + Fraction(1, 2)), power - 1
-        scaled *= 10
-    while digits >= 10**11:
-        digits, power = (digits + 5) // 10, power + 1
-    return f"{'-' if number < 0 else ''}{digits}e{power}"
+    """Return a number by eleven significant digits and its power of ten."""
+    # Decimals hold what no float holds.
+    top, bottom = Decimal(number.numerator), Decimal(number.denominator)
+    found = Context(prec=11, rounding=ROUND_HALF_UP).divide(top, bottom)
+    digits = "".join(map(str, found.as_tuple().digits))
+    return f"{'-' if number < 0 else ''}{digits.ljust(11, '0')}e{found.adjusted()}" if number else "0"
