@@ -131,7 +131,7 @@ def sides(
 
 
 def measure(
-    runs: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object]
+    runs: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object] = dict
 ) -> list[dict[str, float]]:
     """CPU seconds of each side in ``repeats`` rounds, the order turning; ``before`` is called untimed."""
     rounds = []

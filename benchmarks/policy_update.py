@@ -39,7 +39,7 @@ from common import (
     parse,
     show,
 )
-from processor import make_processor
+from processor import replicated
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.objectives import surrogate, token_weights
@@ -79,14 +79,7 @@ class Comparison:
             model.train()
 
     def _replicate(self, problems: list[Any], group_size: int) -> dict[str, torch.Tensor]:
-        processor = make_processor(self.policy.tokenizer)
-        texts = [
-            self.policy.tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)
-            for p in problems
-            for _ in range(group_size)
-        ]
-        images = [p.images for p in problems for _ in range(group_size)]
-        inputs = dict(processor(images, texts, padding=True, padding_side="left", return_tensors="pt"))
+        inputs = replicated(self.policy, problems, group_size)
         responses = self.tokens.flatten(0, 1)
         inputs["input_ids"] = torch.cat([inputs["input_ids"], responses], dim=1)
         for name, value in (("attention_mask", 1), ("mm_token_type_ids", 0)):
@@ -183,11 +176,8 @@ def main() -> None:
                 for s in SIDES:
                     peak = peaks[s] / 2**20 if peaks[s] else "-"
                     rows.append([name, s, times[s], times[s] / times["shared"], peak])
-    show(
-        f"Forward and backward of {PROBLEMS} problems x G",
-        ["setting", "way", "seconds", "x shared", "peak MiB"],
-        rows,
-    )
+    columns = ["setting", "way", "seconds", "x shared", "peak MiB"]
+    show(f"Forward and backward of {PROBLEMS} problems x G", columns, rows)
     finish({"update_speedup": speedups, "memory_ratio": memory}, options)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from families import NOT_FOR_MODELS, make_writer, preprocess
 from transformers import BatchFeature, ProcessorMixin
+
+from selfverify.core.problem import Problem
+from selfverify.policy.policy import Policy
 
 
 class ImageTextProcessor(ProcessorMixin):
@@ -54,6 +58,18 @@ class ImageTextProcessor(ProcessorMixin):
                 [int(token == self.image_token_id) for token in row] for row in encoded["input_ids"]
             ]
         return BatchFeature({**encoded, **made}, tensor_type=wanted)
+
+
+def replicated(policy: Policy, problems: Sequence[Problem], copies: int) -> dict[str, Any]:
+    """Left-padded inputs with every problem so many times, as a trainer gives them to generate()."""
+    tokenizer, rows = policy.tokenizer, [p for p in problems for _ in range(copies)]
+    texts = [
+        tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True) for p in rows
+    ]
+    images = [p.images for p in rows]
+    return dict(
+        make_processor(tokenizer)(images, texts, padding=True, padding_side="left", return_tensors="pt")
+    )
 
 
 def make_processor(tokenizer: Any, kind: str = "qwen2_5_vl", config: Any = None) -> ImageTextProcessor:

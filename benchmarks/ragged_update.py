@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from common import arguments, finish, make_problems, model_folder, parse, show
+from many_turns import measure
 from policy_update import peak_bytes, peak_in_fresh_process
 
 from selfverify.core.trainer_config import TrainerConfig
@@ -88,20 +89,8 @@ class Ragged:
         if gap > 1e-4:
             raise SystemExit(f"the gradients differ by {gap:.2g} of their norm")
 
-    def seconds(self, repeats: int) -> list[dict[str, float]]:
-        """CPU seconds of both sides in ``repeats`` pairs, the order turning."""
-        pairs = []
-        for number in range(repeats):
-            pair = {}
-            for side in SIDES if number % 2 else SIDES[::-1]:
-                start = time.process_time()
-                self.run(side)
-                pair[side] = time.process_time() - start
-            pairs.append(pair)
-        return pairs
 
-
-def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[list[Any]]]:
+def measured(folder: str, options: Namespace) -> tuple[dict[str, float], list[list[Any]]]:
     """Both prompts' results by name, and a row of a table for each side of them.
 
     ``options`` are those of `main`: ``repeats``, ``threads`` and ``budget``.
@@ -111,7 +100,7 @@ def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[lis
     for ending, prompt in PROMPTS.items():
         made = Ragged(folder, prompt, options.budget)
         made.check()
-        pairs = made.seconds(options.repeats)
+        pairs = measure({s: partial(made.run, s) for s in SIDES}, options.repeats)
         same = ["--folder", folder, "--prompts", str(prompt), "--threads", str(options.threads)]
         same += [] if options.budget is None else ["--budget", str(options.budget)]
         peaks = {s: peak_in_fresh_process([__file__, "--memory-of", s, *same]) or 0 for s in SIDES}
@@ -137,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
         return
     with model_folder(options.seed) as folder:
-        results, rows = measure(folder, options)
+        results, rows = measured(folder, options)
     title = f"One update from {ROWS} responses of {SHORTEST} to {LONGEST} tokens; CPU seconds"
     show(title, ["prompt", "", "passes", "seconds", "peak MiB"], rows)
     finish(results, options)

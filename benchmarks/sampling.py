@@ -25,7 +25,7 @@ from common import (
     parse,
     show,
 )
-from processor import make_processor
+from processor import replicated
 from transformers import GenerationConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
@@ -53,7 +53,6 @@ class Comparison:
         self.sampling = SamplingConfig(group_size=group_size, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
         self.config = GenerationConfig(
             do_sample=True,
-            temperature=1.0,
             top_p=0.99,
             top_k=0,
             max_new_tokens=RESPONSE_TOKENS,
@@ -62,11 +61,6 @@ class Comparison:
             suppress_tokens=self.policy.suppressed_tokens,
         )
         self.raw.generation_config.eos_token_id = None
-        self.processor = make_processor(self.policy.tokenizer)
-        self.texts = [
-            self.policy.tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)
-            for p in self.problems
-        ]
         self.prompt_tokens = sum(len(p.ids) for p in self.policy.encode(self.problems)) / PROBLEMS
         self.seed = 0
 
@@ -80,18 +74,12 @@ class Comparison:
 
     def copies(self) -> list[list[int]]:
         """generate() on every prompt G times."""
-        return self._generate(self.inputs(self.group_size), self.config)
+        return self._generate(replicated(self.policy, self.problems, self.group_size), self.config)
 
     def returned(self) -> list[list[int]]:
         """generate() on every prompt once, G sequences returned."""
-        inputs = self.inputs(1)
+        inputs = replicated(self.policy, self.problems, 1)
         return self._generate(inputs, self.config, num_return_sequences=self.group_size)
-
-    def inputs(self, copies: int) -> dict[str, torch.Tensor]:
-        """Left-padded inputs with every problem ``copies`` times."""
-        texts = [text for text in self.texts for _ in range(copies)]
-        images = [p.images for p in self.problems for _ in range(copies)]
-        return dict(self.processor(images, texts, padding=True, padding_side="left", return_tensors="pt"))
 
     @torch.no_grad()
     def _generate(self, inputs: dict[str, Any], config: GenerationConfig, **more: Any) -> list[list[int]]:
@@ -123,20 +111,13 @@ def main() -> None:
                 speedups[setting] = {s: times[s] / times["ours"] for s in list(sides)[1:]}
                 written = PROBLEMS * group * RESPONSE_TOKENS
                 rows += [[setting, s, times[s], times[s] / times["ours"], written / times[s]] for s in sides]
-    show(
-        f"Sampling for {PROBLEMS} problems x G",
-        ["setting", "way", "seconds", "x ours", "tokens/s"],
-        rows,
-    )
-    finish(
-        {
-            "sampling_speedup": {s: v["generate, copies"] for s, v in speedups.items()},
-            "sampling_speedup_vs_num_return_sequences": {
-                s: v["generate, G returned"] for s, v in speedups.items()
-            },
-        },
-        options,
-    )
+    columns = ["setting", "way", "seconds", "x ours", "tokens/s"]
+    show(f"Sampling for {PROBLEMS} problems x G", columns, rows)
+    ways = {
+        "sampling_speedup": "generate, copies",
+        "sampling_speedup_vs_num_return_sequences": "generate, G returned",
+    }
+    finish({name: {s: v[way] for s, v in speedups.items()} for name, way in ways.items()}, options)
 
 
 if __name__ == "__main__":

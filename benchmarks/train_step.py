@@ -149,11 +149,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 found = adpo_against_grpo(setting)
                 ratios[name] = found["ratio"]
                 rows.append([name, "ADPO", found["adpo_s"], found["ratio"], "as GRPO"])
-    show(
-        f"One training step of {per_step} problems x G, {options.family}",
-        ["setting", "trainer", "seconds", "x our GRPO", "tokens, last step"],
-        rows,
-    )
+    columns = ["setting", "trainer", "seconds", "x our GRPO", "tokens, last step"]
+    show(f"One training step of {per_step} problems x G, {options.family}", columns, rows)
     finish(
         {
             "family": options.family,

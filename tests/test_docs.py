@@ -104,7 +104,6 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
     assert made.rewards["correct"] == 1.0 and made.rewards["tool_errors"] == 2.0
     found = runpy.run_path(str(remote))
     made = recite(policy, problem, found["Remote"](), turns)
-    found["LOOP"].close()
     assert "You said" in made.segments[1].text and len(made.segments) == 5
 
 

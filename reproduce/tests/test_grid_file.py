@@ -122,7 +122,7 @@ def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None
 
 def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cold start is another recipe's work, and need not be there."""
-    monkeypatch.setattr("selfverify.experiments.recipe._model_path_faults", lambda path: [])
+    monkeypatch.setattr("selfverify.experiments.recipe._model_path_fault", lambda path: "")
     runs = plan(load_study("adapo-digits"), Path("out"))
     assert len({run.seed for run in runs}) == 3
     methods = {run.variant: run.recipe.method for run in runs}

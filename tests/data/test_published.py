@@ -6,19 +6,25 @@ Where a data set comes from its owner, in lmms-eval's form and as VLMEvalKit's t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tests.tasks.row_data import call_answer, mobile
 
-from data_files import base64_png, png, write_jsonl
+from data_files import base64_png, png, write_jsonl, write_odyssey
+from reproduce.convert_android_control import convert
+from reproduce.tests.test_convert_android_control import android_episode, write_android_control
+from selfverify.agents.android.androidlab import read_tasks
 from selfverify.core.errors import DataError
 from selfverify.core.tags import parse_tagged
 from selfverify.data import open_rows
 from selfverify.tasks.base import UNREADABLE
+from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.math import Math, MathConfig
 
@@ -212,6 +218,19 @@ QUESTIONS: dict[str, Published] = {
         {"id": "k1", "question": "<image>What is z?", "answer": "6", "subject": "physics", "image": PICTURE},
         "What is z?", "6", "7", NOTHING,
     ),
+    "ThinkLite-VL-hard-11k": (
+        "parquet",
+        {"id": "t1", "problem": "<image>What is w?", "answer": "10", "image": png(8, 6)},
+        "What is w?", "10", "11", NOTHING,
+    ),
+    "ThinkLite-VL-70k": (
+        "parquet",
+        {
+            "id": "t2", "image": png(8, 6), "problem": "<image>What eats it?", "answer": "B",
+            "choices": ["fox", "owl"], "ground_truth": "B",
+        },
+        "A. fox\nB. owl", "owl", "A", NOTHING,
+    ),
     "LLaVA-OneVision": (
         "json",
         {
@@ -250,7 +269,54 @@ BOXES: dict[str, Published] = {
         },
         "left dog", "[10, 8, 40, 28]", "[10, 8, 30, 20]", NOTHING,
     ),
+    "ReasonSeg": (
+        "beside",
+        {
+            "text": ["the one that barks"], "is_sentence": True,
+            "shapes": [
+                {
+                    "label": "target", "labels": ["target"], "shape_type": "polygon", "image_name": "1.jpg",
+                    "points": [[10, 8], [40, 8], [40, 28], [10, 28]], "group_id": None, "group_ids": [None],
+                    "flags": {},
+                },
+            ],
+        },
+        "the one that barks", "[10, 8, 40, 28]", "[60, 40, 90, 70]", NOTHING,
+    ),
 }  # fmt: skip
+DO = "Open the clock. Screen: "
+CALL = {"id": "0", "type": "function", "function": {"name": "tap", "arguments": {"x1": 462}}}
+TAP = {
+    "type": "function",
+    "function": {"name": "tap", "description": "Taps.", "parameters": {"type": "object"}},
+}
+CONVERSATIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Android Instruct": (
+        "json",
+        {
+            "messages": [
+                {"role": "system", "content": "# Setup"},
+                {"role": "user", "content": f"{DO}<image>"},
+                {"role": "assistant", "content": 'do(action="Tap", element=[462, 1693])'},
+            ],
+            "images": ["1.png"],
+        },
+        'do(action="Tap", element=[462, 1693])',
+    ),
+    "Android Instruct, SmartSnap": (
+        "parquet",
+        {
+            "messages": [
+                {"role": "system", "content": "# Setup"}, {"role": "user", "content": DO},
+                {"role": "assistant", "content": "I tap.", "tool_calls": [CALL]},
+                {"role": "tool", "content": "## Round 1"}, {"role": "assistant", "content": "Done."},
+            ],
+            "tools": [TAP],
+        },
+        'I tap.\n<tool_call>\n{"name": "tap", "arguments": {"x1": 462}}\n</tool_call>',
+    ),
+}  # fmt: skip
+"""The format, a record, and what its first turn teaches."""
 
 
 def write(folder: Path, format: str, record: Mapping[str, Any]) -> Path:
@@ -265,6 +331,9 @@ def write(folder: Path, format: str, record: Mapping[str, Any]) -> Path:
             write_jsonl(path, [whole])
         case "json":
             path.write_text(json.dumps([whole]))
+        case "beside":
+            path = (folder / "1.png").with_suffix(".json")
+            path.write_text(json.dumps(whole))
         case _:
             cells = [*record], [str(value) for value in record.values()]
             path.write_text("\n".join("\t".join(row) for row in cells) + "\n")
@@ -305,6 +374,57 @@ def test_a_box_as_it_is_published(tmp_path: Path, name: str) -> None:
         for answer in (right, wrong, unreadable)
     ]
     assert rewards[0] == 1 and rewards[1] < 0.5 and rewards[2] == 0
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_conversation_as_it_is_published(tmp_path: Path, name: str) -> None:
+    """It is imitated: no answer is judged."""
+    format, record, taught = CONVERSATIONS[name]
+    task = Conversations(rows={"test": open_rows(write(tmp_path, format, record), on_bad="refuse")})
+    problem = task.problem("test", 0, 0)
+    assert [message["role"] for message in problem.messages] == ["system", "user"]
+    assert problem.meta["question"] == DO and len(problem.images) == len(record.get("images", []))
+    assert problem.tools == record.get("tools", []) or problem.tools[0]["function"]["name"] == "tap"
+    assert task.demonstrate_turns(problem, np.random.default_rng(0))[0].text == taught
+    assert task.judge(problem, call_answer(taught)).unjudged
+
+
+def android_control(folder: Path) -> Path:
+    file = write_android_control(folder / "android_control-00000-of-00020", [android_episode()])
+    convert(file, folder / "steps.parquet")
+    return folder / "steps.parquet"
+
+
+@pytest.mark.parametrize(
+    ("publish", "goal", "target"),
+    [(write_odyssey, "Eat", [500, 250]), (android_control, "Set an alarm for 7:30", [500, 500])],
+)
+def test_a_step_as_it_is_published(
+    tmp_path: Path, publish: Callable[[Path], Path], goal: str, target: list[int]
+) -> None:
+    rows = open_rows(publish(tmp_path), on_bad="refuse")
+    task = mobile(*[row for row in rows if row["action"]["action"] == "click"])
+    problem = task.problem("test", 0, 0)
+    text = "".join(part.get("text", "") for part in problem.messages[1]["content"])
+    assert f"Goal: {goal}\n" in text and len(problem.images) == 1
+    answers = [{"action": "click", "coordinate": place} for place in (target, [999, 999])]
+    judged = [task.judge(problem, call_answer(answer)) for answer in (*answers, NOTHING)]
+    assert [verdict.correct for verdict in judged] == [True, False, False]
+    assert [verdict.answer is None for verdict in judged] == [False, False, True]
+
+
+def test_tasks_as_smartsnap_has_released_them(tmp_path: Path) -> None:
+    """A judge looks at the end of a conversation; the file says what is asked."""
+    (tmp_path / "clock.yaml").write_text(
+        "APP: clock\npackage: com.google.android.deskclock\ntasks:\n"
+        "- metric_func: evaluation.tasks.clock\n  metric_type: operation\n"
+        "  task: Set a timer for a nap of\n    17 minutes.\n  task_id: clock_0\n"
+        "- metric_func: evaluation.tasks.clock\n  metric_type: query_detect\n"
+        "  task: What time is it in Oslo?\n  task_id: clock_1\n"
+    )
+    first, second = read_tasks(tmp_path)
+    assert first.instruction == "Set a timer for a nap of 17 minutes." and first.app == "clock"
+    assert (second.task_id, second.metric_type) == ("clock_1", "query_detect")
 
 
 # We-Math's options, on both sides.

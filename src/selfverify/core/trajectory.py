@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from PIL.Image import Image
 
 from selfverify.core.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
 
 Author = Literal["policy", "environment"]
 
@@ -143,6 +145,8 @@ def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:
 
     A trajectory without a verdict takes no part; with ``drop_truncated`` nor does one that was cut off.
     """
+    import torch  # so that environments and commands, which need types only, load without it
+
     return torch.tensor(
         [t.finish != Finish.ERROR and not (drop_truncated and t.truncated) for t in group.trajectories]
     )
@@ -198,7 +202,9 @@ class Credit:
     @property
     def acts(self) -> bool:
         """Whether tokens are moved: by an advantage, or by the KL term alone."""
-        return self.teaches or (self.holds and bool(torch.as_tensor(self.kl_coef).any()))
+        coefficients = self.kl_coef
+        held = bool(coefficients) if isinstance(coefficients, float | int) else bool(coefficients.any())
+        return self.teaches or (self.holds and held)
 
     @property
     def teaches(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,13 +31,13 @@ class Format(NamedTuple):
         source: Reads one file; None where what a file contains decides.
         suffixes: The ends of files' names by which a folder is searched.
         convert: Makes rows of records; None where a record's columns decide (`by_columns`).
-        describes: Whether a JSON object is one of the format's, whose files are one object each.
+        described: The keys that a JSON object of the format has, whose files are one object each.
     """
 
     source: Callable[[Path], RowSource] | None
     suffixes: tuple[str, ...]
     convert: Convert | None = None
-    describes: Callable[[Record], bool] | None = None
+    described: frozenset[str] = frozenset()
 
 
 FORMATS: dict[str, Format] = {
@@ -51,9 +52,13 @@ FORMATS: dict[str, Format] = {
     "verl": Format(None, (".parquet", ".jsonl"), conversations.convert_conversation),
     "sharegpt": Format(None, (".json", ".jsonl"), conversations.convert_sharegpt),
     "refcoco": Format(None, (".json", ".jsonl", ".tsv", ".parquet"), grounding.convert_grounding),
-    "reasonseg": Format(None, (".json",), grounding.convert_reasonseg, grounding.is_reasonseg),
-    "vstar": Format(None, (".json",), grounding.convert_vstar, grounding.is_vstar),
-    "gui-odyssey": Format(None, (".json",), gui_actions.convert_gui_odyssey, gui_actions.is_gui_odyssey),
+    "reasonseg": Format(None, (".json",), grounding.convert_reasonseg, frozenset({"text", "shapes"})),
+    "vstar": Format(
+        None, (".json",), grounding.convert_vstar, frozenset({"question", "options", "bbox", "target_object"})
+    ),
+    "gui-odyssey": Format(
+        None, (".json",), gui_actions.convert_gui_odyssey, frozenset({"steps", "task_info"})
+    ),
 }
 _SUFFIXES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
 PLAIN = ("parquet", "arrow", "jsonl", "tsv", "csv", "webdataset")
@@ -133,11 +138,11 @@ def find_sources(
     files = _some(path, files)
     for file in files:
         require_regular(file)  # some readers map a file into memory, and wait for a pipe
-    found = format if format and (FORMATS[format].source or FORMATS[format].describes) else detect(files[0])
+    found = format if format and (FORMATS[format].source or FORMATS[format].described) else detect(files[0])
     if found == "vstar" and files[0].suffix in FORMATS["jsonl"].suffixes:
         found = "jsonl"  # its list in place of the files beside its images
     how = FORMATS[found]
-    if how.describes:
+    if how.described:
         files, left = _listed_split(path, files, left)
         # Named after the folder of all files: a split's, or the data set's.
         folder = (
@@ -208,7 +213,7 @@ def _detect_object(file: Path, text: bytes, whole: bool) -> str:
         # The object is spread over many lines, or its line is longer than what was read.
         record, alone = _object_in(file, "replace"), True
     for name, form in FORMATS.items():
-        if form.describes and isinstance(record, dict) and form.describes(record):
+        if form.described and isinstance(record, dict) and form.described <= record.keys():
             return name
     if alone and file.suffix == ".json":
         raise DataError(f"{file} is one JSON object, but of none of ReasonSeg, V* and GUI-Odyssey")
@@ -231,7 +236,9 @@ def _in_folder(folder: Path, format: str | None, split: str | None) -> tuple[lis
     else:
         suffixes = FORMATS[format].suffixes
         found = [f for f in found if f.suffix.lower() in suffixes and f.parent.name != "splits"]
-    if split is not None and (chosen := [f for f in found if _named_for(f, split)]):
+    if split is not None and (
+        chosen := [f for f in found if re.match(rf"{re.escape(split)}([-_.]|$)", f.stem)]
+    ):
         return chosen, None
     return found, split
 
@@ -251,10 +258,6 @@ def _of_one_kind(files: list[Path]) -> list[Path]:
         or described
         or [f for f in files if "tfrecord" in f.name or f.name.startswith("android_control-")]
     )
-
-
-def _named_for(file: Path, split: str) -> bool:
-    return file.stem == split or file.stem.startswith((f"{split}-", f"{split}_", f"{split}."))
 
 
 def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[list[Path], str | None]:

@@ -46,6 +46,24 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
     ``width`` and ``height`` are missing. Only beside COCO's other columns is ``bbox`` x, y, width and height;
     a list ``answer`` beside it is what the box is called (lmms-lab's RefCOCO), each a row.
     """
+    row = _with_box(record, place, images)
+    named = record.get("answer") if _is_coco(record) else None
+    asked_for = asked(record, "normal_caption", "question", "problem")
+    phrases = named if isinstance(named, list) and named else [named if filled(named) else asked_for]
+    return [_asking(row, phrase, "question") for phrase in phrases]
+
+
+def _asking(row: Row, phrase: Any, name: str) -> Row | DataError:
+    """Return a row that asks for its box by a phrase from the column ``name``."""
+    try:
+        question = fields.text(phrase, name, LONGEST_QUESTION)
+    except DataError as error:
+        return error
+    return {**row, "question": ASKS_FOR_A_BOX.sub(r"\1", question)}
+
+
+def _with_box(record: Record, place: Place, images: Images) -> Row:
+    """Return a row without its question."""
     row = common(record, images, place)
     image = fields.one_image(row["images"])
     if filled(record.get("width")) and filled(record.get("height")):
@@ -61,17 +79,7 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
         row["id"] = f"{split}_{row['id']}" if row["id"] is not None else None
         if row["category"] is None:
             row |= {"category": str(split), "categories": row["categories"] | {"category": [str(split)]}}
-    named = record.get("answer") if _is_coco(record) else None
-    asked_for = asked(record, "normal_caption", "question", "problem")
-    phrases = named if isinstance(named, list) and named else [named if filled(named) else asked_for]
-    found: list[Row | DataError] = []
-    for phrase in phrases:
-        try:
-            question = fields.text(phrase, "question", LONGEST_QUESTION)
-            found.append({**row, "question": ASKS_FOR_A_BOX.sub(r"\1", question)})
-        except DataError as error:
-            found.append(error)
-    return found
+    return row
 
 
 def _is_coco(record: Record) -> bool:
@@ -106,11 +114,6 @@ IGNORED = 255
 """The value of a mask's pixels that no metric counts."""
 
 
-def is_reasonseg(record: Record) -> bool:
-    """Whether a JSON object is one of ReasonSeg's."""
-    return {"text", "shapes"} <= record.keys()
-
-
 def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported.
 
@@ -135,7 +138,7 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
         raise DataError("none of its shapes is a target")
     xs, ys = ([point[axis] for points in polygons for point in points] for axis in (0, 1))
     # Outlines may run along the edge and a little over it; a target that is elsewhere is caught by `box`.
-    shared = {
+    about = {
         "image": path,
         "source": "ReasonSeg",
         "category": "long" if record.get("is_sentence") else "short",
@@ -143,18 +146,12 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
         "polygons": polygons,
         "ignored": ignored,
     }
-    questions = record.get("text")
-    found: list[Row | DataError] = []
-    for index, text in enumerate([questions] if isinstance(questions, str) else listed(questions, "text")):
-        try:
-            about = {
-                "id": f"{place.file.stem}/{index}",
-                "question": fields.text(text, "text", LONGEST_QUESTION),
-            }
-            found += convert_grounding(shared | about, place, images)
-        except DataError as error:
-            found.append(error)
-    return found
+    row = _with_box(about, place, images)
+    given = record.get("text")
+    texts = [given] if isinstance(given, str) else listed(given, "text")
+    return [
+        _asking({**row, "id": f"{place.file.stem}/{index}"}, text, "text") for index, text in enumerate(texts)
+    ]
 
 
 def draw_mask(
@@ -191,11 +188,6 @@ def image_beside(file: Path, root: Path) -> Path:
 
 
 _OPTION = re.compile(r"^\(([A-Z])\)\s*(.+?)\s*$", re.MULTILINE)
-
-
-def is_vstar(record: Record) -> bool:
-    """Whether a JSON object is one of the files beside V*'s images."""
-    return {"question", "options", "bbox", "target_object"} <= record.keys()
 
 
 def is_vstar_line(record: Record) -> bool:

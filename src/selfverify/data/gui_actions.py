@@ -75,7 +75,10 @@ def _parameter(key: str, value: Any, screen: tuple[int, int]) -> Any:
         case "text":
             return fields.written(value, "action's text", LONGEST_TEXT)
         case "button" | "status":
-            return _one_of(value, BUTTONS if key == "button" else STATUSES, key)
+            known = BUTTONS if key == "button" else STATUSES
+            if value not in known:
+                raise DataError(f"its {key} is {shown(value)}, not one of {', '.join(known)}")
+            return str(value)
         case "time":
             seconds = number(value, "action's time")
             if seconds < 0:
@@ -157,12 +160,6 @@ def screen_of(width: Any, height: Any) -> tuple[int, int]:
     return found
 
 
-def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise DataError(f"its {name} is {shown(value)}, not one of {', '.join(known)}")
-    return str(value)
-
-
 STEP = ("goal", "step_instruction", "history", "action", "screen", "ui_boxes", "episode", "step", "added")
 """The columns of a step besides those that all rows have."""
 
@@ -204,11 +201,6 @@ def _earlier(step: Any, number: int) -> Action | str:
         return check_action(step, (ANYWHERE, ANYWHERE))
     except DataError as error:
         raise DataError(f"history step {number}: {error}") from None
-
-
-def is_gui_odyssey(record: Record) -> bool:
-    """Whether a JSON object is an episode."""
-    return {"steps", "task_info"} <= record.keys()
 
 
 def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:

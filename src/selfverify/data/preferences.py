@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,11 +80,8 @@ def _divided(record: Record) -> dict[str, list[Any]]:
     sides = {side: [record[side]] if isinstance(record[side], dict) else list(record[side]) for side in SIDES}
     prompt = first(record, "prompt", "messages", "conversations")
     if prompt is None:
-        same = 0
-        for one, other in zip(*sides.values(), strict=False):
-            if one != other:
-                break
-            same += 1
+        both = zip(*sides.values(), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         prompt = sides["chosen"][:same]
         sides = {side: messages[same:] for side, messages in sides.items()}
     if not isinstance(prompt, list) or not prompt:

@@ -13,12 +13,13 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
 from selfverify.selection.rules import UNIT_MARK
 from selfverify.tasks.math_numbers import FUNCTION_NAMES, MAX_WRITTEN, number_latex, read_unit, size, tokens
-from selfverify.tasks.math_text import words
+from selfverify.tasks.math_text import depths, words
 from selfverify.tasks.math_values import (
     Clock,
     Expression,
@@ -55,8 +56,8 @@ _RUN = re.compile(r"\\?[A-Za-z]+")
 
 MOST_POWER = 20
 """The largest power of a sum with letters or roots: expanded, it has a term for every way to choose."""
-MAX_ASKED = 300
-"""Characters of an expression that math-verify is asked about."""
+MAX_ASKED, DEEPEST_ASKED = 300, 12
+"""Characters of an expression that math-verify is asked about, and brackets in brackets."""
 
 
 def is_costly(text: str) -> bool:
@@ -131,10 +132,11 @@ def compare(target: Target, answer: str) -> Comparison:
             return Comparison("right", own.latex, own.latex) if valued else RIGHT
     elif gold == own:
         return RIGHT
-    return _compare(gold, own, target)
+    return compare_values(gold, own, target)
 
 
-def _compare(gold: Value, own: Value, target: Target) -> Comparison:
+def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
+    """Compare the value of an answer with that of its target."""
     gold, own = _as_asked(gold), _as_asked(own)
     if isinstance(gold, Named) or isinstance(own, Named):
         return _compare_named(gold, own, target)
@@ -159,11 +161,6 @@ def _compare(gold: Value, own: Value, target: Target) -> Comparison:
     return _ask(gold, own, target)
 
 
-def compare_values(gold: Value, own: Value) -> Comparison:
-    """Compare two values as a target and an answer of which nothing else is known."""
-    return _compare(gold, own, Target(""))
-
-
 def _as_asked(value: Value) -> Value:
     """Take off a name that says nothing: that of ``= 5``, whose value may be rounded."""
     return value.value if isinstance(value, Named) and not value.name and value.rounded is None else value
@@ -185,7 +182,7 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     for left in (g.value, g.rounded):
         for right in (a.value, a.rounded):
             if left is not None and right is not None:
-                told = _compare(left, right, target)
+                told = compare_values(left, right, target)
                 if told.verdict == "right":
                     return told
                 found = told if told.verdict == "ask" else found
@@ -219,7 +216,7 @@ def _compare_intervals(gold: Value, own: Value, target: Target) -> Comparison:
         if (a is None) != (b is None):
             return WRONG
         if a is not None and b is not None:
-            told = _compare(a, b, target)
+            told = compare_values(a, b, target)
             if told.verdict == "wrong":
                 return WRONG
             asked = told if told.verdict == "ask" else asked
@@ -253,7 +250,7 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
 def _matched(golds: Iterable[Value], owns: Iterable[Value], target: Target, ordered: bool) -> Decision:
     left, right, doubt = list(golds), list(owns), False
     for gold in left:
-        told = [_compare(gold, own, target).verdict for own in (right[:1] if ordered else right)]
+        told = [compare_values(gold, own, target).verdict for own in (right[:1] if ordered else right)]
         place = next((i for wanted in ("right", "ask") for i, one in enumerate(told) if one == wanted), None)
         if place is None:
             return "wrong"
@@ -316,7 +313,10 @@ def latex(value: Value) -> str:
 
 def _askable(gold: str, answer: str) -> bool:
     """Whether the answer is one expression of a size and kind that math-verify can be trusted with."""
-    if len(answer) > MAX_ASKED or not answer.isascii() or not _balanced(answer, 12):
+    deep = depths(answer)  # half-open intervals mix the kinds of brackets
+    if len(answer) > MAX_ASKED or not answer.isascii():
+        return False
+    if deep and (min(deep) < 0 or max(deep) > DEEPEST_ASKED or deep[-1]):
         return False
     if is_costly(answer) and not is_costly(gold):
         return False
@@ -334,18 +334,6 @@ def _askable(gold: str, answer: str) -> bool:
         if not known and not set(run) <= letters:
             return False  # a word, as in "5 minus 2" or "not 7"
     return True
-
-
-def _balanced(text: str, deepest: int) -> bool:
-    """Return whether brackets match in number, at most ``deepest`` deep; half-open intervals mix their
-    kinds.
-    """
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if not 0 <= depth <= deepest:
-            return False
-    return depth == 0
 
 
 def _verdict(right: bool) -> Comparison:
@@ -471,15 +459,9 @@ def _digits(number: Fraction) -> str:
 
 
 def _shown(number: Fraction) -> str:
-    """Return a number by ten significant digits and its power of ten, also where no float holds it."""
-    if not number:
-        return "0"
-    power = round((abs(number.numerator).bit_length() - number.denominator.bit_length()) * math.log10(2))
-    scaled = abs(number) * Fraction(10) ** (10 - power)
-    digits = int(scaled + Fraction(1, 2))
-    while digits < 10**10:
-        digits, power = int(scaled * 10 + Fraction(1, 2)), power - 1
-        scaled *= 10
-    while digits >= 10**11:
-        digits, power = (digits + 5) // 10, power + 1
-    return f"{'-' if number < 0 else ''}{digits}e{power}"
+    """Return a number by eleven significant digits and its power of ten."""
+    # Decimals hold what no float holds.
+    top, bottom = Decimal(number.numerator), Decimal(number.denominator)
+    found = Context(prec=11, rounding=ROUND_HALF_UP).divide(top, bottom)
+    digits = "".join(map(str, found.as_tuple().digits))
+    return f"{'-' if number < 0 else ''}{digits.ljust(11, '0')}e{found.adjusted()}" if number else "0"

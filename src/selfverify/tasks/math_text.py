@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import accumulate
 
 from selfverify.tasks.math_numbers import TOKEN
 
@@ -266,7 +267,7 @@ def elements(text: str) -> tuple[str, list[str]]:
     """
     text = text.strip()
     kind, body = "", text
-    if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" and _encloses(text):
+    if text.startswith(("(", "[", "{")) and (deep := depths(text))[-1] == 0 and 0 not in deep[:-1]:
         kind, body = text[0] + text[-1], text[1:-1]
     found = at_top(body, _SEPARATOR)
     if (kind == "" or len(found) > 1) and "," in body:  # "1,234" is a number, and "(1,234)" a point
@@ -287,19 +288,10 @@ def at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     """Return what a pattern finds outside of brackets."""
     if pattern.search(text) is None:
         return []
-    depths, depth = [], 0
-    for character in text:
-        depth -= character in ")]}"
-        depths.append(depth)
-        depth += character in "([{"
-    return [m for m in pattern.finditer(text) if depths[m.start()] == 0 and m.group() not in tuple("()[]{}")]
+    deep = depths(text)
+    return [m for m in pattern.finditer(text) if deep[m.start()] == 0 and m.group() not in tuple("()[]{}")]
 
 
-def _encloses(text: str) -> bool:
-    """Return whether the last character closes the first bracket."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
+def depths(text: str) -> list[int]:
+    """Return for each character how many brackets are open behind it; their kinds are not told apart."""
+    return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))

@@ -29,9 +29,8 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
 from selfverify.tasks import math_worker as math_answer
-from selfverify.tasks.math import Math, MathConfig, committed, request
+from selfverify.tasks.math import Math, MathConfig, committed, read_choice, request
 from selfverify.tasks.math_answer import Target, answer_key, compare
-from selfverify.tasks.math_choice import read_choice
 from selfverify.tasks.math_text import final_expression
 from selfverify.tasks.row_task import with_images
 

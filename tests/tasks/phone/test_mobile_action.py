@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.tasks.mobile_scoring import (
+from selfverify.tasks.mobile import (
     MAX_CHARS,
     moved,
     parse_tool_call,

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.row_data import SCREEN
 
-from selfverify.tasks import mobile_scoring
-from selfverify.tasks.mobile import Profile
-from selfverify.tasks.mobile_scoring import PROFILES, score_step
+from selfverify.tasks import mobile
+from selfverify.tasks.mobile import PROFILES, Profile, score_step
 
 
 def click(x: float, y: float, action: str = "click") -> dict[str, Any]:
@@ -159,12 +158,12 @@ def test_boxes_of_the_target(profile: str, x: float, counted: bool) -> None:
     ],
 )
 def test_text_rules(rule: str, text: str, target: str, counted: bool) -> None:
-    assert getattr(mobile_scoring, rule)(text, target) == counted
+    assert getattr(mobile, rule)(text, target) == counted
 
 
 def test_edit_distance() -> None:
-    assert mobile_scoring.edit_distance("kitten", "sitting") == 3
-    assert mobile_scoring.edit_distance("", "abc") == mobile_scoring.edit_distance("abc", "") == 3
+    assert mobile.edit_distance("kitten", "sitting") == 3
+    assert mobile.edit_distance("", "abc") == mobile.edit_distance("abc", "") == 3
 
 
 @given(st.text("ab", max_size=8), st.text("ab", max_size=8))
@@ -176,7 +175,7 @@ def test_edit_distance_is_the_recursion(a: str, b: str) -> None:
             return slow(a[1:], b[1:])
         return 1 + min(slow(a[1:], b), slow(a, b[1:]), slow(a[1:], b[1:]))
 
-    assert mobile_scoring.edit_distance(a[:5], b[:5]) == slow(a[:5], b[:5])
+    assert mobile.edit_distance(a[:5], b[:5]) == slow(a[:5], b[:5])
 
 
 @pytest.mark.parametrize(
