@@ -119,11 +119,8 @@ def switches(*states: str, scrolled: int = 0) -> Screen:
 
 def test_ids_stay_the_same() -> None:
     """Equal dumps give equal texts; a change of a state or a text changes no id; all ids differ."""
-    first, toggled, scrolled = (
-        switches("on", "off"),
-        switches("off", "off"),
-        switches("on", "off", scrolled=3),
-    )
+    first, toggled = switches("on", "off"), switches("off", "off")
+    scrolled = switches("on", "off", scrolled=3)
     assert describe(first) == describe(switches("on", "off"))
     ids = [element.id for element in first.elements]
     assert len(set(ids)) == len(ids) == 5
@@ -132,15 +129,15 @@ def test_ids_stay_the_same() -> None:
     assert [e.id for e in switches("on", "off", "on").elements][:5] == ids
 
 
-@pytest.mark.parametrize("rotation", [0, 1, 2, 3])
-def test_rotation_turns_the_screen(rotation: int) -> None:
+@pytest.mark.parametrize(("rotation", "size", "seen"), [
+    (0, SIZE, "below"), (1, SIZE[::-1], "right"), (2, SIZE, "below"), (3, SIZE[::-1], "right"),
+])  # fmt: skip
+def test_rotation_turns_the_screen(rotation: int, size: tuple[int, int], seen: str) -> None:
     """Held sideways, the screen is wider than high, and its right part is seen."""
     right = view("TextView", (2000, 10, 2300, 60), text="right")
     below = view("TextView", (10, 2000, 60, 2300), text="below")
     screen = read(right, below, rotation=rotation)
-    sideways = rotation in (1, 3)
-    assert screen.size == ((2400, 1080) if sideways else SIZE)
-    assert [e.texts for e in screen.elements] == ([("right",)] if sideways else [("below",)])
+    assert screen.size == size and [e.texts for e in screen.elements] == [(seen,)]
 
 
 def test_one_display_of_several() -> None:
@@ -169,15 +166,10 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_texts_stay_texts(text: str) -> None:
     """Whatever an app writes in its texts, its screen has one line for each view."""
-    screen = read(view("TextView", (0, 0, 9, 9), text=text, about=text[::-1], package=text, name=text))
-    heading, line = describe(screen).splitlines()
-    assert heading.startswith('App "') and line.startswith(f"[{screen.elements[0].id}] TextView ")
-
-
-def test_a_class_is_one_word() -> None:
-    """Also where an app calls it otherwise."""
-    odd = view('A" [n0000] Button', (0, 0, 9, 9), text="x")
-    assert lines(odd) == ['A_n0000_Button "x" [0,0][9,9]']
+    for kind, word in (("TextView", "TextView "), ('A" [n0000] Button', "A_n0000_Button ")):
+        screen = read(view(kind, (0, 0, 9, 9), text=text, about=text[::-1], package=text, name=text))
+        heading, line = describe(screen).splitlines()
+        assert heading.startswith('App "') and line.startswith(f"[{screen.elements[0].id}] {word}")
 
 
 def test_what_android_writes_wrongly_is_read() -> None:
