@@ -165,22 +165,17 @@ class Phone:
         return "Events injected: 1\n"
 
     def _dumpsys(self, *what: str) -> str:
-        if what[0] == "SurfaceFlinger":
-            numbers = range(4619827259835644672, 4619827259835644672 + self.displays)
-            return "".join(f'Display {n} (HWC display 0): port=0 displayName="x"\n' for n in numbers)
         window = "null" if self.focus is None else f"Window{{1a2b u0 {self.focus}/{self.focus}.Main}}"
         return f"  mSomething=1\n  mCurrentFocus={window}\n  mFocusedApp=x\n"
 
-    def _wm(self, what: str, *which: str) -> str | tuple[bytes, int]:
-        if which and int(which[1]) >= self.displays:
+    def _wm(self, what: str) -> str | tuple[bytes, int]:
+        if not self.displays:
             return b"Error: Display not found\n", 255
         return f"Physical size: {self.size[0]}x{self.size[1]}\n{self.override}"
 
     # Fingers and keys
 
     def _input(self, *words: str) -> str:
-        if words[0] == "-d":
-            words = words[2:]
         kind, *rest = words
         if kind == "tap":
             self._tap(int(rest[0]), int(rest[1]))
@@ -237,11 +232,8 @@ class Phone:
         return self.dumps.pop(0) if self.dumps else hierarchy(*self.views(), rotation=self.rotation).encode()
 
     def _screencap(self, *words: str) -> bytes | tuple[bytes, int]:
-        if self.displays > 1 and "-d" not in words:
-            return (
-                b"[Warning] Multiple displays were found, but no display id was specified!\n" + self.picture()
-            )
-        return self.picture()
+        warned = b"[Warning] Multiple displays were found, but no display id was specified!\n"
+        return warned * (self.displays > 1) + self.picture()
 
     def _photo(self) -> bytes:
         size = self.size[::-1] if self.rotation in (1, 3) else self.size

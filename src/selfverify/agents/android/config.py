@@ -70,8 +70,6 @@ class AndroidConfig(CommandConfig):
     """How calls name a place: by coordinates (as released), or by elements' ids."""
     steps: int = Field(30, ge=1)
     """Calls that a session may make; the last one is answered as truncated. SmartSnap has 30."""
-    display: int | None = Field(None, ge=0)
-    """Which display is used, on a device with several; null is the default one."""
     keyboard: Literal["adbkeyboard", "input"] = "adbkeyboard"
     """How texts are typed. The app ADBKeyboard types anything; Android's own ``input`` types ASCII only."""
     apps: dict[str, str] = {}

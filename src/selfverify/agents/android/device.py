@@ -360,20 +360,16 @@ _MOVE_END, _DELETE = "123", "67"
 
 
 class Hands:
-    """Uses one display of a device: fingers, keys, texts, apps.
+    """Uses a device: fingers, keys, texts, apps.
 
     Args:
         device: The device.
-        display: The display's number; None is the default one.
         keyboard: How texts are typed.
         apps: Names of apps.
     """
 
-    def __init__(
-        self, device: AdbDevice, display: int | None, keyboard: Literal["adbkeyboard", "input"], apps: Apps
-    ) -> None:
+    def __init__(self, device: AdbDevice, keyboard: Literal["adbkeyboard", "input"], apps: Apps) -> None:
         self.device, self.keyboard, self.apps = device, keyboard, apps
-        self._input = "input" if display is None else f"input -d {display}"
 
     async def choose_keyboard(self) -> None:
         """Make ADBKeyboard the input method, where it is to be used.
@@ -420,15 +416,15 @@ class Hands:
                 await asyncio.sleep(seconds)
             case Tap(box):
                 x, y = box.centre
-                await self.device.shell(f"{self._input} tap {x} {y}")
+                await self.device.shell(f"input tap {x} {y}")
             case LongPress(box):
                 x, y = box.centre
-                await self.device.shell(f"{self._input} swipe {x} {y} {x} {y} {HOLD_MS}")
+                await self.device.shell(f"input swipe {x} {y} {x} {y} {HOLD_MS}")
             case Swipe(box):
                 (x, y), (to_x, to_y) = box.centre, action.end(size)
-                await self.device.shell(f"{self._input} swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
+                await self.device.shell(f"input swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
             case PressKey(key):
-                await self.device.shell(f"{self._input} keyevent KEYCODE_{key.upper()}")
+                await self.device.shell(f"input keyevent KEYCODE_{key.upper()}")
             case TypeText(text):
                 await self._type(text)
             case LaunchApp(app):
@@ -443,17 +439,17 @@ class Hands:
         if self.keyboard == "input" and not (text.isascii() and text.isprintable()):
             raise ToolError("this phone's keyboard types printable ASCII characters only")
         deletes = " ".join([_DELETE] * MOST_DELETED)
-        await self.device.shell(f"{self._input} keyevent {_MOVE_END} {deletes}")
+        await self.device.shell(f"input keyevent {_MOVE_END} {deletes}")
         if text and self.keyboard == "input":
             # `input text` takes %s for a space.
             parts = [part.replace(" ", "%s") for part in text.split("%s")]
             for number, part in enumerate(parts):
                 typed = [part, *(["%", "s"] if number + 1 < len(parts) else [])]
                 for piece in filter(None, typed):
-                    await self.device.shell(f"{self._input} text {shlex.quote(piece)}")
+                    await self.device.shell(f"input text {shlex.quote(piece)}")
         elif text:
             coded = base64.b64encode(text.encode()).decode()
             said = await self.device.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {shlex.quote(coded)}")
             if "Broadcast completed" not in said:
                 raise CommandFailed("am broadcast", said)
-        await self.device.shell(f"{self._input} keyevent KEYCODE_ENTER")
+        await self.device.shell("input keyevent KEYCODE_ENTER")

@@ -151,8 +151,8 @@ class AndroidEnvironment(Environment):
         self.first_screens = FirstScreens() if first_screens is None else first_screens
         self._tools = ScreenTools(config.address)
         self._device = AdbDevice(config.serial, *config.host_and_port, seconds=config.command_seconds)
-        self._viewer = Viewer(self._device, config.display, config.settle_pause)
-        self._hands = Hands(self._device, config.display, config.keyboard, Apps(config.apps))
+        self._viewer = Viewer(self._device, config.settle_pause)
+        self._hands = Hands(self._device, config.keyboard, Apps(config.apps))
         self._real = False
         self._lost = ""
         self._task: AndroidTask | None = None
