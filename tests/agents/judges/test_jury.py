@@ -64,6 +64,20 @@ def test_a_success_is_always_relevant() -> None:
         assert found.valid or not found.success
 
 
+def test_missing_votes_are_counted_by_verdict(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has an event that says why; above 5 % there is a warning with the shares."""
+    votes = {"done": Written(S, S, S), "missed": Written(F, F, None), "lost": Written(None)}
+    jury = Jury(votes["done"])
+    for name, count in (("done", 30), ("missed", 3), ("lost", 1)):
+        jury.judge = votes[name]
+        for _ in range(count):
+            jury.ask(CASE)()
+    shares = {"successes": 0.0, "failures": 1 / 3, "undecided": 1.0}
+    assert jury.counters() == {f"judge/missing_of_{name}": share for name, share in shares.items()}
+    assert caplog.text.count("vote 2 is missing: outage: gone") == 4
+    assert "6 of 102 votes are missing (successes 0.0%, failures 33.3%, undecided 100.0%)" in caplog.text
+
+
 def test_a_judgement_is_plain_json() -> None:
     vote = Vote(True, False, "Round 2.", (2,), {"quotations": 1})
     found = tally([Ballot(0, vote, about={"seconds": 0.5}), *ballots([F, None])[1:]], 2).as_json()
