@@ -162,7 +162,10 @@ def test_what_android_writes_wrongly_is_read() -> None:
     """Emoji as two halves, characters that XML does not know, and a remark behind the end."""
     dump = hierarchy(view("TextView", (0, 0, 9, 9), text="PLACE"))
     for written, shown in (("&#55357;&#56832;", "😀"), ("&#xD83D;&#xDE00;", "😀"), ("a&#0;b", "a\ufffdb"),
-                           ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀")):  # fmt: skip
+                           ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀"),
+                           ("&#57345;&#57346; Home", "\ue001\ue002 Home"), ("&#xE001;&#57344;", "\ue001\ue000"),
+                           ("&#56320;&#55357;", "\ufffd\ufffd"), ("&#65;&#55357;&#56832;&#60;", "A😀<"),
+                           ("&#55357;&#55357;&#56832;", "\ufffd😀"), ("&#9999999;&#38;", "\ufffd&")):  # fmt: skip
         text = read_hierarchy((dump.replace("PLACE", written) + "\nDone.\n").encode(), SIZE).elements[0].texts
         assert text == (shown,)
 

@@ -31,8 +31,8 @@ GROUPS = frozenset(
 _BEGIN = re.compile(r"<\?xml\b|<hierarchy\b")
 _DECLARATION = re.compile(r"<![A-Z]")
 _BOUNDS = re.compile(r"\[(-?\d{1,6}),(-?\d{1,6})\]\[(-?\d{1,6}),(-?\d{1,6})\]")
-_PAIR = re.compile(r"&#(5[5-7]\d{3}|x[dD][89abAB][0-9a-fA-F]{2});&#(5[67]\d{3}|x[dD][c-fC-F][0-9a-fA-F]{2});")
 _REFERENCE = re.compile(r"&#(\d{1,7}|x[0-9a-fA-F]{1,6});")
+_REFERENCES = re.compile(rf"(?:{_REFERENCE.pattern})+")
 _ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _ACTIONS = {
     "clickable": "click",
@@ -89,9 +89,7 @@ def _parse(dump: bytes) -> ElementTree.Element:
     text = text[begin.start() : text.rfind(">") + 1]
     if _DECLARATION.search(text):
         raise UnreadableScreen("it declares document types or entities, which no hierarchy does")
-    # Some versions of Android write emoji as two halves, and characters that XML does not know.
-    text = _PAIR.sub(lambda m: chr(0x10000 + ((_code(m[1]) - 0xD800) << 10) + _code(m[2]) - 0xDC00), text)
-    text = _REFERENCE.sub(lambda m: "\ufffd" if _forbidden(_code(m[1])) else m[0], text)
+    text = _REFERENCES.sub(_joined, text)
     try:
         root = ElementTree.fromstring(_ILLEGAL.sub("\ufffd", text))
     except ElementTree.ParseError as error:
@@ -103,12 +101,13 @@ def _parse(dump: bytes) -> ElementTree.Element:
     return root
 
 
-def _code(reference: str) -> int:
-    return int(reference[1:], 16) if reference[0] == "x" else int(reference)
-
-
-def _forbidden(code: int) -> bool:
-    return code > 0x10FFFF or _ILLEGAL.fullmatch(chr(code)) is not None
+def _joined(references: re.Match[str]) -> str:
+    """Numeric references as XML knows them: some versions of Android write emoji as two halves."""
+    found = _REFERENCE.findall(references[0])
+    codes = [int(one[1:], 16) if one[0] == "x" else int(one) for one in found]
+    halves = "".join(chr(code) if code <= 0x10FFFF else "\ufffd" for code in codes)
+    text = halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return "".join(f"&#{ord(character)};" for character in _ILLEGAL.sub("\ufffd", text))
 
 
 def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
