@@ -83,6 +83,18 @@ def test_what_is_not_seen_is_left_out(hidden: str) -> None:
     assert lines(hidden, shown) == ['TextView "seen" [0,0][9,9]']
 
 
+@pytest.mark.parametrize(
+    "bounds", ["[0,0][0,0]", "[50,50][40,60]", "[1,2]", "", "[0,0][1080,0]", "[9999999,0][9,9]"]
+)
+def test_a_view_without_an_area_hides_nothing(bounds: str) -> None:
+    """Its own text is not seen; what stands in it is cut by what is around it."""
+    pay = view("TextView", (60, 60, 90, 900), text="Pay", flags=["clickable"])
+    frame = f'<node class="android.widget.FrameLayout" text="frame" bounds="{bounds}">{pay}</node>'
+    assert lines(view("View", (0, 0, 500, 500), frame)) == ['TextView (click) "Pay" [60,60][90,500]']
+    hidden = frame.replace("<node", '<node visible-to-user="false"', 1)
+    assert read(view("View", FULL, hidden)).elements == []
+
+
 def test_boxes_are_cut_to_what_is_seen() -> None:
     """The middle of an element can be tapped."""
     tall = view("ListView", (0, 100, 1080, 5000), text="list", flags=["scrollable"])
@@ -161,11 +173,13 @@ def test_hostile_texts_stay_texts(text: str) -> None:
 def test_what_android_writes_wrongly_is_read() -> None:
     """Emoji as two halves, characters that XML does not know, and a remark behind the end."""
     dump = hierarchy(view("TextView", (0, 0, 9, 9), text="PLACE"))
-    for written, shown in (("&#55357;&#56832;", "😀"), ("&#xD83D;&#xDE00;", "😀"), ("a&#0;b", "a\ufffdb"),
-                           ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀"),
-                           ("&#57345;&#57346; Home", "\ue001\ue002 Home"), ("&#xE001;&#57344;", "\ue001\ue000"),
-                           ("&#56320;&#55357;", "\ufffd\ufffd"), ("&#65;&#55357;&#56832;&#60;", "A😀<"),
-                           ("&#55357;&#55357;&#56832;", "\ufffd😀"), ("&#9999999;&#38;", "\ufffd&")):  # fmt: skip
+    for written, shown in (
+        ("&#55357;&#56832;", "😀"), ("&#xD83D;&#xDE00;", "😀"), ("a&#0;b", "a\ufffdb"),
+        ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀"), ("&#xE001;&#57344;", "\ue001\ue000"),
+        ("&#57345;&#57346; Home", "\ue001\ue002 Home"), ("&#56320;&#55357;", "\ufffd\ufffd"),
+        ("&#65;&#55357;&#56832;&#60;", "A😀<"), ("&#55357;&#55357;&#56832;", "\ufffd😀"),
+        ("&#9999999;&#38;", "\ufffd&"),
+    ):  # fmt: skip
         text = read_hierarchy((dump.replace("PLACE", written) + "\nDone.\n").encode(), SIZE).elements[0].texts
         assert text == (shown,)
 

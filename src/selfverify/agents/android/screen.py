@@ -59,7 +59,8 @@ def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "") -> Screen:
     """The screen that a dump of ``uiautomator`` describes: the views with what can be read or used in them.
 
     Left out are views that are not visible or lie outside of those they are in, and views that neither say
-    anything nor can be used. A view that says nothing and holds one other of the same extent is one with it.
+    anything nor can be used. What stands in a view without an area is cut by what is around that view.
+    A view that says nothing and holds one other of the same extent is one with it.
 
     Args:
         dump: What was printed, the file's text in it.
@@ -116,13 +117,17 @@ def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
     stack = [(node, place, screen, found) for node, place in _places(tree, window)]
     while stack:
         node, place, around, siblings = stack.pop()
-        if (box := _box(node, around)) is None:
+        if node.get("visible-to-user") == "false":
             continue
-        view = _view(node, box, place)
+        view, box = None, _box(node)
+        if box is not None:
+            if (box := box.cut(around)) is None:
+                continue
+            view = _view(node, box, place)
         if view is not None:
             siblings.append(view)
         inside = siblings if view is None else view.inside
-        stack += [(child, under, box, inside) for child, under in _places(node, place)]
+        stack += [(child, under, box or around, inside) for child, under in _places(node, place)]
     return found
 
 
@@ -138,12 +143,11 @@ def _places(parent: ElementTree.Element, place: str) -> list[tuple[ElementTree.E
     return found[::-1]
 
 
-def _box(node: ElementTree.Element, around: Box) -> Box | None:
-    """Where a view is seen; None where it is not."""
+def _box(node: ElementTree.Element) -> Box | None:
+    """Where a view stands; None where it says none or has no area, so that it neither shows nor clips."""
     bounds = _BOUNDS.fullmatch(node.get("bounds", ""))
-    if bounds is None or node.get("visible-to-user") == "false":
-        return None
-    return Box(*map(int, bounds.groups())).cut(around)
+    box = None if bounds is None else Box(*map(int, bounds.groups()))
+    return box and box.cut(box)
 
 
 def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
