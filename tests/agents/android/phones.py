@@ -53,6 +53,7 @@ class Phone:
         self.properties = dict(REAL) | ({"ro.hardware": "ranchu"} if emulator else {})
         self.settings = {"global airplane_mode_on": "0", "global auto_time": "1"}
         self.installed = {SETTINGS, NOTES, SECRET}
+        self.broken: set[str] = set()
         self.adbkeyboard = adbkeyboard
         self.size, self.override, self.rotation = (1080, 2400), "", 0
         self.displays = 1
@@ -158,7 +159,12 @@ class Phone:
             return "Broadcasting: Intent { act=ADB_INPUT_B64 }\nBroadcast completed: result=0\n"
         return ""
 
-    def _monkey(self, p: str, package: str, *rest: str) -> str | tuple[bytes, int]:
+    def _monkey(self, *words: str) -> str | tuple[bytes, int]:
+        package = words[words.index("-p") + 1]
+        if words[:2] != ("--pct-syskeys", "0"):  # it has no hardware keys
+            return b"** SYS_KEYS has no physical keys but with factor 2.0%.\n", 251
+        if package in self.broken:
+            return b"** Error: Unable to connect to activity manager; is the system running?\n", 1
         if package not in self.installed:
             return b"** No activities found to run, monkey aborted.\n", 252
         self.focus, self.focused = package, False

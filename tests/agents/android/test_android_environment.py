@@ -68,7 +68,7 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
         "input swipe 540 1200 540 768 400",
         "input keyevent KEYCODE_ENTER",
         "input keyevent KEYCODE_HOME",
-        "monkey -p com.android.settings -c android.intent.category.LAUNCHER 1",
+        "monkey --pct-syskeys 0 -p com.android.settings -c android.intent.category.LAUNCHER 1",
     ]
 
 
@@ -451,7 +451,7 @@ def test_settings_are_checked() -> None:
             AndroidTaskConfig.model_validate({**good, **wrong})
 
 
-def test_tasks_are_checked(server: Server) -> None:
+def test_tasks_are_checked(server: Server, phone: Phone) -> None:
     """A task of an app that is not known, or not there."""
     for task, message in (
         (
@@ -463,8 +463,11 @@ def test_tasks_are_checked(server: Server) -> None:
         with pytest.raises(DataError, match=message):
             play(AndroidEnvironment(config(server)), task)
     none = {"how": "none"}
-    with pytest.raises(DataError, match=r"org.not.there cannot be opened"):
+    with pytest.raises(DataError, match=r"org.not.there cannot be opened .*is it installed"):
         play(AndroidEnvironment(config(server, reset=none)), {**TASK, "package": "org.not.there"})
+    phone.broken = {SETTINGS}
+    with pytest.raises(DataError, match=r"is the system running\?$"):
+        play(AndroidEnvironment(config(server, reset=none)), TASK)
 
 
 def test_the_page_runs_as_written(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

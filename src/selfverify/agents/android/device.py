@@ -403,7 +403,8 @@ class Hands:
         Raises:
             CommandFailed: The app is not installed, or has no icon.
         """
-        command = f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1"
+        # Without --pct-syskeys 0 monkey refuses devices without hardware keys.
+        command = f"monkey --pct-syskeys 0 -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1"
         said = await self.device.shell(command)
         if "No activities found" in said or "monkey aborted" in said:
             raise CommandFailed(command, said)

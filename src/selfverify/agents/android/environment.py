@@ -70,9 +70,9 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, tas
         try:
             await hands.open(package)
         except CommandFailed as error:
+            absent = "; is it installed?" if "No activities found" in error.output else ""
             raise DataError(
-                f"Android task {task.task_id}: app {package} cannot be opened on {device}: {error}; "
-                "is it installed?"
+                f"Android task {task.task_id}: app {package} cannot be opened on {device}: {error}{absent}"
             ) from None
 
 
