@@ -22,6 +22,7 @@ SETTINGS, NOTES, HOME, SECRET = (
     "com.android.launcher",
     "com.bank",
 )
+IME = "default_input_method"
 KEYS = {"KEYCODE_BACK": "back", "KEYCODE_HOME": "home", "KEYCODE_ENTER": "enter"}
 REAL = {"ro.kernel.qemu": "", "ro.hardware": "qcom", "sys.boot_completed": "1", "ro.product.locale": "en-US"}
 
@@ -139,6 +140,7 @@ class Phone:
     def _ime(self, what: str, method: str) -> str | tuple[bytes, int]:
         if not self.adbkeyboard:
             return f"Error: Unknown input method {method} cannot be selected for user #0\n".encode(), 255
+        self.settings["secure default_input_method"] = method
         return f"Input method {method} selected for user #0\n"
 
     def _pm(self, what: str, *rest: str) -> str | tuple[bytes, int]:
@@ -153,11 +155,18 @@ class Phone:
         return "".join(f"package:{name}\n" for name in sorted(self.installed))
 
     def _am(self, what: str, *rest: str) -> str:
-        if what == "broadcast" and rest[:2] == ("-a", "ADB_INPUT_B64"):
-            self.field += base64.b64decode(rest[-1]).decode()
-            self.typed.append(self.field)
-            return "Broadcasting: Intent { act=ADB_INPUT_B64 }\nBroadcast completed: result=0\n"
-        return ""
+        if what != "broadcast":
+            return ""
+        if rest[:2] == ("-p", "com.android.adbkeyboard") and "adbkeyboard" in self._settings(
+            "get", "secure", IME
+        ):
+            if rest[3] == "ADB_INPUT_B64":
+                self.field += base64.b64decode(rest[-1]).decode()
+                self.typed.append(self.field)
+            self.field = "" if rest[3] == "ADB_CLEAR_TEXT" else self.field
+        return (
+            "Broadcasting: Intent { act=x }\nBroadcast completed: result=0\n"  # also where nothing hears it
+        )
 
     def _monkey(self, *words: str) -> str | tuple[bytes, int]:
         package = words[words.index("-p") + 1]
@@ -189,7 +198,8 @@ class Phone:
             self.field += rest[0].replace("%s", " ")
             self.typed.append(self.field)
         elif kind == "keyevent":
-            self.field = "" if "67" in rest and self.focused else self.field
+            deleted = len(self.field) - rest.count("67") * self.focused
+            self.field = self.field[: max(deleted, 0)]
             self._key(KEYS.get(rest[-1], ""))
         return ""
 

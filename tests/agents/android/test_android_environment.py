@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from agents.android.conftest import SERIAL, config, play
 from agents.android.fake_adb import Server, adb_server
 from agents.android.hierarchies import SAID, hierarchy, view
-from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
+from agents.android.phones import HOME, IME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.config import AndroidTaskConfig
 from selfverify.agents.android.environment import AndroidEnvironment
 from selfverify.core.episode import Call, EnvironmentLost
@@ -77,9 +77,18 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
 )
 def test_any_text_is_typed(server: Server, phone: Phone, text: str) -> None:
     """Through ADBKeyboard, instead of what was in the field, and nothing of it is a command."""
-    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, call("type", text_input=text))
+    phone.field = "old text, " * 30
+    environment = AndroidEnvironment(config(server, reset={"how": "none"}))
+    shown = play(environment, NOTE, TAP_FIELD, call("type", text_input=text))
     assert phone.typed == [text] and phone.notes == [text]
     assert shown[-1].error == "" and len(shown[-1].text.split("\n")) == 3
+
+
+def test_typing_that_nothing_hears_is_an_error(server: Server, phone: Phone) -> None:
+    """Where an app has changed the input method, the agent is told."""
+    other = lambda: phone.settings.update({f"secure {IME}": "com.google.gboard/.Ime"})  # noqa: E731
+    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, other, call("type", text_input="x"))
+    assert "keyboard is 'com.google.gboard/.Ime'" in shown[2].error and phone.typed == []
 
 
 def test_the_plain_keyboard_types_ascii(server: Server, phone: Phone) -> None:

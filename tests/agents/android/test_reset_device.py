@@ -35,7 +35,11 @@ def test_clear_forgets_what_the_app_has_kept(server: Server, phone: Phone) -> No
     phone.notes, phone.field = ["from before"], ""
     assert "from before" not in begin(environment(server, how="clear"))
     order = [c.split(";")[0].split(" ")[0:2] for c in phone.commands]
-    assert order.index(["am", "force-stop"]) < order.index(["pm", "clear"]) < order.index(["monkey", "--pct-syskeys"])
+    assert (
+        order.index(["am", "force-stop"])
+        < order.index(["pm", "clear"])
+        < order.index(["monkey", "--pct-syskeys"])
+    )
     phone.notes = ["from before"]
     kept = begin(environment(server))
     assert kept.startswith(f'App "{NOTES}"') and "from before" in kept

@@ -349,12 +349,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
 
 
-KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+ADBKEYBOARD = "com.android.adbkeyboard"
+KEYBOARD = f"{ADBKEYBOARD}/.AdbIME"
 """The input method of the app ADBKeyboard, which types what broadcasts say."""
 HOLD_MS, SWIPE_MS = 1000, 400
 """How long a finger is held, and how long it moves, as in AndroidLab."""
 MOST_DELETED = 100
-"""Characters of a field that typing replaces, as in AndroidLab."""
+"""Characters of a field that keys delete, as in AndroidLab; ADBKeyboard clears longer ones."""
 
 _MOVE_END, _DELETE = "123", "67"
 
@@ -439,6 +440,13 @@ class Hands:
         """Replace what is in the field that has the focus, then press Enter."""
         if self.keyboard == "input" and not (text.isascii() and text.isprintable()):
             raise ToolError("this phone's keyboard types printable ASCII characters only")
+        if self.keyboard == "adbkeyboard":
+            # A broadcast that nothing hears is reported as completed, too.
+            method = await self.device.shell("settings get secure default_input_method")
+            if not method.startswith(f"{ADBKEYBOARD}/"):
+                raise ToolError(
+                    f"the phone's keyboard is {short_name(method)}, through which nothing can be typed"
+                )
         deletes = " ".join([_DELETE] * MOST_DELETED)
         await self.device.shell(f"input keyevent {_MOVE_END} {deletes}")
         if text and self.keyboard == "input":
@@ -448,9 +456,10 @@ class Hands:
                 typed = [part, *(["%", "s"] if number + 1 < len(parts) else [])]
                 for piece in filter(None, typed):
                     await self.device.shell(f"input text {shlex.quote(piece)}")
-        elif text:
+        elif self.keyboard == "adbkeyboard":
             coded = base64.b64encode(text.encode()).decode()
-            said = await self.device.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {shlex.quote(coded)}")
-            if "Broadcast completed" not in said:
-                raise CommandFailed("am broadcast", said)
+            for message in ("ADB_CLEAR_TEXT", f"ADB_INPUT_B64 --es msg {shlex.quote(coded)}"):
+                said = await self.device.shell(f"am broadcast -p {ADBKEYBOARD} -a {message}")
+                if "Broadcast completed" not in said:
+                    raise CommandFailed("am broadcast", said)
         await self.device.shell("input keyevent KEYCODE_ENTER")
