@@ -221,6 +221,11 @@ def test_reasons_name_rounds() -> None:
         "The task cannot be completed.",
         "It is not done.",
         "I gave up.",
+        "Sorry, the note 'Mission' was not found: I couldn't delete it.",
+        "It failed, and nothing was saved.",
+        "The song isn't there. It's impossible to play it.",
+        "I did not manage to open Settings.",
+        "Nothing failed, but the alarm could not be set.",
     ],
 )
 def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
@@ -229,12 +234,15 @@ def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
     assert (found.valid, found.success) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12"],
-)
-def test_other_messages_admit_nothing(message: str) -> None:
-    assert not admits_failure(message)
+def test_other_messages_admit_nothing() -> None:
+    """Nor do names and quotations, nor what is denied."""
+    for message in (
+        "Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12",
+        "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
+        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.", "No step failed.",
+        'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
+    ):  # fmt: skip
+        assert not admits_failure(message), message
 
 
 def test_a_case_without_a_goal_is_refused() -> None:

@@ -117,9 +117,18 @@ _ADMISSION = re.compile(
 )
 
 
+# Names are no admissions: what stands in quotation marks, and capitalised words inside a sentence.
+_NAMED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|(?<!\w)'[^'\n]*'(?!\w)|(?<=[a-z,] )[A-Z][a-z]+")
+_DENIED = re.compile(
+    r"\b(?:nothing|none|never|no \w+|not|\w+n't)(?: (?:has|have|had|was|were|is|ever|yet))? (?:failed|impossible)\b",
+    re.IGNORECASE,
+)
+
+
 def admits_failure(message: str) -> bool:
     """Whether a final message says that the task was not done: by its words, in English."""
-    return _ADMISSION.search(message.replace("’", "'")) is not None
+    said = _NAMED.sub(" ", message.replace("’", "'").replace("‘", "'"))
+    return _ADMISSION.search(_DENIED.sub(" ", said)) is not None
 
 
 class RulesJudge(Judge):
