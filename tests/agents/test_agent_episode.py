@@ -188,6 +188,18 @@ def test_a_full_context_is_no_failure() -> None:
     assert "truth" not in hold(KITCHEN, OVEN, make=Waiting)[2].rewards
 
 
+@pytest.mark.parametrize(
+    ("turns", "cut"), [((LOOK, KITCHEN), False), ((LOOK, submit(1)), True), (("I",), True)]
+)
+def test_running_out_of_tokens_may_be_a_format_error(turns: Any, cut: bool) -> None:
+    """As running out of turns is. What has broken off is none."""
+    juror, settings = Asked(Vote(True, True)), AgentConfig(overflow="format_error")
+    held, _, ending = hold(*turns, cut=cut, panel=Jury(juror), settings=settings)
+    assert rewards(ending) == FORMAT_ERROR and juror.cases == []
+    held.give_up("the server is gone")
+    assert held.result().lost
+
+
 def test_votes_that_do_not_decide_are_no_failure() -> None:
     _, _, ending = hold(LOOK, submit(1), panel=Jury(Asked(None)))
     assert ending.lost and ending.parsed.unjudged.startswith("no verdict: 0 of 3 votes")

@@ -239,8 +239,8 @@ def test_other_messages_admit_nothing() -> None:
     for message in (
         "Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12",
         "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
-        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.", "No step failed.",
-        'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
+        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.",
+        "No step failed.", 'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
     ):  # fmt: skip
         assert not admits_failure(message), message
 

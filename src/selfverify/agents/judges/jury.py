@@ -120,7 +120,8 @@ _ADMISSION = re.compile(
 # Names are no admissions: what stands in quotation marks, and capitalised words inside a sentence.
 _NAMED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|(?<!\w)'[^'\n]*'(?!\w)|(?<=[a-z,] )[A-Z][a-z]+")
 _DENIED = re.compile(
-    r"\b(?:nothing|none|never|no \w+|not|\w+n't)(?: (?:has|have|had|was|were|is|ever|yet))? (?:failed|impossible)\b",
+    r"\b(?:nothing|none|never|no \w+|not|\w+n't)(?: (?:has|have|had|was|were|is|ever|yet))? "
+    r"(?:failed|impossible)\b",
     re.IGNORECASE,
 )
 
