@@ -91,6 +91,25 @@ class AdbDevice:
         _in_use.add(key)
         self._open = True
 
+    async def ready(self) -> None:
+        """See that the server and the device answer, and that the device has started, without taking it.
+
+        Raises:
+            EnvironmentLost: It is not ready.
+        """
+        await self._beside(self._greet, self.seconds)
+        try:
+            started = await self.shell("getprop sys.boot_completed") == "1"
+        except CommandFailed as error:
+            raise EnvironmentLost(f"{self}: {error}") from None
+        if not started:
+            raise EnvironmentLost(f"{self} has not finished starting")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a session of this process uses it."""
+        return (self.host, self.port, self.serial) in _in_use
+
     async def shell(self, command: str, seconds: float | None = None) -> str:
         """Run a command in the device's shell; what it prints, errors included.
 

@@ -14,6 +14,7 @@ from selfverify.agents.android.config import AndroidReset, AndroidTaskConfig
 from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands, ask_console, console_port
 from selfverify.agents.android.screen import Capture, Viewer
 from selfverify.agents.tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
+from selfverify.connectors.pool import Source
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.tasks.tool_calls import ToolError
@@ -139,6 +140,7 @@ class AndroidEnvironment(Environment):
         config: The device and how it is used.
         confirm: Asked before anything is done on a real device; without it a real device is refused.
         first_screens: Shared by environments whose sessions are compared, such as those of one group.
+        told: Told after each reset why it has lost the device; empty where it has not.
     """
 
     def __init__(
@@ -146,8 +148,9 @@ class AndroidEnvironment(Environment):
         config: AndroidTaskConfig,
         confirm: Confirm | None = None,
         first_screens: FirstScreens | None = None,
+        told: Callable[[str], None] = lambda lost: None,
     ) -> None:
-        self.config, self.confirm = config, confirm
+        self.config, self.confirm, self.told = config, confirm, told
         self.first_screens = FirstScreens() if first_screens is None else first_screens
         self._tools = ScreenTools(config.address)
         self._device = AdbDevice(config.serial, *config.host_and_port, seconds=config.command_seconds)
@@ -179,7 +182,13 @@ class AndroidEnvironment(Environment):
             EnvironmentLost: The device is gone, or the reset does not hold.
         """
         wanted = read_task(task)
-        return await self._guarded(self._begin(wanted, seed))
+        try:
+            first = await self._guarded(self._begin(wanted, seed))
+        except EnvironmentLost as error:
+            self.told(str(error))
+            raise
+        self.told("")
+        return first
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
@@ -358,3 +367,59 @@ class AndroidEnvironment(Environment):
 
 def _info(view: Capture) -> dict[str, Any]:
     return {"package": view.focus.package, "activity": view.focus.activity, "size": list(view.size)}
+
+
+FIRST_REST_S, LONGEST_REST_S = 30.0, 600.0
+"""Seconds for which a device is left out after a failed reset; twice as long after each further one."""
+
+
+class DeviceSource(Source):
+    """One device of a pool. It is left out while it does not answer, and for a time after a failed reset.
+
+    Args:
+        config: The device and how it is used.
+        confirm: See `AndroidEnvironment`.
+        first_screens: See `AndroidEnvironment`.
+    """
+
+    def __init__(
+        self, config: AndroidTaskConfig, confirm: Confirm | None, first_screens: FirstScreens
+    ) -> None:
+        super().__init__(config.serial, 1)
+        self.config, self.confirm, self.first_screens = config, confirm, first_screens
+        self._lost, self._failures, self._rests_until = "", 0, 0.0
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+        await self._check()
+        return AndroidEnvironment(self.config, self.confirm, self.first_screens, self._told)
+
+    async def healthy(self) -> bool:
+        """See `Source`. A device in use is not asked: its session sees what is wrong with it."""
+        if self._device().in_use:
+            return True
+        if time.monotonic() < self._rests_until:
+            return False
+        try:
+            await self._check()
+        except EnvironmentLost:
+            return False
+        self._lost = ""
+        return True
+
+    def _device(self) -> AdbDevice:
+        return AdbDevice(self.config.serial, *self.config.host_and_port, seconds=self.config.command_seconds)
+
+    async def _check(self) -> None:
+        device = self._device()
+        try:
+            await device.ready()
+        finally:
+            device.close()
+
+    def _told(self, lost: str) -> None:
+        self._lost, self._failures = lost, self._failures + 1 if lost else 0
+        rest = min(FIRST_REST_S * 2 ** (self._failures - 1), LONGEST_REST_S)
+        self._rests_until = time.monotonic() + rest if lost else 0.0
