@@ -49,13 +49,22 @@ def test_clear_forgets_what_the_app_has_kept(server: Server, phone: Phone) -> No
 def test_another_first_screen_is_a_loss(server: Server, phone: Phone) -> None:
     """Sessions that begin unlike cannot be compared; other tasks have their own first screens."""
     first = FirstScreens()
-    begin(environment(server, first))
-    begin(environment(server, first))
+    for notes in (["odd"], [], []):  # one odd first screen is no reference
+        phone.notes = notes
+        begin(environment(server, first, same_first_screen=True))
     phone.notes = ["left behind"]
     with pytest.raises(EnvironmentLost, match=r"task notes_1: .* first screen differs"):
-        begin(environment(server, first))
-    begin(environment(server, first), {**TASK, "task_id": "notes_2"})
-    begin(environment(server, first, same_first_screen=False))
+        begin(environment(server, first, same_first_screen=True))
+    begin(environment(server, first, same_first_screen=True), {**TASK, "task_id": "notes_2"})
+    begin(environment(server, first))  # without a snapshot nothing says that screens are alike
+    assert not any(FirstScreens().differs("x", words) for words in "abcd")
+
+
+def test_a_dialog_in_the_way_costs_one_more_reset(server: Server, phone: Phone) -> None:
+    """Such as of an app that hangs, or asks to be rated."""
+    asked = iter([SETTINGS, NOTES])
+    phone.on_command = lambda c: setattr(phone, "focus", next(asked, NOTES)) if "dumpsys" in c else None
+    assert begin(environment(server)).startswith(f'App "{NOTES}"')
 
 
 def test_another_app_in_front_is_a_loss(server: Server, phone: Phone) -> None:

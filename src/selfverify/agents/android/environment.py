@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -119,14 +120,22 @@ T = TypeVar("T")
 
 
 class FirstScreens:
-    """The first screen of each task, which all sessions share that are to begin alike."""
+    """The first screens of each task, by which sessions are compared that are to begin alike.
+
+    The reference is the majority of the first three, so that one odd screen spoils no others. Until it is
+    known, and where all three differ, every screen passes.
+    """
 
     def __init__(self) -> None:
-        self._words: dict[str, str] = {}
+        self._words: dict[str, list[str]] = {}
 
     def differs(self, task: str, words: str) -> bool:
-        """Whether a session of this task has begun with another screen; the first one is kept."""
-        return self._words.setdefault(task, words) != words
+        """Whether a session of this task has begun with another screen than most of its first three."""
+        first = self._words.setdefault(task, [])
+        if len(first) < 3:
+            first.append(words)
+        [(reference, count)] = Counter(first).most_common(1)
+        return count > 1 and words != reference
 
 
 class AndroidEnvironment(Environment):
@@ -233,16 +242,25 @@ class AndroidEnvironment(Environment):
     async def _begin(self, task: AndroidTask, seed: int) -> StepResult:
         await self._device.open()
         await self._admit(task)
-        await reset_device(self._device, self._hands, self.config.reset, task)
-        await self._viewer.measure()
         self._task, self._round, self._over, self._trace = task, 0, "", None
-        view = await self._settled()
-        self._check_first(task, view)
-        self._view = view
+        self._view = view = await self._first(task, again=not self._real)
         if self.config.traces is not None:
             self._trace = Trace(self.config.traces, task, seed)
             await asyncio.to_thread(self._trace.seen, view, await self._answers(task))
         return self._shown(view) if self.config.first_screen == "given" else StepResult(0, info=_info(view))
+
+    async def _first(self, task: AndroidTask, again: bool) -> Capture:
+        """Reset the device, twice where a dialog may have been in the way the first time."""
+        await reset_device(self._device, self._hands, self.config.reset, task)
+        await self._viewer.measure()
+        view = await self._settled()
+        try:
+            self._check_first(task, view)
+        except EnvironmentLost:
+            if not again:
+                raise
+            return await self._first(task, again=False)
+        return view
 
     async def _admit(self, task: AndroidTask) -> None:
         """See that a real device may be used."""
@@ -328,7 +346,7 @@ class AndroidEnvironment(Environment):
                 f"{self._device}, task {task.task_id}: the reset does not hold: "
                 f"{view.focus.package or 'nothing'} is in front, not {package}"
             )
-        if reset.same_first_screen and view.words and self.first_screens.differs(task.task_id, view.words):
+        if reset.compares and view.words and self.first_screens.differs(task.task_id, view.words):
             raise EnvironmentLost(
                 f"{self._device}, task {task.task_id}: the reset does not hold: the first screen differs "
                 "from that of an earlier session; reset with a snapshot, or set same_first_screen: false"
