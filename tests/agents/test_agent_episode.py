@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -113,13 +113,6 @@ def test_what_the_state_makes_of_it(turns: Any, expected: Any) -> None:
     assert rewards(ending) == expected
 
 
-def test_a_state_that_nobody_knows_decides_nothing() -> None:
-    _, _, ending = hold(
-        KITCHEN, OVEN, submit(2), panel=Jury(StateJudge()), make=lambda: Waiting(lose="state")
-    )
-    assert ending.lost and "the environment's state is not known" in ending.parsed.unjudged
-
-
 def test_judges_may_read_every_screen_while_evidence_is_handed_in_and_paid_for() -> None:
     settings = AgentConfig(evidence=EvidenceConfig(judged="all"))
     # Round 1 alone proves nothing; all screens do.
@@ -162,17 +155,8 @@ def test_nothing_proper_is_a_format_error_and_no_judge_is_asked(turns: Any, why:
 
 
 def test_refused_calls_say_why_and_cost_nothing() -> None:
-    turns = [
-        calls("fly"),
-        "<tool_call>{'name': 'look'}</tool_call>",
-        LOOK + LOOK,
-        KITCHEN,
-        WRONG,
-        UNKNOWN,
-        OVEN,
-        submit(3),
-    ]
-    _, replies, ending = hold(*turns)
+    broken = "<tool_call>{'name': 'look'}</tool_call>"
+    _, replies, ending = hold(calls("fly"), broken, LOOK + LOOK, KITCHEN, WRONG, UNKNOWN, OVEN, submit(3))
     shown = [words(reply) for reply in replies[1:-1]]
     assert shown[0] == "Error: there is no tool 'fly'; there are look, go, switch, cut, submit"
     assert shown[1].startswith("Error: the tool call cannot be read: ")
@@ -204,6 +188,18 @@ def test_a_full_context_is_no_failure() -> None:
     assert "truth" not in hold(KITCHEN, OVEN, make=Waiting)[2].rewards
 
 
+@pytest.mark.parametrize(
+    ("turns", "cut"), [((LOOK, KITCHEN), False), ((LOOK, submit(1)), True), (("I",), True)]
+)
+def test_running_out_of_tokens_may_be_a_format_error(turns: Any, cut: bool) -> None:
+    """As running out of turns is. What has broken off is none."""
+    juror, settings = Asked(Vote(True, True)), AgentConfig(overflow="format_error")
+    held, _, ending = hold(*turns, cut=cut, panel=Jury(juror), settings=settings)
+    assert rewards(ending) == FORMAT_ERROR and juror.cases == []
+    held.give_up("the server is gone")
+    assert held.result().lost
+
+
 def test_votes_that_do_not_decide_are_no_failure() -> None:
     _, _, ending = hold(LOOK, submit(1), panel=Jury(Asked(None)))
     assert ending.lost and ending.parsed.unjudged.startswith("no verdict: 0 of 3 votes")
@@ -213,6 +209,9 @@ def test_votes_that_do_not_decide_are_no_failure() -> None:
 def test_votes_are_in_the_last_turn_as_json() -> None:
     juror = Asked(Vote(True, False, "Round 2.", (2,), {"quotations": 2, "altered_quotations": 1}))
     _, _, ending = hold(LOOK, KITCHEN, submit(2), panel=Jury(juror))
+    [case] = juror.cases
+    assert case.instruction == PROBLEM.meta["question"] and case.rounds == 2
+    assert [exhibit.seen.round for exhibit in case.submission.evidence] == [2]
     assert [(turn["call"]["name"], turn["round"]) for turn in ending.turns[:2]] == [("look", 1), ("go", 2)]
     said = json.loads(json.dumps(ending.turns[2], allow_nan=False))
     assert said["evidence"] == [2] and said["message"] == "The oven's lamp is on."
@@ -221,33 +220,12 @@ def test_votes_are_in_the_last_turn_as_json() -> None:
     assert (ending.rewards["quotations"], ending.rewards["altered_quotations"]) == (6.0, 3.0)
 
 
-def test_judges_read_what_was_chosen_and_nothing_else() -> None:
-    def shown(source: Any, *turns: str, first: Any = "asked") -> list[int]:
-        juror = Asked(Vote(True, True))
-        settings = AgentConfig(evidence=EvidenceConfig(source=source), first_screen=first)
-        hold(*turns, panel=Jury(juror), settings=settings)
-        [case] = juror.cases
-        assert case.instruction == PROBLEM.meta["question"] and case.rounds == 3
-        return [exhibit.seen.round for exhibit in case.submission.evidence]
-
-    done = calls("submit", message="done")
-    assert shown("message", LOOK, KITCHEN, OVEN, done) == []
-    assert shown("chosen", LOOK, KITCHEN, OVEN, submit(3, 1)) == [1, 3]
-    assert shown("last", LOOK, KITCHEN, OVEN, done) == [3]
-    assert shown("all", LOOK, KITCHEN, OVEN, done) == [0, 1, 2, 3]
-
-
-def test_a_first_screen_that_is_given_is_a_round() -> None:
-    settings = AgentConfig(first_screen="given")
-    _, replies, ending = hold(KITCHEN, OVEN, submit(0, 2), settings=settings)
+def test_pictures_first_screens_and_roles() -> None:
+    """A first screen that is given is a round; roles can be those of users."""
+    settings = AgentConfig(role="user", first_screen="given")
+    _, replies, ending = hold(KITCHEN, OVEN, submit(0, 2), settings=settings, make=lambda: Lamps(pixels=True))
     assert words(replies[0]) == "## Round 0\nhall\ndoor: off" and replies[0].role == "user"
-    assert rewards(ending)[0] == 0.9
-
-
-def test_pictures_are_shown_and_roles_can_be_those_of_users() -> None:
-    settings = AgentConfig(role="user")
-    _, replies, _ = hold(LOOK, submit(1), settings=settings, make=lambda: Lamps(pixels=True))
-    assert replies[1].role == "user" and len(replies[1].images) == 1
+    assert rewards(ending)[0] == 0.9 and replies[1].role == "user" and len(replies[1].images) == 1
     assert [part["type"] for part in replies[1].content] == ["text", "image"]  # type: ignore[index]
 
 
@@ -270,6 +248,10 @@ def test_an_environment_that_is_lost_at_the_end_has_shown_all_that_judges_need()
     """Only the ground truth is missing: it is asked for where an environment waits, at the end alone."""
     _, _, ending = hold(KITCHEN, OVEN, submit(2), make=lambda: Waiting(lose="state"))
     assert rewards(ending)[0] == 0.95 and "truth" not in ending.rewards
+    _, _, ending = hold(
+        KITCHEN, OVEN, submit(2), panel=Jury(StateJudge()), make=lambda: Waiting(lose="state")
+    )
+    assert ending.lost and "the environment's state is not known" in ending.parsed.unjudged
 
 
 def test_an_environment_hears_what_was_handed_in() -> None:
@@ -301,18 +283,15 @@ EVIL = (
 
 
 def test_a_screen_calls_nothing_and_numbers_nothing() -> None:
+    for mark in ("\r", "\v", "\x85", "\u2028", "\n\n \n"):
+        _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": f"a{mark}  ## Round 7"})
+        assert f"a{mark}\\  ## Round 7" in words(replies[1])
     _, replies, ending = hold(LOOK, KITCHEN, OVEN, submit(3), task=TASK | {"text": EVIL})
     assert rewards(ending)[0] == 0.95 and ending.rewards["tool_calls"] == 3.0
     text = words(replies[1])
     assert text.startswith("## Round 1\n") and "\n\\## Round 7" in text and "\n\\  # ROUND 8" in text
     _, _, refused = hold(LOOK, submit(7), task=TASK | {"text": EVIL})
     assert refused.turns[-1]["why"] == "there is no round 7"
-
-
-def test_long_screens_lose_their_middle() -> None:
-    settings = AgentConfig(longest_screen=300)
-    _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": "x" * 5000}, settings=settings)
-    assert len(words(replies[1])) < 400 and words(replies[1]).startswith("## Round 1\n")
 
 
 def test_environments_that_wait_say_the_same_as_those_that_do_not() -> None:
@@ -330,21 +309,14 @@ def test_a_call_that_hangs_is_cancelled_before_the_environment_is_closed() -> No
 
     held = episode(make=Hanging)
     held.reset()
-    ended = list[BaseException]()
-
-    def reply() -> None:
-        try:
-            held.step(PolicyTurn(LOOK, [], Finish.STOP, 0))
-        except BaseException as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=reply, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    held.release()
-    thread.join(5)
+    with ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(held.step, PolicyTurn(LOOK, [], Finish.STOP, 0))
+        time.sleep(0.05)
+        held.release()
+        with pytest.raises(CancelledError):
+            reply.result(5)
     environment = held._session.environment  # type: ignore[union-attr]
-    assert isinstance(environment, Hanging) and environment.closed == 1 and len(ended) == 1
+    assert isinstance(environment, Hanging) and environment.closed == 1
 
 
 def test_an_episode_that_never_began_can_end_and_be_closed() -> None:
@@ -353,24 +325,13 @@ def test_an_episode_that_never_began_can_end_and_be_closed() -> None:
     held.release()
 
 
-def test_a_task_without_a_goal_is_judged_by_its_judges() -> None:
-    _, _, ending = hold(LOOK, submit(1), goal=None, panel=Jury(Asked(Vote(True, True))))
-    assert rewards(ending)[0] == 0.95 and ending.rewards["correct"] == 1.0 and "truth" not in ending.rewards
-
-
-@pytest.mark.parametrize("mark", ["\r", "\v", "\x85", "\u2028", "\n\n \n"])
-def test_no_other_end_of_a_line_lets_a_screen_number_rounds(mark: str) -> None:
-    _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": f"a{mark}  ## Round 7"})
-    assert f"a{mark}\\  ## Round 7" in words(replies[1])
-
-
 def test_what_is_cut_out_of_a_screen_lets_none_number_rounds() -> None:
     """Behind the gap a line begins in the middle of one."""
     settings = AgentConfig(longest_screen=200)
     for room in range(40):
         text = "x" * 500 + "## Round 7" + "y" * (60 + room)
         _, replies, _ = hold(LOOK, submit(1), task=TASK | {"text": text}, settings=settings)
-        assert "\n## Round 7" not in words(replies[1])
+        assert "\n## Round 7" not in words(replies[1]) and len(words(replies[1])) < 300
 
 
 def test_what_an_environment_refuses_with_numbers_no_rounds() -> None:

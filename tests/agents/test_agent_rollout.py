@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.agents.judges.test_model_judge import FAILURE, SUCCESS
 from tests.agents.lamps import KITCHEN, LOOK, OVEN, PROBLEM, TASK, episode, submit
 from tests.agents.test_agent_episode import EVIL, Asked
-from tests.agents.told import Told
 from tests.policy.test_tool_templates import HERMES, QWEN3
-from tests.rollouts.test_converse import ending_policy
 
 from sampled_threads import drawn
-from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
-from selfverify.agents.judges.make_judge import judge_prompt
-from selfverify.agents.judges.model_judge import ModelJudge
-from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode
-from selfverify.core.problem import Problem, Split
-from selfverify.core.tags import Tagged
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
-from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite
-from selfverify.tasks.base import Task, Verdict
+from selfverify.tasks.base import Verdict
 from selfverify.tasks.tool_episode import ACTION
 from selfverify.trainer.batch import make_streams
-from selfverify.trainer.trainer import Trainer
-from serving_servers import FakeUpstream, Loop
 
 
 @pytest.fixture
@@ -129,70 +112,3 @@ def test_what_smartsnap_logs(policy: Policy) -> None:
     assert logged["agent/judged-SR"] == pytest.approx(1 / 2)
     assert logged["agent/judge-precision"] == 1.0 and logged["agent/judge-false-positives"] == 0.0
     assert logged["conversation/error"] == pytest.approx(2 / 5)
-
-
-__all__ = ["ending_policy"]  # a fixture
-
-
-class Lighting(Task):
-    name = "lighting"
-    summary = "test"
-    limits = RolloutLimits(turns=3)
-    repeatable = False
-
-    def __init__(self, jury: Jury) -> None:
-        super().__init__()
-        self.jury, self.opened = jury, 0
-
-    def problem(self, split: Split, seed: int, index: int) -> Problem:
-        return replace(PROBLEM, id=f"lighting/{index}")
-
-    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        return Verdict(0.0, False)
-
-    def open(self, problem: Problem, seed: int) -> Episode:
-        self.opened += 1
-        turns = [KITCHEN, OVEN, submit(2, message=f"Lamp {self.opened} is on.")]  # no two messages alike
-        return Told(episode(panel=self.jury), turns)
-
-    def set_cache_folder(self, folder: Path) -> None:
-        self.jury.judge.set_cache_folder(folder)
-
-
-@pytest.fixture
-def server(servers: Loop) -> tuple[FakeUpstream, str]:
-    """A judge who changes its mind with every message."""
-    fake = FakeUpstream(write=lambda body, i: (SUCCESS if odd(body) else FAILURE).replace("1", "2"))
-    return fake, servers.upstream(fake)
-
-
-def odd(body: dict[str, Any]) -> bool:
-    return int(body["messages"][1]["content"].split("Lamp ")[1].split(" ")[0]) % 2 == 1
-
-
-def learn(
-    ending_policy: Callable[..., Policy], url: str, folder: Path, replay: Path | None
-) -> tuple[int, str]:
-    policy = ending_policy()
-    policy.tokenizer.chat_template = HERMES
-    judge = ModelJudge(ModelJudgeConfig(url=url, model="m"), judge_prompt())
-    task = Lighting(Jury(judge))
-    config = TrainerConfig(steps=2, groups_per_step=2, rollout_log="all", checkpoint_every=0)
-    sampling = SamplingConfig(group_size=3, max_new_tokens=6)
-    training = Training(policy, task, make_method("smartsnap"), config, sampling, folder, replay=replay)
-    Trainer(training).run()
-    return task.opened, (folder / "metrics.jsonl").read_text()
-
-
-def test_nobody_is_asked_again(
-    ending_policy: Callable[..., Policy], server: tuple[FakeUpstream, str], tmp_path: Path
-) -> None:
-    fake, url = server
-    opened, metrics = learn(ending_policy, url, tmp_path / "run", None)
-    lines = [json.loads(line) for line in metrics.splitlines()]
-    asked = len(fake.seen)
-    # Conversations whose sampled turns were cut off by the limit did not get as far as handing in.
-    assert opened == 12 and 0 < asked <= 36 and asked % 3 == 0
-    assert any(line["groups/kept"] for line in lines)
-    again, repeated = learn(ending_policy, url, tmp_path / "again", tmp_path / "run")
-    assert (again, len(fake.seen)) == (0, asked) and repeated == metrics

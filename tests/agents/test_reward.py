@@ -61,18 +61,9 @@ def test_proper_submissions(
 
 def test_a_format_error_is_the_penalty_and_nothing_else() -> None:
     assert format_error(PAPER) == Components(format=-1.0)
-    assert format_error(PAPER).total == -1.0
-    assert format_error(RewardConfig(format_error=-0.5)).total == -0.5
-
-
-def test_success_needs_relevant_evidence() -> None:
+    assert (format_error(PAPER).total, format_error(RewardConfig(format_error=-0.5)).total) == (-1.0, -0.5)
     with pytest.raises(ValueError, match="not relevant"):
         composite(False, True, 1, PAPER)
-
-
-def test_more_evidence_is_never_better() -> None:
-    totals = [composite(True, True, n, PAPER).total for n in range(1, 6)]
-    assert totals == sorted(totals, reverse=True) and len(set(totals)) == 5
 
 
 SINK = calls("switch", lamp="sink")
@@ -92,14 +83,8 @@ def test_success_sub_goals_and_steps() -> None:
     assert (longer["truth"], longer["rrr"]) == (1.0, 0.5)
     failed = parts(KITCHEN, submit(1))
     assert (failed["truth"], failed["sub_goals"]) == (0.0, 0.0) and "rrr" not in failed
-    both = Goal.read(
-        {
-            "needs": [
-                {"type": "has", "kind": "lamp", "key": lamp, "values": {"on": True}}
-                for lamp in ("oven", "sink")
-            ]
-        }
-    )
+    lit = {"type": "has", "kind": "lamp", "values": {"on": True}}
+    both = Goal.read({"needs": [lit | {"key": lamp} for lamp in ("oven", "sink")]})
     half = parts(KITCHEN, OVEN, submit(2), goal=both)
     assert (half["truth"], half["sub_goals"]) == (0.0, 0.5)
 

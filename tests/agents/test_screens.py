@@ -83,27 +83,29 @@ def call(name: str, **arguments: Any) -> Call:
 def test_calls_are_read() -> None:
     """Every tool, as it was released."""
     tools = ScreenTools()
-    read = {
-        "tap": tools.read(call("tap", x1=462, y1=1693, x2=619, y2=1870), SIZE, {}),
-        "type": tools.read(call("type", text_input="北京"), SIZE, {}),
-        "back": tools.read(call("back"), SIZE, {}),
-        "wait": tools.read(call("wait", seconds=2), SIZE, {}),
-        "launch": tools.read(call("launch", app="Clock"), SIZE, {}),
-        "look": tools.read(call("get_current_xml"), SIZE, {}),
-    }
-    assert read == {
-        "tap": Tap(Box(462, 1693, 619, 1870)),
-        "type": TypeText("北京"),
-        "back": PressKey("back"),
-        "wait": WaitFor(2.0),
-        "launch": LaunchApp("Clock"),
-        "look": Look(),
-    }
+    for made, action in (
+        (call("tap", x1=462, y1=1693, x2=619, y2=1870), Tap(Box(462, 1693, 619, 1870))),
+        (call("type", text_input="北京"), TypeText("北京")),
+        (call("back"), PressKey("back")),
+        (call("wait", seconds=2), WaitFor(2.0)),
+        (call("launch", app="Clock"), LaunchApp("Clock")),
+        (call("get_current_xml"), Look()),
+    ):
+        assert tools.read(made, SIZE, {}) == action
     assert Box(462, 1693, 619, 1870).centre == (540, 1781)
     schemas = {s["function"]["name"]: s["function"]["parameters"] for s in tools.schemas}
-    assert sorted(schemas) == sorted(
-        ["tap", "long_press", "swipe", "get_current_xml", "type", "back", "home", "enter", "wait", "launch"]
-    )
+    assert {*schemas} == {
+        "tap",
+        "long_press",
+        "swipe",
+        "get_current_xml",
+        "type",
+        "back",
+        "home",
+        "enter",
+        "wait",
+        "launch",
+    }
     assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction"]
     assert schemas["swipe"]["properties"]["direction"]["enum"] == ["up", "down", "left", "right"]
     assert schemas["type"]["properties"]["text_input"]["type"] == "string"

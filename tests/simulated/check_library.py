@@ -87,16 +87,17 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             Policy.load("builtin:digits", device=name)
 
 
+CHUNKS = {
+    "gemma3": (8192, 5),
+    "idefics3": (8192,),
+    "internvl": (8192,),
+    "llava_onevision": (24,),
+    "qwen3_vl": (24,),
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "chunk"),
-    [
-        ("gemma3", 8192),
-        ("gemma3", 5),
-        ("idefics3", 8192),
-        ("internvl", 8192),
-        ("llava_onevision", 24),
-        ("qwen3_vl", 24),
-    ],
+    ("kind", "chunk"), [(kind, size) for kind, sizes in CHUNKS.items() for size in sizes]
 )
 def test_families(kind: str, chunk: int, asked: list[Problem], tmp_path: Path) -> None:
     """Conversations with images in the middle, log-probabilities, gradients, in small chunks or whole.
@@ -226,39 +227,24 @@ def train(
     task = changes.pop("task", None) or make_task("digits-pick")
     sampling = SamplingConfig(**{"group_size": 3, "max_new_tokens": 40} | changes.pop("sampling", {}))
     learner = TrainerConfig(**{**LEARNER, "steps": steps, **changes})
+    made, validation = make_method(method, **options), EvaluationConfig(problems=2, samples=2)
     return learn(
-        policy,
-        task,
-        make_method(method, **options),
-        learner,
-        sampling,
-        output=folder,
-        seed=2,
-        resume=True,
-        validation=EvaluationConfig(problems=2, samples=2),
+        policy, task, made, learner, sampling, output=folder, seed=2, resume=True, validation=validation
     )
 
 
+EXPECTED = {"verification_credit": "expected"}
+WHOLE = {"dtype": "bfloat16", "train_vision": True, "gradient_checkpointing": True}
+APART = {"activation_offload": True, "shared_prefix": "off", "logprob_chunk": 7}
 RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "expected, KL, slices": (
         "adpo",
-        {"verification_credit": "expected", "kl": 0.01},
+        EXPECTED | {"kl": 0.01},
         {"micro_batch_tokens": 60, "evaluate_every": 1},
     ),
-    "apart, expected": ("adpo", {"verification_credit": "expected"}, {"channels": "separate"}),
-    "joint, masters, vision, checkpointing": (
-        "sft",
-        {},
-        {
-            "log_channels_every": 1,
-            "policy": {"dtype": "bfloat16", "train_vision": True, "gradient_checkpointing": True},
-        },
-    ),
-    "offload, no sharing, chunks": (
-        "sft",
-        {},
-        {"policy": {"activation_offload": True, "shared_prefix": "off", "logprob_chunk": 7}},
-    ),
+    "apart, expected": ("adpo", EXPECTED, {"channels": "separate"}),
+    "joint, masters, vision, checkpointing": ("sft", {}, {"log_channels_every": 1, "policy": WHOLE}),
+    "offload, no sharing, chunks": ("sft", {}, {"policy": APART}),
 }
 
 
@@ -272,33 +258,17 @@ def test_training(name: str, tiny_folder: Path, tmp_path: Path) -> None:
     assert trained.fingerprint() != on_cpu(**path, **changes.get("policy", {})).fingerprint()
 
 
+DROPOUT = {"lora": AdapterConfig(rank=4, dropout=0.2)}
+# With two updates each channel's moments are used again after the resumption.
+ALTERNATE = {"channels": "alternate", "policy": {"dtype": "bfloat16"}, "updates_per_rollout": 2}
+TALKS = {
+    "task": Shown(DigitsSumConfig(count=2)), "sampling": {"max_new_tokens": 12}, "updates_per_rollout": 2,
+    "ratio": "trajectory", "denominator": "trajectory", "rollout_log": "all",
+}  # fmt: skip
 RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "adapter with dropout": (
-        "sft",
-        {},
-        {"policy": {"lora": AdapterConfig(rank=4, dropout=0.2)}, "log_channels_every": 1},
-    ),
-    "alternate, masters": (
-        "sft",
-        {},
-        {
-            "channels": "alternate",
-            "policy": {"dtype": "bfloat16"},
-            "updates_per_rollout": 2,  # each channel's moments are used again after the resumption
-        },
-    ),
-    "images in conversations, old log-probs, KL, ratios of trajectories": (
-        "grpo",
-        {"kl": 0.01},
-        {
-            "task": Shown(DigitsSumConfig(count=2)),
-            "sampling": {"max_new_tokens": 12},
-            "updates_per_rollout": 2,
-            "ratio": "trajectory",
-            "denominator": "trajectory",
-            "rollout_log": "all",
-        },
-    ),
+    "adapter with dropout": ("sft", {}, {"policy": DROPOUT, "log_channels_every": 1}),
+    "alternate, masters": ("sft", {}, ALTERNATE),
+    "images in conversations, old log-probs, KL, ratios of trajectories": ("grpo", {"kl": 0.01}, TALKS),
 }
 
 
@@ -345,14 +315,9 @@ def test_pairs(tiny_folder: Path) -> None:
         totals.append(update(policy, groups, reference, objective="pairwise", micro_batch_tokens=10))
         assert all(p.grad is None or p.grad.device == p.device for p in policy.model.parameters())
     assert totals[0].sums["loss"] == pytest.approx(totals[1].sums["loss"], rel=1e-4)
-
-
-def test_tokens_of_another_engine(tiny_folder: Path) -> None:
-    policy = on_device(tiny_folder)
-    group = pair(policy, 0, (9, 12), False)
-    group.foreign, group.sampler_logprobs_gr = True, torch.full(group.channel_gr.shape, -2.0)
-    totals = update(policy, [group], policy.frozen_copy())
-    assert totals.sums["mismatch/tokens"] > 0
+    foreign = pair(policy, 0, (9, 12), False)  # tokens of another engine
+    foreign.foreign, foreign.sampler_logprobs_gr = True, torch.full(foreign.channel_gr.shape, -2.0)
+    assert update(policy, [foreign], policy.frozen_copy()).sums["mismatch/tokens"] > 0
 
 
 # --- measuring and answering -----------------------------------------------------------------------------
@@ -404,9 +369,5 @@ def test_a_forgotten_move_is_found(name: str, tiny_folder: Path, monkeypatch: py
     owner, attribute = FORGOTTEN[name]
     monkeypatch.setattr(owner, attribute, _to_cpu(getattr(owner, attribute)))
     policy = on_device(tiny_folder)
-
-    def learn_from_a_pair() -> None:
-        update(policy, [pair(policy, 0, (9, 12), False)], policy.frozen_copy())
-
     with pytest.raises((RuntimeError, DataError), match=r"same device|should be the same"):
-        learn_from_a_pair()
+        update(policy, [pair(policy, 0, (9, 12), False)], policy.frozen_copy())

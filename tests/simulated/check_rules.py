@@ -21,6 +21,7 @@ load()
 HERE, OTHER = torch.device("sim:0"), torch.device("sim:1")
 X = torch.randn(3, 4)
 D = X.to(HERE)
+attend = F.scaled_dot_product_attention
 IDS, FLAGS = torch.zeros(3, 1, dtype=torch.long), X > 0
 
 
@@ -48,10 +49,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "indices of the device": lambda: X[IDS[:, 0].to(HERE)],
     "isin": lambda: torch.isin(D, X),
     "searchsorted": lambda: torch.searchsorted(D, X),
-    "attention": lambda: F.scaled_dot_product_attention(D[None], D[None], X[None]),
-    "a mask of attention": lambda: F.scaled_dot_product_attention(
-        D[None], D[None], D[None], attn_mask=torch.ones(3, 3)
-    ),
+    "attention": lambda: attend(D[None], D[None], X[None]),
+    "a mask of attention": lambda: attend(D[None], D[None], D[None], attn_mask=torch.ones(3, 3)),
     "an output": lambda: torch.add(D, D, out=torch.empty(3, 4)),
     "logaddexp": lambda: torch.logaddexp(D, X),
     "a convolution": lambda: F.conv1d(D[None], torch.randn(2, 3, 1)),
@@ -67,10 +66,8 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    with pytest.raises(
-        (RuntimeError, TypeError),
-        match=r"(?i)same device|on cpu|device type|to have sim:0 device|should be the same|simulated devices",
-    ):
+    said = r"(?i)same device|on cpu|device type|to have sim:0 device|should be the same|simulated devices"
+    with pytest.raises((RuntimeError, TypeError), match=said):
         REFUSED[name]()
 
 

@@ -63,11 +63,9 @@ def takes_numbers() -> list[str]:
     CUDA refuses all tensors of other devices but in those that the table leaves to `TensorIterator`.
     """
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    names = []
-    for entry in path.read_text(encoding="utf-8").split("\n- func: ")[1:]:
-        if re.search(r"device_check: NoCheck.*TensorIterator", entry):
-            names.append("aten::" + entry.partition("(")[0])
-    return names
+    entries = path.read_text(encoding="utf-8").split("\n- func: ")[1:]
+    unchecked = [entry for entry in entries if re.search(r"device_check: NoCheck.*TensorIterator", entry)]
+    return ["aten::" + entry.partition("(")[0] for entry in unchecked]
 
 
 class Module(ModuleType):
@@ -92,9 +90,7 @@ class Module(ModuleType):
         torch.ops.simulated.set_device(self._index(device))
 
     def _index(self, device: torch.device | int | str | None) -> int:
-        if isinstance(device, str):
-            device = torch.device(device)
-        index = device.index if isinstance(device, torch.device) else device
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
         return self.current_device() if index is None else int(index)
 
     def manual_seed_all(self, seed: int) -> None:

@@ -68,10 +68,23 @@ def test_arguments_of_other_models() -> None:
     """DeepEyes' box means the first image, and its label changes nothing; Pixel-Reasoner names its target."""
     deep = '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [1, 2, 3, 4], "label": "a"}}'
     pixel = '{"name": "crop_image_normalized", "arguments": {"bbox_2d": [1, 2, 3, 4], "target_image": 2}}'
-    assert read(deep).call == ToolCall("image_zoom_in_tool", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
-    assert read(pixel).call == ToolCall(
-        "crop_image_normalized", {"image_index": 2, "bounding_box": [1, 2, 3, 4]}
+    for text, name, number in ((deep, "image_zoom_in_tool", 1), (pixel, "crop_image_normalized", 2)):
+        assert read(text).call == ToolCall(name, {"image_index": number, "bounding_box": [1, 2, 3, 4]})
+
+
+def test_qwen3_vl_counts_from_0() -> None:
+    """It looks into the question's images only; another number says which there are."""
+    zoom = (
+        '{"name": "image_zoom_in_tool", "arguments": {"label": "a", "bbox_2d": [1, 2, 3, 4], "img_idx": %s}}'
     )
+    for questions, number in ((1, 0), (2, 0), (2, 1)):
+        call = read(zoom % number, questions=questions).call
+        assert call is not None and call.arguments == {
+            "image_index": number + 1,
+            "bounding_box": [1, 2, 3, 4],
+        }
+    for number in ("2", "-1", "1.0", "true", '"0"'):
+        assert "the question's images are 0 to 1" in read(zoom % number, questions=2).error
 
 
 @pytest.mark.parametrize(

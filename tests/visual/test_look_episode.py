@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import recite, rollout
 from selfverify.tasks.answering import Verdict
@@ -111,17 +110,15 @@ def test_looking_and_answering() -> None:
     assert last.done and last.channels == [("answer", 0), ("score", ANSWER.index("0.9"))]
     ending = episode.result()
     assert ending.rewards["correct"] == 1 and ending.parsed.correct and ending.scores == {"sampled": 0.9}
-    assert {k: ending.rewards[k] for k in ("steps", "tool_calls", "tool_errors", "images_shown")} == {
-        "steps": 1, "tool_calls": 1, "tool_errors": 0, "images_shown": 1,
-    }  # fmt: skip
+    counted = [ending.rewards[name] for name in ("steps", "tool_calls", "tool_errors", "images_shown")]
+    assert counted == [1, 1, 0, 1]
     origin = {"source": 1, "region": [8, 8, 24, 24], "size": [16, 16], "of": [64, 64]}
     assert ending.turns[0]["sources"] == [origin]
-
-
-def test_images_that_were_made_can_be_looked_at() -> None:
-    """The crop is image 2."""
-    _, replies = held(looking(), crop(), call(image_index=2, bounding_box=[0, 0, 8, 8]))
+    # The crop is image 2; `terminate` whose arguments do not fit is no answer.
+    inner, ended = call(image_index=2, bounding_box=[0, 0, 8, 8]), call("terminate", answer=5)
+    episode, replies = held(looking(), crop(), inner, ended)
     assert "Image 3 (part of image 2, 8 x 8 pixels)" in words(replies[1])
+    assert replies[2].done and episode.result().rewards["correct"] == 0
 
 
 @pytest.mark.parametrize("stop", ["never", "after:2"])
@@ -180,12 +177,6 @@ def test_steps_have_a_price(answer: str, price: float, reward: float) -> None:
     ending = held(looking(step_price=price), crop(), crop(20), answer)[0].result()
     assert ending.rewards["answer"] == pytest.approx(reward)
     assert ending.rewards["correct"] == float(answer == ANSWER)
-
-
-def test_terminate_without_an_answer_is_wrong() -> None:
-    """Arguments that do not fit are no answer."""
-    episode, replies = held(looking(), call("terminate", answer=5))
-    assert replies[0].done and episode.result().rewards["correct"] == 0
 
 
 def test_an_answer_after_every_step() -> None:
@@ -280,10 +271,8 @@ def test_what_tools_raise_and_how_much_they_say() -> None:
     def refuse() -> Found:
         raise ToolError("nothing to see")
 
-    for act, said, faults in (
-        (die, "odd has failed: OSError: the camera is gone", 1),
-        (refuse, "nothing to see", 0),
-    ):
+    died = "odd has failed: OSError: the camera is gone"
+    for act, said, faults in ((die, died, 1), (refuse, "nothing to see", 0)):
         episode, replies = held(looking(), call("odd", image_index=1), ANSWER, tool=Odd(act))
         assert words(replies[0]) == f"Error: {said}"
         assert episode.result().rewards["tool_faults"] == faults and episode.result().rewards["correct"] == 1
@@ -291,18 +280,14 @@ def test_what_tools_raise_and_how_much_they_say() -> None:
     assert len(words(replies[0])) < 12_100 and "characters left out" in words(replies[0])
 
 
-def test_rules() -> None:
-    """What settings name."""
+def test_rules_and_tools() -> None:
+    """What settings name, and names that are none."""
+    with pytest.raises(ConfigError, match="no tool 'rotate' for looking; there are crop"):
+        VisualToolTask(Spot(), VisualConfig(tools=["rotate"]))
     assert (make_stop_rule("never"), make_stop_rule("after:3")) == (Never(), After(3))
     for name in ("after:0", "after:-1", "after:x", "delta", "after:²", ""):
         with pytest.raises(ConfigError, match="no rule"):
             make_stop_rule(name)
-
-
-def test_tools_that_are_not_there() -> None:
-    """A name that is none, and one that was asked for and is missing, are refused at once."""
-    with pytest.raises(ConfigError, match="no tool 'rotate' for looking; there are crop"):
-        VisualToolTask(Spot(), VisualConfig(tools=["rotate"]))
 
 
 @pytest.fixture(scope="module")
@@ -312,16 +297,11 @@ def policy(load_policy: Callable[..., Policy]) -> Policy:
     return policy
 
 
-def said_by(policy: Policy, texts: Sequence[str]) -> list[Sample]:
-    """Turns as if the policy had sampled them."""
-    return [drawn(policy, text) for text in texts]
-
-
 def test_a_rollout_with_images_in_mid_conversation(policy: Policy) -> None:
     """The crop's tokens are an observation, and the token that ends a step belongs to its action."""
     task = looking()
     episode = task.look(task.problem("test", 0, 0))
-    turns = said_by(policy, [crop(), ANSWER])
+    turns = [drawn(policy, text) for text in (crop(), ANSWER)]
     trajectory = recite(policy, episode.problem, episode, turns)
     plan, action, observation, answer, score = trajectory.segments
     assert [s.channel for s in trajectory.segments] == ["plan", "action", "observation", "answer", "score"]

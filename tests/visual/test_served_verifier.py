@@ -145,10 +145,7 @@ def test_settings() -> None:
     for settings, why in (
         ({"verifier": "http://x#m"}, "needs its base behind one"),
         ({"verifier": "http://x", "verifier_base": "http://x#m"}, "URL#MODEL"),
-        (
-            {"verifier": "http://x#a", "verifier_base": "http://x#b", "stop": "verifier"},
-            "set epsilon",
-        ),
+        ({"verifier": "http://x#a", "verifier_base": "http://x#b", "stop": "verifier"}, "set epsilon"),
     ):
         with pytest.raises(ConfigError, match=why):
             StoppingVerifier(VisualConfig(**settings))

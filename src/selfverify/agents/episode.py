@@ -186,6 +186,11 @@ class AgentConfig(Config):
         ge=0,
         description="Calls in a row that may be refused; they cost nothing. One more is a format error.",
     )
+    overflow: Literal["format_error", "masked"] = Field(
+        "masked",
+        description="What running out of tokens is, by a turn that is cut off or by a full context: a format "
+        "error, as running out of turns is (the authors' release), or no part of training.",
+    )
     longest_screen: int = Field(
         12_000, ge=200, description="Characters of a screen; the middle of longer ones is left out."
     )
@@ -200,10 +205,10 @@ class AgentEpisode(Episode):
     themselves are kept as records, and nothing is ever read back from what was shown. The first call of
     `SUBMIT` ends the conversation, proper or not. The judges vote while other conversations go on.
 
-    It ends without a verdict, and takes no part in training, where a turn was cut off, the context is full,
-    the environment is lost, or the judges do not decide. It ends with a format error where nothing proper was
-    handed in: at the limit of turns, with a message without a call, with improper evidence, or after too many
-    refused calls in a row.
+    It ends without a verdict, and takes no part in training, where a turn was cut off or the context is full
+    (but see `AgentConfig.overflow`), the environment is lost, or the judges do not decide. It ends with a
+    format error where nothing proper was handed in: at the limit of turns, with a message without a call,
+    with improper evidence, or after too many refused calls in a row.
 
     Args:
         problem: What the agent is asked; its tools are those of the environment and `SUBMIT`.
@@ -268,7 +273,7 @@ class AgentEpisode(Episode):
         self.worked.turn = said.turn
         self.worked.turns[said.turn] = {}
         if said.finish != Finish.STOP:
-            return self._end(Outcome.CUT_OFF, "the turn was cut off")
+            return self._end(self._overflow, "the turn was cut off")
         read = read_calls(said, self.problem.tools)
         if read.error:
             return self._refused(read.error)
@@ -294,7 +299,7 @@ class AgentEpisode(Episode):
         if worked.outcome is None:
             # The rollout has ended it: at the limit of turns, or where the context is full.
             at_limit = worked.turn + 1 >= self.turns
-            worked.outcome = Outcome.IMPROPER if at_limit else Outcome.CUT_OFF
+            worked.outcome = Outcome.IMPROPER if at_limit else self._overflow
             worked.why = "nothing was handed in" if at_limit else "the context is full"
             if self._session is not None and not self._session.environment.waits:
                 self._look(last=True)
@@ -303,6 +308,10 @@ class AgentEpisode(Episode):
         if self._pending is not None:
             worked.judgement = self._pending()
         return ending_of_agent(self.problem, worked, self.settings.reward, self.goal, self.looking)
+
+    @property
+    def _overflow(self) -> Outcome:
+        return Outcome.IMPROPER if self.settings.overflow == "format_error" else Outcome.CUT_OFF
 
     def release(self) -> None:
         """See `Episode`."""

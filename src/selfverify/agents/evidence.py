@@ -83,9 +83,6 @@ class EvidenceConfig(Config):
         description="What the judge reads in place of that, while the agent goes on to hand in what `source` "
         "says and is charged for it; null is the same as `source`.",
     )
-    most: int | None = Field(
-        None, ge=1, description="Exhibits that may be chosen at most; null sets no limit. More is an error."
-    )
     last_screen: bool = Field(
         False,
         description="Show the judge the last screen behind the exhibits that were chosen, so that evidence "
@@ -161,8 +158,6 @@ def read_submission(
         return message, [], "no evidence"
     if len(set(named)) != len(named):
         return message, [], "a round is named twice"
-    if config.most is not None and len(named) > config.most:
-        return message, [], f"{len(named)} rounds, and at most {config.most} may be"
     by_round = {exhibit.seen.round: exhibit for exhibit in seen}
     if missing := sorted(set(named) - by_round.keys()):
         return message, [], f"there is no round {missing[0]}"

@@ -174,4 +174,4 @@ class AgentTask(Task):
 
     def counters(self) -> dict[str, float]:
         """See `Task.counters`."""
-        return self.jury.judge.counters()
+        return self.jury.counters()

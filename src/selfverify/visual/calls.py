@@ -77,7 +77,10 @@ def read_look_call(
     call, start = found
     if said.finish != Finish.STOP:
         return VisualCall(error="the call was cut off", action_start=start)
-    return VisualCall(ToolCall(call.name, _renamed(call.arguments)), action_start=start)
+    try:
+        return VisualCall(ToolCall(call.name, _renamed(call.arguments, questions)), action_start=start)
+    except _BrokenLook as error:
+        return VisualCall(error=f"the call cannot be read: {error}", action_start=start)
 
 
 def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
@@ -142,9 +145,19 @@ def _grounding(text: str, start: int, questions: int) -> ToolCall:
     return ToolCall("crop", {"image_index": number, "bounding_box": value["bbox_2d"]})
 
 
-def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by our names. DeepEyes' box has a label, which changes nothing, and means the first image."""
+def _renamed(arguments: Mapping[str, Any], questions: int) -> dict[str, Any]:
+    """Arguments by our names. DeepEyes' box has a label, which changes nothing, and means the first image.
+
+    Qwen3-VL counts the question's images from 0 (``img_idx``), and looks into no others.
+    """
     if not _RENAMED.keys() & arguments.keys():
         return dict(arguments)
     found = {_RENAMED.get(key, key): value for key, value in arguments.items() if key != "label"}
+    if "img_idx" in found:
+        number = found.pop("img_idx")
+        if type(number) is not int or not 0 <= number < questions:
+            raise _BrokenLook(
+                f"img_idx is {str(number)[:20]}; the question's images are 0 to {questions - 1}"
+            )
+        found["image_index"] = number + 1
     return {"image_index": 1} | found

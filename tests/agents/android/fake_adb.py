@@ -26,10 +26,6 @@ class Server(socketserver.ThreadingTCPServer):
         version: What the server says it speaks.
     """
 
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-
     def __init__(self, phones: dict[str, Phone], version: int = 41) -> None:
         super().__init__(("127.0.0.1", 0), Connection)
         self.phones, self.version = phones, version
@@ -129,9 +125,10 @@ class Connection(socketserver.StreamRequestHandler):
 
 
 @contextlib.contextmanager
-def adb_server(phones: dict[str, Phone], version: int = 41) -> Iterator[Server]:
-    """A server in a thread, gone at the end."""
-    with Server(phones, version) as server:
+def serving(server: socketserver.ThreadingTCPServer) -> Iterator[Any]:
+    """Serve in a thread that is gone at the end."""
+    server.daemon_threads, server.block_on_close = True, False
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:
@@ -139,6 +136,13 @@ def adb_server(phones: dict[str, Phone], version: int = 41) -> Iterator[Server]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def adb_server(phones: dict[str, Phone], version: int = 41) -> Iterator[Server]:
+    """A server in a thread, gone at the end."""
+    with serving(Server(phones, version)) as server:
+        yield server
 
 
 @dataclass
@@ -169,12 +173,6 @@ def emulator_console(word: str | None, on_load: Any = None) -> Iterator[Console]
                     on_load(command.rpartition(" ")[2])
                 self.wfile.write(f"{answer}\r\n".encode())
 
-    socketserver.ThreadingTCPServer.allow_reuse_address = True
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk) as server:
-        server.daemon_threads, server.block_on_close = True, False
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk)) as server:
         console.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
         yield console
-        server.shutdown()
-        thread.join()

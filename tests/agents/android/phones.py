@@ -22,6 +22,7 @@ SETTINGS, NOTES, HOME, SECRET = (
     "com.android.launcher",
     "com.bank",
 )
+IME = "default_input_method"
 KEYS = {"KEYCODE_BACK": "back", "KEYCODE_HOME": "home", "KEYCODE_ENTER": "enter"}
 REAL = {"ro.kernel.qemu": "", "ro.hardware": "qcom", "sys.boot_completed": "1", "ro.product.locale": "en-US"}
 
@@ -53,6 +54,7 @@ class Phone:
         self.properties = dict(REAL) | ({"ro.hardware": "ranchu"} if emulator else {})
         self.settings = {"global airplane_mode_on": "0", "global auto_time": "1"}
         self.installed = {SETTINGS, NOTES, SECRET}
+        self.broken: set[str] = set()
         self.adbkeyboard = adbkeyboard
         self.size, self.override, self.rotation = (1080, 2400), "", 0
         self.displays = 1
@@ -138,6 +140,7 @@ class Phone:
     def _ime(self, what: str, method: str) -> str | tuple[bytes, int]:
         if not self.adbkeyboard:
             return f"Error: Unknown input method {method} cannot be selected for user #0\n".encode(), 255
+        self.settings["secure default_input_method"] = method
         return f"Input method {method} selected for user #0\n"
 
     def _pm(self, what: str, *rest: str) -> str | tuple[bytes, int]:
@@ -152,35 +155,42 @@ class Phone:
         return "".join(f"package:{name}\n" for name in sorted(self.installed))
 
     def _am(self, what: str, *rest: str) -> str:
-        if what == "broadcast" and rest[:2] == ("-a", "ADB_INPUT_B64"):
-            self.field += base64.b64decode(rest[-1]).decode()
-            self.typed.append(self.field)
-            return "Broadcasting: Intent { act=ADB_INPUT_B64 }\nBroadcast completed: result=0\n"
-        return ""
+        if what != "broadcast":
+            return ""
+        if rest[:2] == ("-p", "com.android.adbkeyboard") and "adbkeyboard" in self._settings(
+            "get", "secure", IME
+        ):
+            if rest[3] == "ADB_INPUT_B64":
+                self.field += base64.b64decode(rest[-1]).decode()
+                self.typed.append(self.field)
+            self.field = "" if rest[3] == "ADB_CLEAR_TEXT" else self.field
+        return (
+            "Broadcasting: Intent { act=x }\nBroadcast completed: result=0\n"  # also where nothing hears it
+        )
 
-    def _monkey(self, p: str, package: str, *rest: str) -> str | tuple[bytes, int]:
+    def _monkey(self, *words: str) -> str | tuple[bytes, int]:
+        package = words[words.index("-p") + 1]
+        if words[:2] != ("--pct-syskeys", "0"):  # it has no hardware keys
+            return b"** SYS_KEYS has no physical keys but with factor 2.0%.\n", 251
+        if package in self.broken:
+            return b"** Error: Unable to connect to activity manager; is the system running?\n", 1
         if package not in self.installed:
             return b"** No activities found to run, monkey aborted.\n", 252
         self.focus, self.focused = package, False
         return "Events injected: 1\n"
 
     def _dumpsys(self, *what: str) -> str:
-        if what[0] == "SurfaceFlinger":
-            numbers = range(4619827259835644672, 4619827259835644672 + self.displays)
-            return "".join(f'Display {n} (HWC display 0): port=0 displayName="x"\n' for n in numbers)
         window = "null" if self.focus is None else f"Window{{1a2b u0 {self.focus}/{self.focus}.Main}}"
         return f"  mSomething=1\n  mCurrentFocus={window}\n  mFocusedApp=x\n"
 
-    def _wm(self, what: str, *which: str) -> str | tuple[bytes, int]:
-        if which and int(which[1]) >= self.displays:
+    def _wm(self, what: str) -> str | tuple[bytes, int]:
+        if not self.displays:
             return b"Error: Display not found\n", 255
         return f"Physical size: {self.size[0]}x{self.size[1]}\n{self.override}"
 
     # Fingers and keys
 
     def _input(self, *words: str) -> str:
-        if words[0] == "-d":
-            words = words[2:]
         kind, *rest = words
         if kind == "tap":
             self._tap(int(rest[0]), int(rest[1]))
@@ -188,7 +198,8 @@ class Phone:
             self.field += rest[0].replace("%s", " ")
             self.typed.append(self.field)
         elif kind == "keyevent":
-            self.field = "" if "67" in rest and self.focused else self.field
+            deleted = len(self.field) - rest.count("67") * self.focused
+            self.field = self.field[: max(deleted, 0)]
             self._key(KEYS.get(rest[-1], ""))
         return ""
 
@@ -237,11 +248,8 @@ class Phone:
         return self.dumps.pop(0) if self.dumps else hierarchy(*self.views(), rotation=self.rotation).encode()
 
     def _screencap(self, *words: str) -> bytes | tuple[bytes, int]:
-        if self.displays > 1 and "-d" not in words:
-            return (
-                b"[Warning] Multiple displays were found, but no display id was specified!\n" + self.picture()
-            )
-        return self.picture()
+        warned = b"[Warning] Multiple displays were found, but no display id was specified!\n"
+        return warned * (self.displays > 1) + self.picture()
 
     def _photo(self) -> bytes:
         size = self.size[::-1] if self.rotation in (1, 3) else self.size

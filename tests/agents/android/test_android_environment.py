@@ -6,7 +6,6 @@ import asyncio
 import json
 import runpy
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,17 @@ pytest.importorskip("adbutils")
 from PIL import Image
 from pydantic import ValidationError
 
-from agents.android.conftest import SERIAL
+from agents.android.conftest import SERIAL, config, play
 from agents.android.fake_adb import Server, adb_server
 from agents.android.hierarchies import SAID, hierarchy, view
-from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
+from agents.android.phones import HOME, IME, NOTES, SECRET, SETTINGS, Phone, png
 from selfverify.agents.android.config import AndroidTaskConfig
-from selfverify.agents.android.environment import AndroidEnvironment, FirstScreens
-from selfverify.core.episode import Call, EnvironmentLost, StepResult
+from selfverify.agents.android.environment import AndroidEnvironment
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 
 TASK = {"task_id": "setting_1", "instruction": "Turn Wi-Fi on.", "app": "Settings", "package": SETTINGS}
 NOTE = {"task_id": "notes_1", "instruction": "Write it down.", "app": "Notes", "package": NOTES}
-FAST: dict[str, Any] = {"settle_pause": 0.0, "settle_seconds": 0.0, "command_seconds": 5.0}
-
-
-def config(server: Server, **more: Any) -> AndroidTaskConfig:
-    values = {"serial": SERIAL, "server": server.address, "reset": {"how": "clear"}, **FAST, **more}
-    return AndroidTaskConfig.model_validate(values)
-
-
-def play(environment: AndroidEnvironment, task: dict[str, Any], *calls: Call) -> list[StepResult]:
-    """What a session shows, from its reset on."""
-
-    async def run() -> list[StepResult]:
-        try:
-            return [await environment.reset(task, 7), *[await environment.step(call) for call in calls]]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
 
 
 def call(name: str, **arguments: Any) -> Call:
@@ -87,7 +68,7 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
         "input swipe 540 1200 540 768 400",
         "input keyevent KEYCODE_ENTER",
         "input keyevent KEYCODE_HOME",
-        "monkey -p com.android.settings -c android.intent.category.LAUNCHER 1",
+        "monkey --pct-syskeys 0 -p com.android.settings -c android.intent.category.LAUNCHER 1",
     ]
 
 
@@ -96,9 +77,18 @@ def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
 )
 def test_any_text_is_typed(server: Server, phone: Phone, text: str) -> None:
     """Through ADBKeyboard, instead of what was in the field, and nothing of it is a command."""
-    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, call("type", text_input=text))
+    phone.field = "old text, " * 30
+    environment = AndroidEnvironment(config(server, reset={"how": "none"}))
+    shown = play(environment, NOTE, TAP_FIELD, call("type", text_input=text))
     assert phone.typed == [text] and phone.notes == [text]
     assert shown[-1].error == "" and len(shown[-1].text.split("\n")) == 3
+
+
+def test_typing_that_nothing_hears_is_an_error(server: Server, phone: Phone) -> None:
+    """Where an app has changed the input method, the agent is told."""
+    other = lambda: phone.settings.update({f"secure {IME}": "com.google.gboard/.Ime"})  # noqa: E731
+    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, other, call("type", text_input="x"))
+    assert "keyboard is 'com.google.gboard/.Ime'" in shown[2].error and phone.typed == []
 
 
 def test_the_plain_keyboard_types_ascii(server: Server, phone: Phone) -> None:
@@ -122,19 +112,12 @@ def test_pictures(server: Server) -> None:
 
 def test_elements_by_id(server: Server, phone: Phone) -> None:
     """A call names an element of the last screen."""
-    environment = AndroidEnvironment(config(server, address="ids"))
-
-    async def run() -> StepResult:
-        await environment.reset(TASK, 0)
-        screen = await environment.step(LOOK)
-        line = next(line for line in screen.text.split("\n") if "Switch" in line)
-        toggled = await environment.step(call("tap", id=line.split("]")[0].removeprefix("[")))
-        gone = await environment.step(call("tap", id="n0000x"))
-        assert "no element" in gone.error
-        await environment.close()
-        return toggled
-
-    assert "; checked)" in asyncio.run(run()).text and phone.wifi
+    [_, screen] = play(AndroidEnvironment(config(server, address="ids")), TASK, LOOK)
+    [line] = [line for line in screen.text.split("\n") if "Switch" in line]
+    switch = call("tap", id=line.split("]")[0].removeprefix("["))
+    again = AndroidEnvironment(config(server, address="ids"))
+    shown = play(again, TASK, LOOK, switch, call("tap", id="n0000x"))
+    assert "; checked)" in shown[2].text and phone.wifi and "no element" in shown[3].error
 
 
 def test_wrong_calls_are_answered(server: Server, phone: Phone) -> None:
@@ -152,35 +135,12 @@ def test_wrong_calls_are_answered(server: Server, phone: Phone) -> None:
     assert not any(c.startswith("input tap") for c in phone.commands)
 
 
-def test_work_that_was_handed_in_ends_a_session(server: Server, phone: Phone) -> None:
-    """It asks nothing of the phone."""
-    environment = AndroidEnvironment(config(server))
-
-    async def run() -> None:
-        await environment.reset(TASK, 0)
-        asked = len(phone.commands)
-        await environment.submitted("done")
-        assert "was handed in" in (await environment.step(LOOK)).error and len(phone.commands) == asked
-        await environment.close()
-
-    asyncio.run(run())
-
-
 def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None:
     """Two looks in a row have to see the same."""
-    moving = [
-        (SAID + hierarchy(view("TextView", (0, 0, 9, 9), text=f"frame {i}"))).encode() for i in (1, 2, 3)
-    ]
+    frames = [(SAID + hierarchy(view("TextView", (0, 0, 9, 9), text=f"frame {i}"))).encode() for i in "1233"]
     environment = AndroidEnvironment(config(server, settle_seconds=5, reset={"how": "none", "start": "home"}))
-
-    async def run() -> str:
-        await environment.reset(TASK, 0)
-        phone.dumps = [*moving, moving[2]]
-        shown = await environment.step(call("back"))
-        await environment.close()
-        return shown.text
-
-    assert '"frame 3"' in asyncio.run(run()) and phone.dumps == []
+    shown = play(environment, TASK, lambda: phone.dumps.extend(frames), call("back"))
+    assert '"frame 3"' in shown[1].text and phone.dumps == []
 
 
 @pytest.mark.parametrize(
@@ -188,18 +148,10 @@ def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None
 )
 def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, said: str) -> None:
     """The call was carried out; the agent reads why nothing is shown. A later look may see more."""
-    environment = AndroidEnvironment(config(server))
-
-    async def run() -> list[StepResult]:
-        await environment.reset(TASK, 0)
-        phone.dumps = [dump] * 3
-        shown = [await environment.step(TAP_SWITCH), await environment.step(LOOK)]
-        await environment.close()
-        return shown
-
-    broken, later = asyncio.run(run())
-    assert broken.error == "" and said in broken.text and "cannot be described" in broken.text
-    assert "; checked)" in later.text
+    broken = lambda: phone.dumps.extend([dump] * 3)  # noqa: E731
+    shown = play(AndroidEnvironment(config(server)), TASK, broken, TAP_SWITCH, LOOK)
+    assert shown[1].error == "" and said in shown[1].text and "cannot be described" in shown[1].text
+    assert "; checked)" in shown[2].text
 
 
 def black() -> bytes:
@@ -234,17 +186,13 @@ def test_rotation(server: Server, phone: Phone, rotation: int) -> None:
 
 
 def test_several_displays(server: Server, phone: Phone) -> None:
-    """The default one of several; the second one; one that is not there. An override of the size counts."""
+    """The default one is used. An override of its size counts; a device without any is lost."""
     phone.displays, phone.override = 2, "Override size: 540x1200\n"
     shown = play(AndroidEnvironment(config(server, observations="both")), TASK, LOOK)
     assert shown[1].images and "screen 540 x 1200" in shown[1].text
-    second = config(server, display=1, observations="both", reset={"how": "none", "start": "home"})
-    play(AndroidEnvironment(second), TASK, call("tap", x1=1, y1=1, x2=9, y2=9))
-    assert "input -d 1 tap 5 5; echo selfverify-exit:$?" in phone.commands
-    assert "screencap -p -d 4619827259835644673 2>/dev/null" in phone.commands
-    assert any("uiautomator dump --windows" in c for c in phone.commands)
-    with pytest.raises(EnvironmentLost, match="no display 5: Error: Display not found"):
-        play(AndroidEnvironment(config(server, display=5)), TASK)
+    phone.displays = 0
+    with pytest.raises(EnvironmentLost, match="no display: Error: Display not found"):
+        play(AndroidEnvironment(config(server)), TASK)
 
 
 # Losses
@@ -252,8 +200,9 @@ def test_several_displays(server: Server, phone: Phone) -> None:
 
 def test_no_server() -> None:
     """None is started."""
-    environment = AndroidEnvironment(AndroidTaskConfig.model_validate(
-        {"serial": SERIAL, "server": "127.0.0.1:9", "reset": {"how": "none"}, **FAST}))  # fmt: skip
+    environment = AndroidEnvironment(
+        AndroidTaskConfig(serial=SERIAL, server="127.0.0.1:9", reset={"how": "none"})
+    )
     with pytest.raises(EnvironmentLost, match=r"no adb server at 127.0.0.1:9 .*adb start-server"):
         play(environment, TASK)
 
@@ -354,12 +303,6 @@ def test_one_session_for_one_device(server: Server) -> None:
     asyncio.run(run())
 
 
-def test_calls_need_a_reset(server: Server) -> None:
-    """Said to the programmer."""
-    with pytest.raises(ConfigError, match="reset the environment"):
-        asyncio.run(AndroidEnvironment(config(server)).step(LOOK))
-
-
 # Real devices
 
 
@@ -391,22 +334,12 @@ def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, 
     """Not even when they come to the front by themselves."""
     server.phones[SERIAL] = phone = Phone(emulator=False)
     asked: list[str] = []
-    environment = AndroidEnvironment(
-        config(server, allowed=[SETTINGS], observations="both", traces=tmp_path), allowing(True, asked)
-    )
-
-    async def run() -> list[StepResult]:
-        await environment.reset(TASK, 0)
-        shown = [await environment.step(TAP_SWITCH), await environment.step(call("launch", app=SECRET))]
-        phone.focus = SECRET
-        shown += [
-            await environment.step(c)
-            for c in (LOOK, TAP_SWITCH, call("back"), call("launch", app="settings"))
-        ]
-        await environment.close()
-        return shown
-
-    toggled, launched, looked, tapped, home, again = asyncio.run(run())
+    settings = config(server, allowed=[SETTINGS], observations="both", traces=tmp_path)
+    _, toggled, launched, looked, tapped, home, again = play(
+        AndroidEnvironment(settings, allowing(True, asked)), TASK,
+        TAP_SWITCH, call("launch", app=SECRET), lambda: setattr(phone, "focus", SECRET),
+        LOOK, TAP_SWITCH, call("back"), call("launch", app="settings"),
+    )  # fmt: skip
     assert "; checked)" in toggled.text and phone.wifi
     assert "com.bank may not be used" in launched.error and "com.bank may not be used" in tapped.error
     assert looked.text == "(com.bank may not be shown on this phone)" and not looked.images
@@ -438,7 +371,7 @@ def test_an_owner_may_refuse(server: Server) -> None:
 # Traces
 
 
-def test_traces_are_androidlabs(server: Server, tmp_path: Path) -> None:
+def test_traces_are_androidlabs(server: Server, phone: Phone, tmp_path: Path) -> None:
     """A line for each action with the screen before it, and the end; looks are no lines."""
     query = "adb shell settings get global airplane_mode_on"
     task = {**TASK, "queries": [query]}
@@ -446,15 +379,10 @@ def test_traces_are_androidlabs(server: Server, tmp_path: Path) -> None:
              call("swipe", x1=0, y1=0, x2=9, y2=9, direction="down", dist="short"), call("wait", seconds=0),
              call("back")]  # fmt: skip
     environment = AndroidEnvironment(config(server, traces=tmp_path))
-
-    async def run() -> None:
-        await environment.reset(task, 7)
-        for one in calls:
-            await environment.step(one)
-        await environment.submitted("Wi-Fi is on")
-        await environment.close()
-
-    asyncio.run(run())
+    asked: list[int] = []
+    shown = play(environment, task, *calls, lambda: asked.append(len(phone.commands)),
+                 lambda: environment.submitted("Wi-Fi is on"), LOOK)  # fmt: skip
+    assert "was handed in" in shown[-1].error and asked == [len(phone.commands)]
     home = tmp_path / "setting_1_7"
     lines = [json.loads(line) for line in (home / "traces" / "trace.jsonl").read_text().splitlines()]
     assert [(line["index"], line["parsed_action"]) for line in lines] == list(enumerate([
@@ -493,16 +421,16 @@ def test_state(server: Server) -> None:
     """Which app is in front, and the answers to the task's questions."""
     environment = AndroidEnvironment(config(server))
     query = "adb shell settings get global airplane_mode_on"
+    found: list[Any] = [asyncio.run(environment.state())]
 
-    async def run() -> Any:
-        before = await environment.state()
-        await environment.reset({**TASK, "queries": [query]}, 0)
-        state = await environment.state()
-        await environment.close()
-        return before, state
+    async def ask() -> None:
+        found.append(await environment.state())
 
+    play(environment, {**TASK, "queries": [query]}, ask)
     state = {"package": SETTINGS, "activity": f"{SETTINGS}.Main", "answers": {query: "0"}}
-    assert asyncio.run(run()) == (None, state)
+    assert found == [None, state]
+    with pytest.raises(ConfigError, match="reset the environment"):
+        asyncio.run(AndroidEnvironment(config(server)).step(LOOK))
 
 
 # The program
@@ -532,7 +460,7 @@ def test_settings_are_checked() -> None:
             AndroidTaskConfig.model_validate({**good, **wrong})
 
 
-def test_tasks_are_checked(server: Server) -> None:
+def test_tasks_are_checked(server: Server, phone: Phone) -> None:
     """A task of an app that is not known, or not there."""
     for task, message in (
         (
@@ -544,18 +472,11 @@ def test_tasks_are_checked(server: Server) -> None:
         with pytest.raises(DataError, match=message):
             play(AndroidEnvironment(config(server)), task)
     none = {"how": "none"}
-    with pytest.raises(DataError, match=r"org.not.there cannot be opened"):
+    with pytest.raises(DataError, match=r"org.not.there cannot be opened .*is it installed"):
         play(AndroidEnvironment(config(server, reset=none)), {**TASK, "package": "org.not.there"})
-
-
-def test_no_thread_is_left(server: Server) -> None:
-    """A closed session keeps none."""
-    play(AndroidEnvironment(config(server)), TASK, LOOK)
-    for thread in threading.enumerate():
-        if thread.name.startswith(f"adb-{SERIAL}"):
-            thread.join(10)
-            assert not thread.is_alive()
-    assert FirstScreens().differs("a", "b") is False
+    phone.broken = {SETTINGS}
+    with pytest.raises(DataError, match=r"is the system running\?$"):
+        play(AndroidEnvironment(config(server, reset=none)), TASK)
 
 
 def test_the_page_runs_as_written(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

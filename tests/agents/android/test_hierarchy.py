@@ -83,6 +83,18 @@ def test_what_is_not_seen_is_left_out(hidden: str) -> None:
     assert lines(hidden, shown) == ['TextView "seen" [0,0][9,9]']
 
 
+@pytest.mark.parametrize(
+    "bounds", ["[0,0][0,0]", "[50,50][40,60]", "[1,2]", "", "[0,0][1080,0]", "[9999999,0][9,9]"]
+)
+def test_a_view_without_an_area_hides_nothing(bounds: str) -> None:
+    """Its own text is not seen; what stands in it is cut by what is around it."""
+    pay = view("TextView", (60, 60, 90, 900), text="Pay", flags=["clickable"])
+    frame = f'<node class="android.widget.FrameLayout" text="frame" bounds="{bounds}">{pay}</node>'
+    assert lines(view("View", (0, 0, 500, 500), frame)) == ['TextView (click) "Pay" [60,60][90,500]']
+    hidden = frame.replace("<node", '<node visible-to-user="false"', 1)
+    assert read(view("View", FULL, hidden)).elements == []
+
+
 def test_boxes_are_cut_to_what_is_seen() -> None:
     """The middle of an element can be tapped."""
     tall = view("ListView", (0, 100, 1080, 5000), text="list", flags=["scrollable"])
@@ -119,11 +131,8 @@ def switches(*states: str, scrolled: int = 0) -> Screen:
 
 def test_ids_stay_the_same() -> None:
     """Equal dumps give equal texts; a change of a state or a text changes no id; all ids differ."""
-    first, toggled, scrolled = (
-        switches("on", "off"),
-        switches("off", "off"),
-        switches("on", "off", scrolled=3),
-    )
+    first, toggled = switches("on", "off"), switches("off", "off")
+    scrolled = switches("on", "off", scrolled=3)
     assert describe(first) == describe(switches("on", "off"))
     ids = [element.id for element in first.elements]
     assert len(set(ids)) == len(ids) == 5
@@ -132,29 +141,15 @@ def test_ids_stay_the_same() -> None:
     assert [e.id for e in switches("on", "off", "on").elements][:5] == ids
 
 
-@pytest.mark.parametrize("rotation", [0, 1, 2, 3])
-def test_rotation_turns_the_screen(rotation: int) -> None:
+@pytest.mark.parametrize(("rotation", "size", "seen"), [
+    (0, SIZE, "below"), (1, SIZE[::-1], "right"), (2, SIZE, "below"), (3, SIZE[::-1], "right"),
+])  # fmt: skip
+def test_rotation_turns_the_screen(rotation: int, size: tuple[int, int], seen: str) -> None:
     """Held sideways, the screen is wider than high, and its right part is seen."""
     right = view("TextView", (2000, 10, 2300, 60), text="right")
     below = view("TextView", (10, 2000, 60, 2300), text="below")
     screen = read(right, below, rotation=rotation)
-    sideways = rotation in (1, 3)
-    assert screen.size == ((2400, 1080) if sideways else SIZE)
-    assert [e.texts for e in screen.elements] == ([("right",)] if sideways else [("below",)])
-
-
-def test_one_display_of_several() -> None:
-    """With all displays dumped, the one asked for is read; the status bar is no part of it."""
-
-    def display(number: int, text: str) -> str:
-        app = hierarchy(view("TextView", (0, 100, 90, 200), text=text)).split("?>")[1]
-        bar = hierarchy(view("TextView", (0, 0, 90, 50), text="12:00", package="com.android.systemui"))
-        return (f'<display id="{number}"><window type="3" focused="false">{bar.split("?>")[1]}</window>'
-                f'<window type="1" focused="true">{app}</window></display>')  # fmt: skip
-
-    dump = f"<?xml version='1.0'?><displays>{display(0, 'first')}{display(2, 'second')}</displays>".encode()
-    shown = [read_hierarchy(dump, SIZE, display=number).elements for number in (0, 2, 7)]
-    assert [[e.texts for e in elements] for elements in shown] == [[("first",)], [("second",)], []]
+    assert screen.size == size and [e.texts for e in screen.elements] == [(seen,)]
 
 
 HOSTILE = [
@@ -169,22 +164,22 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_texts_stay_texts(text: str) -> None:
     """Whatever an app writes in its texts, its screen has one line for each view."""
-    screen = read(view("TextView", (0, 0, 9, 9), text=text, about=text[::-1], package=text, name=text))
-    heading, line = describe(screen).splitlines()
-    assert heading.startswith('App "') and line.startswith(f"[{screen.elements[0].id}] TextView ")
-
-
-def test_a_class_is_one_word() -> None:
-    """Also where an app calls it otherwise."""
-    odd = view('A" [n0000] Button', (0, 0, 9, 9), text="x")
-    assert lines(odd) == ['A_n0000_Button "x" [0,0][9,9]']
+    for kind, word in (("TextView", "TextView "), ('A" [n0000] Button', "A_n0000_Button ")):
+        screen = read(view(kind, (0, 0, 9, 9), text=text, about=text[::-1], package=text, name=text))
+        heading, line = describe(screen).splitlines()
+        assert heading.startswith('App "') and line.startswith(f"[{screen.elements[0].id}] {word}")
 
 
 def test_what_android_writes_wrongly_is_read() -> None:
     """Emoji as two halves, characters that XML does not know, and a remark behind the end."""
     dump = hierarchy(view("TextView", (0, 0, 9, 9), text="PLACE"))
-    for written, shown in (("&#55357;&#56832;", "😀"), ("&#xD83D;&#xDE00;", "😀"), ("a&#0;b", "a\ufffdb"),
-                           ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀")):  # fmt: skip
+    for written, shown in (
+        ("&#55357;&#56832;", "😀"), ("&#xD83D;&#xDE00;", "😀"), ("a&#0;b", "a\ufffdb"),
+        ("&#55357;", "\ufffd"), ("\x01", "\ufffd"), ("&#128512;", "😀"), ("&#xE001;&#57344;", "\ue001\ue000"),
+        ("&#57345;&#57346; Home", "\ue001\ue002 Home"), ("&#56320;&#55357;", "\ufffd\ufffd"),
+        ("&#65;&#55357;&#56832;&#60;", "A😀<"), ("&#55357;&#55357;&#56832;", "\ufffd😀"),
+        ("&#9999999;&#38;", "\ufffd&"),
+    ):  # fmt: skip
         text = read_hierarchy((dump.replace("PLACE", written) + "\nDone.\n").encode(), SIZE).elements[0].texts
         assert text == (shown,)
 
@@ -211,7 +206,7 @@ def test_what_is_no_hierarchy_is_said(dump: bytes, message: str) -> None:
         read_hierarchy(dump, SIZE)
 
 
-@pytest.mark.parametrize("dump", [hierarchy(), hierarchy(view("View", FULL)), "<displays/>"])
+@pytest.mark.parametrize("dump", [hierarchy(), hierarchy(view("View", FULL))])
 def test_screens_of_nothing(dump: str) -> None:
     """A screen that shows nothing is a screen."""
     assert "(nothing to be read or used)" in describe(read_hierarchy(dump.encode(), SIZE))

@@ -24,43 +24,36 @@ def ballots(votes: Sequence[Vote | None]) -> list[Ballot]:
     return [Ballot(n, vote, "" if vote else "outage: gone") for n, vote in enumerate(votes)]
 
 
-@pytest.mark.parametrize(
-    ("votes", "valid", "success"),
-    [
-        ([S, S, S], True, True),
-        ([S, S, F], True, True),
-        ([S, S, I], True, True),
-        ([F, S, F], True, False),
-        ([F, F, I], True, False),
-        ([I, I, S], False, False),
-        ([I, I, I], False, False),
-        # An outage is no vote: two of the other two decide.
-        ([S, None, S], True, True),
-        ([None, F, F], True, False),
-        ([None, I, I], False, False),
-    ],
-)
-def test_two_of_three_decide(votes: list[Vote | None], valid: bool, success: bool) -> None:
-    found = tally(ballots(votes), 2)
-    assert (found.valid, found.success, found.decided) == (valid, success, True)
+NONE = "votes, and no 2 agree on success (outage: gone)"
 
 
 @pytest.mark.parametrize(
     ("votes", "valid", "success", "why"),
     [
-        ([None, None, None], None, None, "0 of 3 votes, and no 2 agree on success (outage: gone)"),
+        ([S, S, S], True, True, ""),
+        ([S, S, F], True, True, ""),
+        ([S, S, I], True, True, ""),
+        ([F, S, F], True, False, ""),
+        ([F, F, I], True, False, ""),
+        ([I, I, S], False, False, ""),
+        ([I, I, I], False, False, ""),
+        # An outage is no vote: two of the other two decide.
+        ([S, None, S], True, True, ""),
+        ([None, F, F], True, False, ""),
+        ([None, I, I], False, False, ""),
+        ([None, None, None], None, None, f"0 of 3 {NONE}"),
         # The authors' release takes this one for a success.
-        ([S, None, None], None, None, "1 of 3 votes, and no 2 agree on success (outage: gone)"),
-        ([S, F, None], True, None, "2 of 3 votes, and no 2 agree on success (outage: gone)"),
+        ([S, None, None], None, None, f"1 of 3 {NONE}"),
+        ([S, F, None], True, None, f"2 of 3 {NONE}"),
         # A failure, but relevant or not?
-        ([F, I, None], None, False, "2 of 3 votes, and no 2 agree on relevance (outage: gone)"),
+        ([F, I, None], None, False, f"2 of 3 {NONE.replace('success', 'relevance')}"),
     ],
 )
-def test_anything_else_is_no_verdict(
+def test_two_of_three_decide(
     votes: list[Vote | None], valid: bool | None, success: bool | None, why: str
 ) -> None:
     found = tally(ballots(votes), 2)
-    assert (found.valid, found.success, found.decided, found.why) == (valid, success, False, why)
+    assert (found.valid, found.success, found.decided, found.why) == (valid, success, not why, why)
 
 
 def test_a_success_is_always_relevant() -> None:
@@ -71,21 +64,25 @@ def test_a_success_is_always_relevant() -> None:
         assert found.valid or not found.success
 
 
+def test_missing_votes_are_counted_by_verdict(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has an event that says why; above 5 % there is a warning with the shares."""
+    votes = {"done": Written(S, S, S), "missed": Written(F, F, None), "lost": Written(None)}
+    jury = Jury(votes["done"])
+    for name, count in (("done", 30), ("missed", 3), ("lost", 1)):
+        jury.judge = votes[name]
+        for _ in range(count):
+            jury.ask(CASE)()
+    shares = {"successes": 0.0, "failures": 1 / 3, "undecided": 1.0}
+    assert jury.counters() == {f"judge/missing_of_{name}": share for name, share in shares.items()}
+    assert caplog.text.count("vote 2 is missing: outage: gone") == 4
+    assert "6 of 102 votes are missing (successes 0.0%, failures 33.3%, undecided 100.0%)" in caplog.text
+
+
 def test_a_judgement_is_plain_json() -> None:
     vote = Vote(True, False, "Round 2.", (2,), {"quotations": 1})
     found = tally([Ballot(0, vote, about={"seconds": 0.5}), *ballots([F, None])[1:]], 2).as_json()
-    assert found["ballots"][0] == {
-        "number": 0,
-        "vote": {
-            "valid": True,
-            "success": False,
-            "words": "Round 2.",
-            "rounds": (2,),
-            "about": {"quotations": 1},
-        },
-        "missing": "",
-        "about": {"seconds": 0.5},
-    }
+    said = {"valid": True, "success": False, "words": "Round 2.", "rounds": (2,), "about": {"quotations": 1}}
+    assert found["ballots"][0] == {"number": 0, "vote": said, "missing": "", "about": {"seconds": 0.5}}
 
 
 class Written(Judge):
@@ -100,30 +97,25 @@ class Written(Judge):
         return lambda: [ballots(given)[n] for n in numbers]
 
 
-def test_all_votes_are_asked_for_at_once() -> None:
-    juror = Written(S, F, S)
-    wait = Jury(juror).ask(CASE)
-    assert juror.asked == [[0, 1, 2]] and wait().success is True
-
-
 @pytest.mark.parametrize(
-    ("votes", "asked", "success"),
+    ("votes", "third", "success"),
     [
-        ([S, S, F], [[0, 1]], True),
-        ([F, F, S], [[0, 1]], False),
-        ([S, F, S], [[0, 1], [2]], True),
-        ([S, None, S], [[0, 1], [2]], True),
-        ([F, I, F], [[0, 1], [2]], False),  # not decided whether it is relevant
-        ([None, None, S], [[0, 1], [2]], None),
+        ([S, S, F], False, True),
+        ([F, F, S], False, False),
+        ([S, F, S], True, True),
+        ([S, None, S], True, True),
+        ([F, I, F], True, False),  # not decided whether it is relevant
+        ([None, None, S], True, None),
     ],
 )
 def test_stopping_early_saves_the_third_vote(
-    votes: list[Vote | None], asked: list[list[int]], success: bool | None
+    votes: list[Vote | None], third: bool, success: bool | None
 ) -> None:
-    juror = Written(*votes)
+    juror, all_at_once = Written(*votes), Written(*votes)
     found = Jury(juror, JuryConfig(stop_early=True)).ask(CASE)()
-    assert (juror.asked, found.success) == (asked, success)
-    assert [ballot.number for ballot in found.ballots] == [n for numbers in asked for n in numbers]
+    assert (juror.asked, found.success) == ([[0, 1], [2]] if third else [[0, 1]], success)
+    assert [ballot.number for ballot in found.ballots] == [*range(2 + third)]
+    assert Jury(all_at_once).ask(CASE)().success is success and all_at_once.asked == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("votes", [{"votes": 3, "deciding": 1}, {"votes": 4, "deciding": 2}, {"deciding": 4}])
@@ -157,6 +149,8 @@ def test_a_flipped_vote_says_so_and_stays_possible() -> None:
     assert ballot.number == 2
     [back] = FlippedVotes(Written(Vote(True, True)), 1.0).ask(CASES[0], [0])()
     assert back.vote == Vote(True, False)
+    [missing] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
+    assert missing.vote is None and "flipped" not in missing.about
 
 
 def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
@@ -172,21 +166,14 @@ def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_missing_vote_stays_missing() -> None:
-    [ballot] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
-    assert ballot.vote is None and "flipped" not in ballot.about
-
-
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)
 OTHER, ELSEWHERE = ("lamp/oven", "colour", "red"), ("lamp/door", "on", True)
 
 
 def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
-    exhibits = [
-        Exhibit(Call("look"), StepResult(n, info={"facts": [fact]}))
-        for n, fact in enumerate(screens, start=1)
-    ]
+    shown = [StepResult(n, info={"facts": [fact]}) for n, fact in enumerate(screens, start=1)]
+    exhibits = [Exhibit(Call("look"), seen) for seen in shown]
     case = Case("lamps/1", "Switch on the oven's lamp.", Submission(message, exhibits), 3, GOAL)
     ballots = RulesJudge().ask(case, [0, 1])()
     assert [ballot.number for ballot in ballots] == [0, 1] and ballots[0].vote == ballots[1].vote
@@ -234,6 +221,11 @@ def test_reasons_name_rounds() -> None:
         "The task cannot be completed.",
         "It is not done.",
         "I gave up.",
+        "Sorry, the note 'Mission' was not found: I couldn't delete it.",
+        "It failed, and nothing was saved.",
+        "The song isn't there. It's impossible to play it.",
+        "I did not manage to open Settings.",
+        "Nothing failed, but the alarm could not be set.",
     ],
 )
 def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
@@ -242,12 +234,15 @@ def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
     assert (found.valid, found.success) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12"],
-)
-def test_other_messages_admit_nothing(message: str) -> None:
-    assert not admits_failure(message)
+def test_other_messages_admit_nothing() -> None:
+    """Nor do names and quotations, nor what is denied."""
+    for message in (
+        "Done.", "The alarm is set to 7:30.", "Nothing is due on Friday.", "", "Notes: can opener", "12",
+        "The song is Sorry", "Deleted the note 'Mission Impossible'", "Nothing failed", "Nothing has failed.",
+        "Deleted the note Mission Impossible.", "The message “Sorry, I could not come” was sent.",
+        "No step failed.", 'The note "I gave up" is starred.', "It was not impossible: the alarm is set.",
+    ):  # fmt: skip
+        assert not admits_failure(message), message
 
 
 def test_a_case_without_a_goal_is_refused() -> None:

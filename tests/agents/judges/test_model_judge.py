@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from PIL import Image
 
 from selfverify.agents.evidence import Exhibit, Submission
 from selfverify.agents.judges.case import Ballot, Case
-from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig
+from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.make_judge import judge_prompt
 from selfverify.agents.judges.model_judge import ModelJudge
@@ -32,20 +31,13 @@ def case(text: str = "Alarm 7:30", images: int = 0) -> Case:
     return Case("phone/1", "Set an alarm.", Submission("done", [Exhibit(Call("tap"), seen)]), 2)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
 Make = Callable[..., ModelJudge]
 
 
 @pytest.fixture
-def make(loop: Loop) -> Make:
+def make(servers: Loop) -> Make:
     def judge(fake: FakeUpstream, **settings: Any) -> ModelJudge:
-        settings = {"url": loop.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
+        settings = {"url": servers.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
         return ModelJudge(ModelJudgeConfig(**settings), judge_prompt())
 
     return judge
@@ -101,12 +93,6 @@ def test_an_answer_that_was_cut_off_or_is_no_vote_is_missing(make: Make) -> None
     [ballot] = votes(make(FakeUpstream(write=lambda body, i: "I think so.")), count=1)
     assert ballot.vote is None and ballot.missing == "the answer is not of the form that was asked for"
     assert ballot.about["text"] == "I think so."
-
-
-def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
-    fake = FakeUpstream(write=lambda body, i: f"<think>{SUCCESS}</think>{FAILURE}")
-    [ballot] = votes(make(fake), count=1)
-    assert ballot.vote is not None and not ballot.vote.success
 
 
 @pytest.mark.parametrize(
@@ -225,47 +211,26 @@ def test_a_failure_is_not_kept(make: Make) -> None:
     assert votes(judge, count=1)[0].vote is not None
 
 
-def test_a_cut_off_file_is_read_as_far_as_it_goes(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "votes.jsonl"
-    path.write_text('{"key": "x", "answer": {"text"')
-    fake = FakeUpstream(write=lambda body, i: SUCCESS)
-    assert votes(make(fake, cache=path), count=1)[0].vote is not None
-    assert len(path.read_text().splitlines()) == 1
-
-
 @pytest.mark.parametrize("answer", [{}, {"text": 5, "finish": "stop"}, {"text": "x", "finish": None}])
 def test_what_is_no_answer_in_a_file_is_asked_for_again(make: Make, tmp_path: Path, answer: Any) -> None:
     fake = FakeUpstream(write=lambda body, i: SUCCESS)
     path = tmp_path / "votes.jsonl"
     url = (judge := make(fake, cache=path)).config.url
     votes(judge, count=1)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"answer": answer}) + "\n")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"answer": answer}) + '\n{"key": "x", "answ')
     assert votes(make(fake, cache=path, url=url), count=1)[0].vote is not None
     assert len(fake.seen) == 2
 
 
 def test_requests_at_the_same_time_are_limited(make: Make) -> None:
-    lock, open_now, most = threading.Lock(), 0, 0
-
-    def write(body: Any, i: int) -> str:
-        nonlocal most
-        with lock:
-            most = max(most, fake.open)
-        return SUCCESS
-
-    fake = FakeUpstream(write=write, delay_s=0.02)
+    fake, at_once = FakeUpstream(delay_s=0.02), list[int]()
+    fake.write = lambda body, i: at_once.append(fake.open) or SUCCESS  # type: ignore[func-returns-value]
     judge = make(fake, concurrent=2)
     for wait in [judge.ask(case(str(n)), range(2)) for n in range(5)]:
         wait()
-    assert len(fake.seen) == 10 and most <= 2 and open_now == 0
+    assert len(fake.seen) == 10 and max(at_once) <= 2
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no address"):
         ModelJudge(ModelJudgeConfig(url="judge", model="m"), "")
-
-
-def test_stopping_early_asks_for_two(make: Make) -> None:
-    fake = FakeUpstream(write=lambda body, i: SUCCESS)
-    assert Jury(make(fake), JuryConfig(stop_early=True)).ask(case())().success
-    assert len(fake.seen) == 2

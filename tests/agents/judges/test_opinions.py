@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
 import pytest
 from PIL import Image
@@ -69,52 +70,67 @@ VERDICT = "<Verdict>SUCCESS</Verdict>"
         "SUCCESS",
         VERDICT,
         "<think>" + answer(),  # thoughts that never end
-        answer() + "\nI am sure.",
-        "Here you are:\n" + answer(),
-        answer() + answer(),
+        answer() + "</think><think>" + answer(verdict="FAILURE"),
         answer(verdict="SUCCESS or FAILURE"),
-        answer(verdict="success"),
-        answer(verdict="[SUCCESS]"),
+        answer(verdict="not SUCCESS"),
         answer(verdict=""),
-        answer(valid="true"),
         answer(valid="1"),
-        answer().replace("</Verdict>", "<Verdict>"),
-        answer().replace("<Reasoning>", ""),
-        answer(words=f"It says {VERDICT}, round 2."),  # a verdict inside the reasons
-        answer(words="Round 2 </Reasoning> <Reasoning>"),
+        answer(words="It says <Verdict>FAILURE</Verdict>, round 2."),  # another verdict inside the reasons
+        answer() + answer(verdict="FAILURE"),
+        answer() + answer(valid="False"),
         answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
-        answer().upper(),
-        answer().replace("<Verdict>", "<verdict>"),
-        "</think>" + answer() + "</think>" + answer(),
         answer(words="round 2 " + "a" * LONGEST),
-        # In another language: its marks, its verdict, and reasons that name no round.
+        # In another language: its verdict, its marks.
         answer(verdict="ÉXITO"),
         answer(valid="Verdadero"),
         "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
-        answer(words="第2轮显示“7:30”，任务已完成。"),
         # An essay, without a verdict, and with one that is only told of.
         "The evidence of round 2 is compelling in several ways. " * 500,
         "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
     ],
 )
-def test_what_is_not_of_the_form_is_no_vote(text: str) -> None:
+def test_what_says_nothing_or_two_things_is_no_vote(text: str) -> None:
     vote, missing = read_opinion(text, CASE)
     assert vote is None and missing
 
 
-def test_reasons_in_another_language_count_where_they_can_be_traced() -> None:
-    """A failure need not name a round; a success has to, as the screens do."""
-    vote, _ = read_opinion(answer(words="Im Beleg ist nichts davon zu sehen.", verdict="FAILURE"), CASE)
-    assert vote is not None and not vote.success
-    vote, _ = read_opinion(answer(words="Round 2 显示 “7:30”。"), CASE)
-    assert vote is not None and vote.success and vote.rounds == (2,)
-    assert read_opinion(answer(words="Round ９ 显示 “7:30”。"), CASE).vote is None
+HABITS: list[Callable[[str, str, str], str]] = [
+    lambda words, valid, verdict: answer(words, valid, f"**{verdict}**"),
+    lambda words, valid, verdict: answer(words, f"[{valid}]", f"[{verdict}]."),
+    lambda words, valid, verdict: answer(words, valid.lower(), verdict.lower()),
+    lambda words, valid, verdict: answer(words, valid, verdict).upper().replace("ROUND", "round"),
+    lambda words, valid, verdict: f"Here you are:\n```xml\n{answer(words, valid, verdict)}\n```\nI am sure.",
+    lambda words, valid, verdict: (
+        f"{answer(words, valid, verdict)}\nOnce more:\n{answer(words, valid, verdict)}"
+    ),
+    lambda words, valid, verdict: answer(words, valid, verdict).replace("</Verdict>", ""),
+    lambda words, valid, verdict: re.sub("</.*?>", "", answer(words, valid, verdict)),
+    lambda words, valid, verdict: answer(words, valid, verdict).replace("<Reasoning>", ""),
+    lambda words, valid, verdict: (
+        f"<verdict> {verdict}\n</verdict>\n<validevidence>{valid}</validevidence>\n{words}"
+    ),
+    lambda words, valid, verdict: (
+        f"<think>{answer(words)} or {answer(verdict='FAILURE')}?</think>{answer(words, valid, verdict)}"
+    ),
+    lambda words, valid, verdict: f"Maybe. Round 77. No.\n</think>\n{answer(words, valid, verdict)}",
+    lambda words, valid, verdict: answer(
+        words, "真" if valid == "True" else "假", "成功" if verdict == "SUCCESS" else "失败"
+    ),
+]
+"""How judges write what they were asked for, and each other's way."""
 
 
-def test_thoughts_are_left_out() -> None:
-    thoughts = f"Maybe {answer(verdict='FAILURE')}? Round 77. No.\n</think>\n"
-    assert read_opinion(thoughts + answer(), CASE).vote == read_opinion(answer(), CASE).vote
-    assert read_opinion(f"<think>{thoughts}" + answer(), CASE).vote is not None
+@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize(
+    ("valid", "verdict"), [("True", "SUCCESS"), ("True", "FAILURE"), ("False", "FAILURE")]
+)
+def test_habits_of_writing_do_not_matter(
+    habit: Callable[[str, str, str], str], valid: str, verdict: str
+) -> None:
+    """Neither to votes for success nor to those for failure."""
+    vote, missing = read_opinion(habit("Round 2 shows it.", valid, verdict), CASE)
+    assert vote is not None, missing
+    assert (vote.valid, vote.success, vote.rounds) == (valid == "True", verdict == "SUCCESS", (2,))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +138,18 @@ def test_thoughts_are_left_out() -> None:
     [
         ("In Round 5 the label stands, in round 2 the time.", (2, 5)),
         ("ROUND #5.", (5,)),
+        ("Round: 5", (5,)),
+        ("Round [5] and **Round** 2", (2, 5)),
         ("Rounds 2 and 5 show it.", (2, 5)),
         ("Rounds 2, 5 show it.", (2, 5)),
+        ("Rounds [2], [5]", (2, 5)),
         ("Round 5 and 12 minutes later.", (5,)),  # no list: that is what "rounds" is for
         ('Round 5 reads "Round 9 of 12".', (5,)),  # the screen's words, not the judge's
         ("Round 5 reads “Round 9 of 12”.", (5,)),
+        ("Round 2 显示 “7:30”。", (2,)),
+        ("第2轮显示“7:30”，任务已完成。", (2,)),
+        ("第 2、5 轮，见「第9轮」", (2, 5)),
+        ("在第二轮和Round 5中", (2, 5)),
     ],
 )
 def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
@@ -136,12 +159,15 @@ def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["Round 3 shows it.", "Rounds 2 and 3.", "Round 0.", "Round 2, round 999999999."]
+    "words",
+    ["Round 3 shows it.", "Rounds 2 and 3.", "Round 0.", "Round 2, round 999999999.", "第3轮", "Round ９"],
 )
-@pytest.mark.parametrize("verdict", ["SUCCESS", "FAILURE"])
-def test_a_vote_that_names_a_round_that_was_not_shown_is_none(words: str, verdict: str) -> None:
-    vote, missing = read_opinion(answer(words, verdict=verdict), CASE)
+def test_rounds_that_were_not_shown_spoil_successes_only(words: str) -> None:
+    """A failure may name what it misses; else failures would be thrown away more often than successes."""
+    vote, missing = read_opinion(answer(words), CASE)
     assert vote is None and "it was not shown" in missing
+    vote, missing = read_opinion(answer(words, verdict="FAILURE"), CASE)
+    assert vote is not None and not vote.success and {*vote.rounds} <= CASE.rounds
 
 
 def test_success_has_to_name_a_round_and_failure_has_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from tests.agents.told import held
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
+from selfverify.agents.android.environment import DeviceSource
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.core.episode import Call
+from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
 
@@ -124,6 +126,37 @@ def test_devices_are_lent_to_one_conversation_each(
     again = made.open(made.problem("test", 0, 1), 0)
     again.reset()
     again.release()
+
+
+@pytest.mark.parametrize("fault", ["offline", "starting", "reset"])
+def test_a_dead_device_loses_no_conversations(
+    files: Path, server: Server, phones: dict[str, Phone], caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """It is left out, which is noted, and comes back when it answers; a reset that fails costs one."""
+    made, dead = task(files, server.address), phones[DEVICES[0]]
+    sound = dict(dead.properties), dead.adbkeyboard
+    if fault == "reset":
+        dead.adbkeyboard = False
+    elif fault == "offline":
+        dead.state = "offline"
+    else:
+        dead.properties["sys.boot_completed"] = ""
+    lost = list[str]()
+    for number in range(8):
+        episode = made.open(made.problem("test", 0, number % 2), 0)
+        try:
+            episode.reset()
+        except EnvironmentLost as error:
+            lost.append(str(error))
+        episode.release()
+    assert ["ADBKeyboard" in why for why in lost] == [True] * (fault == "reset")
+    assert f"{DEVICES[0]} is left out: " in caplog.text
+    dead.state, (dead.properties, dead.adbkeyboard) = "device", sound
+    [source, _] = [place.source for place in made._lender._pool._places]  # type: ignore[union-attr]
+    assert isinstance(source, DeviceSource)
+    assert asyncio.run(source.healthy()) == (fault != "reset"), "it rests after a reset that failed"
+    source._rests_until = 0.0
+    assert asyncio.run(source.healthy()) and asyncio.run(source.open())
 
 
 def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from tests.agents.told import held
-from tests.agents.word_policy import two_steps, word_policy
 
 from environment_servers import serve
 from selfverify.agents import environment_task
 from selfverify.agents.environment_task import EnvironmentAgents, EnvironmentAgentsConfig
-from selfverify.core.episode import Call, StepResult
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
-from selfverify.tasks.tool_calls import written_call
 from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
 from serving_servers import Loop
 from tiny_environment import Counter
@@ -37,15 +35,13 @@ def files(tmp_path: Path) -> Path:
     return path
 
 
-class Unseen(Counter):
-    """A counter for policies that read no images."""
-
-    def _shown(self, reward: float | None = None) -> StepResult:
-        return StepResult(self.round, f"The count is {self.count}.", reward=reward)
-
-
 LENDING: list[EnvironmentAgents] = []
 """Tasks that a test has made."""
+
+
+@pytest.fixture
+def counters(serving: Callable[..., str]) -> str:
+    return serving()
 
 
 @pytest.fixture
@@ -56,11 +52,6 @@ def serving(servers: Loop) -> Iterator[Callable[..., str]]:
         LENDING.pop()._lender.close()
     servers.run(servers.stack.aclose())
     assert Counter.opened == []
-
-
-@pytest.fixture
-def counters(serving: Callable[..., str]) -> str:
-    return serving()
 
 
 def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
@@ -88,8 +79,12 @@ def test_rows_become_problems(files: Path, counters: str) -> None:
     assert len({*of_nine}) == 2, "a row without a seed has another one in each pass"
 
 
-def test_the_environments_rewards_are_the_truth(files: Path, counters: str) -> None:
-    made = task(files, counters)
+PROCESS = {"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}
+
+
+@pytest.mark.parametrize("more", [{}, {"sources": [PROCESS]}], ids=["server", "process"])
+def test_the_environments_rewards_are_the_truth(files: Path, counters: str, more: dict[str, Any]) -> None:
+    made = task(files, counters, **more)
     submit = Call("submit", {"message": "Three.", "evidences": [1]})
     done = held(made, made.problem("test", 0, 0), Call("add", {"number": 3}), submit)
     assert done.rewards["truth"] == 1.0 and done.rewards["answer"] == pytest.approx(0.95)
@@ -112,28 +107,6 @@ def test_goals_of_rows_are_for_rules(tmp_path: Path, serving: Callable[..., str]
     rewards = held(made, made.problem("test", 0, 0), *[turn.text for turn in turns]).rewards
     assert rewards["truth"] == 1.0 and rewards["rrr"] > 0
     assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
-
-
-def test_two_steps_of_training(files: Path, tmp_path: Path, serving: Callable[..., str]) -> None:
-    """Four conversations a step, on two sessions of a counter that shows no pictures."""
-    made = task(files, serving(counter=Unseen), prompt="task")
-    texts = [written_call(Call("add", {"number": 3}), "tagged")]
-    lines = two_steps(word_policy(tmp_path / "model", texts)(), made, "smartsnap", tmp_path)
-    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0 and lines[0]["conversation/error"] == 0.0
-
-
-@pytest.mark.usefixtures("serving")
-def test_a_process_is_a_source(files: Path) -> None:
-    """Of a Gymnasium environment, too: whatever a factory makes."""
-    source = {"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}
-    made = task(files, "", sources=[source])
-    done = held(
-        made,
-        made.problem("test", 0, 0),
-        Call("add", {"number": 3}),
-        Call("submit", {"message": "3", "evidences": [1]}),
-    )
-    assert done.rewards["truth"] == 1.0
 
 
 def test_a_server_that_is_down(files: Path) -> None:
@@ -159,9 +132,18 @@ def test_rows_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], message: 
         made.count("test")
 
 
-def test_a_row_without_a_goal_and_rules(files: Path, counters: str) -> None:
-    made = task(files, counters, judge={"kind": "rules"})
-    with pytest.raises(DataError, match="to-three: the row has no goal, and rules judge by one"):
+@pytest.mark.parametrize(("row", "judge", "message"), [
+    ({}, "rules", "odd: the row has no goal, and rules judge by one"),
+    ({"goal": {"needs": []}}, "state", r"environment/test/odd/odd: goal: .*done from the start"),
+])  # fmt: skip
+def test_goals_are_checked_before_a_conversation_begins(
+    tmp_path: Path, counters: str, row: dict[str, Any], judge: str, message: str
+) -> None:
+    (tmp_path / "odd.jsonl").write_text(
+        json.dumps({"id": "odd", "instruction": "Count.", "task": {"goal": 1}} | row) + "\n"
+    )
+    made = task(tmp_path / "odd.jsonl", counters, judge={"kind": judge})
+    with pytest.raises(DataError, match=message):
         made.problem("test", 0, 0)
 
 
@@ -183,14 +165,6 @@ def test_settings_that_cannot_work(
     monkeypatch.setattr(environment_task, "distributions", dict)
     with pytest.raises(ValidationError, match=message):
         EnvironmentAgentsConfig(**{"sources": [{"kind": "server", "url": "http://x:1"}], **changed})
-
-
-def test_a_goal_that_is_none_is_found_before_a_conversation_begins(tmp_path: Path, counters: str) -> None:
-    row = {"id": "odd", "instruction": "Count.", "task": {"goal": 1}, "goal": {"needs": []}}
-    (tmp_path / "odd.jsonl").write_text(json.dumps(row) + "\n")
-    made = task(tmp_path / "odd.jsonl", counters)
-    with pytest.raises(DataError, match=r"environment/test/odd/odd: goal: .*done from the start"):
-        made.problem("test", 0, 0)
 
 
 class Submitting(Counter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,11 +104,6 @@ def test_sam(folder: Write, gallery: Gallery) -> None:
     assert [mask.shape for mask in masks] == [(60, 90)] * 2 and masks[0].dtype == bool
     found = run(tool, gallery, image_index=2, bounding_boxes=[[0, 0, 45, 30]])
     assert found.text.startswith("1: the thing fills") and found.images[0].image.size == (90, 60)
-
-
-def test_nothing_needs_torchvision() -> None:
-    """It is not installed here, and nothing above has asked for it."""
-    assert "torchvision" not in sys.modules
 
 
 def test_models_that_are_not_there(tmp_path: Path, gallery: Gallery) -> None:

@@ -129,38 +129,26 @@ def test_schema() -> None:
 
 
 def test_missing_tools_are_not_offered_and_say_why() -> None:
-    """A tool without its model has no schema, and a call of it says what is missing."""
+    """A tool without its model has no schema, and a call of it says what is missing. Names stand once."""
+    with pytest.raises(ConfigError, match="two tools are called crop"):
+        Toolbox([Crop(), Crop()])
     box = Toolbox([Crop(), Odd(None, "no weights here")])
     assert [schema["function"]["name"] for schema in box.schemas()] == ["crop"]
     with pytest.raises(ToolError, match="odd is not available here: no weights here"):
         box.chosen("odd", {"image_index": 1})
 
 
-def test_two_tools_of_a_name() -> None:
-    """Neither could be called."""
-    with pytest.raises(ConfigError, match="two tools are called crop"):
-        Toolbox([Crop(), Crop()])
-
-
 def test_a_tool_that_dies_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """The model reads a short reason; the log has the event."""
+    """The model reads a short reason; the log has the event. What is no finding is a fault, too."""
 
     def die() -> Found:
         raise OSError("x" * 5000)
 
-    box = Toolbox([Odd(die)])
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(ToolFault, match="odd has failed: OSError") as caught,
-    ):
-        run(box, "odd", {"image_index": 1}, gallery())
-    assert len(str(caught.value)) < 400 and "has failed" in caplog.text
-
-
-def test_a_tool_that_returns_something_else() -> None:
-    """It is a fault of the tool."""
-    with pytest.raises(ToolFault, match="returned a NoneType"):
-        run(Toolbox([Odd(lambda: None)]), "odd", {"image_index": 1}, gallery())
+    caplog.set_level(logging.WARNING)
+    for act, said in ((die, "odd has failed: OSError"), (lambda: None, "returned a NoneType")):
+        with pytest.raises(ToolFault, match=said) as caught:
+            run(Toolbox([Odd(act)]), "odd", {"image_index": 1}, gallery())
+        assert len(str(caught.value)) < 400 and "has failed" in caplog.text
 
 
 def test_a_tool_that_hangs_is_left_behind() -> None:
@@ -180,15 +168,6 @@ def test_a_tool_that_hangs_is_left_behind() -> None:
     while box.missing(box.tools["odd"]):
         time.sleep(0.001)
     assert len(box.schemas()) == 1
-
-
-@pytest.mark.timeout(20)
-def test_a_model_that_gives_too_few_answers() -> None:
-    """Nobody waits for the answer that does not come."""
-    model: Batched[int, int] = Batched(lambda: lambda questions: [])
-    for questions in ([1], [1, 2]):
-        with pytest.raises(RuntimeError, match="0 answers to 1 question"):
-            model(questions)
 
 
 def test_models_are_loaded_once_and_asked_together() -> None:
@@ -239,16 +218,20 @@ def test_one_bad_question_spoils_no_other() -> None:
         model([1, 3])
 
 
-def test_a_model_that_cannot_be_loaded_is_tried_once() -> None:
-    """Later calls say the same at once."""
-    loads = []
+@pytest.mark.timeout(20)
+def test_models_that_do_not_load_or_answer() -> None:
+    """A load is tried once; an answer that does not come is not waited for."""
+    loads: list[int] = []
 
     def load() -> Any:
         loads.append(1)
         raise OSError("no such folder")
 
-    model: Batched[int, int] = Batched(load)
-    for _ in range(2):
+    broken: Batched[int, int] = Batched(load)
+    silent: Batched[int, int] = Batched(lambda: lambda questions: [])
+    for questions in ([1], [1, 2]):
         with pytest.raises(ToolError, match="cannot be loaded: OSError: no such folder"):
-            model([1])
+            broken(questions)
+        with pytest.raises(RuntimeError, match="0 answers to 1 question"):
+            silent(questions)
     assert loads == [1]

@@ -33,8 +33,9 @@ class AndroidReset(CommandConfig):
     """The system's language, such as ``en-US``. Where it differs it is set, and the phone starts anew."""
     place: tuple[float, float] | None = None
     """Longitude and latitude of an emulator."""
-    same_first_screen: bool = True
-    """Whether all sessions of a task must begin with the same screen; else the environment counts as lost."""
+    same_first_screen: bool | None = None
+    """Whether all sessions of a task must begin with the same screen; else the environment counts as lost.
+    null: where resets load a snapshot."""
     console_token: Path = Path("~/.emulator_console_auth_token")
     """The file in which an emulator keeps the word that its console asks for, as for snapshots and places."""
     boot_seconds: float = Field(120.0, gt=0)
@@ -46,6 +47,11 @@ class AndroidReset(CommandConfig):
         if date is not None:
             datetime.strptime(date, "%Y-%m-%d %H:%M:%S")
         return date
+
+    @property
+    def compares(self) -> bool:
+        """Whether the first screens of a task's sessions are compared."""
+        return self.how == "snapshot" if self.same_first_screen is None else self.same_first_screen
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -70,8 +76,6 @@ class AndroidConfig(CommandConfig):
     """How calls name a place: by coordinates (as released), or by elements' ids."""
     steps: int = Field(30, ge=1)
     """Calls that a session may make; the last one is answered as truncated. SmartSnap has 30."""
-    display: int | None = Field(None, ge=0)
-    """Which display is used, on a device with several; null is the default one."""
     keyboard: Literal["adbkeyboard", "input"] = "adbkeyboard"
     """How texts are typed. The app ADBKeyboard types anything; Android's own ``input`` types ASCII only."""
     apps: dict[str, str] = {}

@@ -91,6 +91,25 @@ class AdbDevice:
         _in_use.add(key)
         self._open = True
 
+    async def ready(self) -> None:
+        """See that the server and the device answer, and that the device has started, without taking it.
+
+        Raises:
+            EnvironmentLost: It is not ready.
+        """
+        await self._beside(self._greet, self.seconds)
+        try:
+            started = await self.shell("getprop sys.boot_completed") == "1"
+        except CommandFailed as error:
+            raise EnvironmentLost(f"{self}: {error}") from None
+        if not started:
+            raise EnvironmentLost(f"{self} has not finished starting")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a session of this process uses it."""
+        return (self.host, self.port, self.serial) in _in_use
+
     async def shell(self, command: str, seconds: float | None = None) -> str:
         """Run a command in the device's shell; what it prints, errors included.
 
@@ -349,31 +368,28 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
 
 
-KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+ADBKEYBOARD = "com.android.adbkeyboard"
+KEYBOARD = f"{ADBKEYBOARD}/.AdbIME"
 """The input method of the app ADBKeyboard, which types what broadcasts say."""
 HOLD_MS, SWIPE_MS = 1000, 400
 """How long a finger is held, and how long it moves, as in AndroidLab."""
 MOST_DELETED = 100
-"""Characters of a field that typing replaces, as in AndroidLab."""
+"""Characters of a field that keys delete, as in AndroidLab; ADBKeyboard clears longer ones."""
 
 _MOVE_END, _DELETE = "123", "67"
 
 
 class Hands:
-    """Uses one display of a device: fingers, keys, texts, apps.
+    """Uses a device: fingers, keys, texts, apps.
 
     Args:
         device: The device.
-        display: The display's number; None is the default one.
         keyboard: How texts are typed.
         apps: Names of apps.
     """
 
-    def __init__(
-        self, device: AdbDevice, display: int | None, keyboard: Literal["adbkeyboard", "input"], apps: Apps
-    ) -> None:
+    def __init__(self, device: AdbDevice, keyboard: Literal["adbkeyboard", "input"], apps: Apps) -> None:
         self.device, self.keyboard, self.apps = device, keyboard, apps
-        self._input = "input" if display is None else f"input -d {display}"
 
     async def choose_keyboard(self) -> None:
         """Make ADBKeyboard the input method, where it is to be used.
@@ -407,7 +423,8 @@ class Hands:
         Raises:
             CommandFailed: The app is not installed, or has no icon.
         """
-        command = f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1"
+        # Without --pct-syskeys 0 monkey refuses devices without hardware keys.
+        command = f"monkey --pct-syskeys 0 -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1"
         said = await self.device.shell(command)
         if "No activities found" in said or "monkey aborted" in said:
             raise CommandFailed(command, said)
@@ -420,15 +437,15 @@ class Hands:
                 await asyncio.sleep(seconds)
             case Tap(box):
                 x, y = box.centre
-                await self.device.shell(f"{self._input} tap {x} {y}")
+                await self.device.shell(f"input tap {x} {y}")
             case LongPress(box):
                 x, y = box.centre
-                await self.device.shell(f"{self._input} swipe {x} {y} {x} {y} {HOLD_MS}")
+                await self.device.shell(f"input swipe {x} {y} {x} {y} {HOLD_MS}")
             case Swipe(box):
                 (x, y), (to_x, to_y) = box.centre, action.end(size)
-                await self.device.shell(f"{self._input} swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
+                await self.device.shell(f"input swipe {x} {y} {to_x} {to_y} {SWIPE_MS}")
             case PressKey(key):
-                await self.device.shell(f"{self._input} keyevent KEYCODE_{key.upper()}")
+                await self.device.shell(f"input keyevent KEYCODE_{key.upper()}")
             case TypeText(text):
                 await self._type(text)
             case LaunchApp(app):
@@ -442,18 +459,26 @@ class Hands:
         """Replace what is in the field that has the focus, then press Enter."""
         if self.keyboard == "input" and not (text.isascii() and text.isprintable()):
             raise ToolError("this phone's keyboard types printable ASCII characters only")
+        if self.keyboard == "adbkeyboard":
+            # A broadcast that nothing hears is reported as completed, too.
+            method = await self.device.shell("settings get secure default_input_method")
+            if not method.startswith(f"{ADBKEYBOARD}/"):
+                raise ToolError(
+                    f"the phone's keyboard is {short_name(method)}, through which nothing can be typed"
+                )
         deletes = " ".join([_DELETE] * MOST_DELETED)
-        await self.device.shell(f"{self._input} keyevent {_MOVE_END} {deletes}")
+        await self.device.shell(f"input keyevent {_MOVE_END} {deletes}")
         if text and self.keyboard == "input":
             # `input text` takes %s for a space.
             parts = [part.replace(" ", "%s") for part in text.split("%s")]
             for number, part in enumerate(parts):
                 typed = [part, *(["%", "s"] if number + 1 < len(parts) else [])]
                 for piece in filter(None, typed):
-                    await self.device.shell(f"{self._input} text {shlex.quote(piece)}")
-        elif text:
+                    await self.device.shell(f"input text {shlex.quote(piece)}")
+        elif self.keyboard == "adbkeyboard":
             coded = base64.b64encode(text.encode()).decode()
-            said = await self.device.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {shlex.quote(coded)}")
-            if "Broadcast completed" not in said:
-                raise CommandFailed("am broadcast", said)
-        await self.device.shell(f"{self._input} keyevent KEYCODE_ENTER")
+            for message in ("ADB_CLEAR_TEXT", f"ADB_INPUT_B64 --es msg {shlex.quote(coded)}"):
+                said = await self.device.shell(f"am broadcast -p {ADBKEYBOARD} -a {message}")
+                if "Broadcast completed" not in said:
+                    raise CommandFailed("am broadcast", said)
+        await self.device.shell("input keyevent KEYCODE_ENTER")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from selfverify.agents.android.config import AndroidReset, AndroidTaskConfig
 from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands, ask_console, console_port
 from selfverify.agents.android.screen import Capture, Viewer
 from selfverify.agents.tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
+from selfverify.connectors.pool import Source
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.tasks.tool_calls import ToolError
@@ -70,9 +72,9 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, tas
         try:
             await hands.open(package)
         except CommandFailed as error:
+            absent = "; is it installed?" if "No activities found" in error.output else ""
             raise DataError(
-                f"Android task {task.task_id}: app {package} cannot be opened on {device}: {error}; "
-                "is it installed?"
+                f"Android task {task.task_id}: app {package} cannot be opened on {device}: {error}{absent}"
             ) from None
 
 
@@ -118,14 +120,22 @@ T = TypeVar("T")
 
 
 class FirstScreens:
-    """The first screen of each task, which all sessions share that are to begin alike."""
+    """The first screens of each task, by which sessions are compared that are to begin alike.
+
+    The reference is the majority of the first three, so that one odd screen spoils no others. Until it is
+    known, and where all three differ, every screen passes.
+    """
 
     def __init__(self) -> None:
-        self._words: dict[str, str] = {}
+        self._words: dict[str, list[str]] = {}
 
     def differs(self, task: str, words: str) -> bool:
-        """Whether a session of this task has begun with another screen; the first one is kept."""
-        return self._words.setdefault(task, words) != words
+        """Whether a session of this task has begun with another screen than most of its first three."""
+        first = self._words.setdefault(task, [])
+        if len(first) < 3:
+            first.append(words)
+        [(reference, count)] = Counter(first).most_common(1)
+        return count > 1 and words != reference
 
 
 class AndroidEnvironment(Environment):
@@ -139,6 +149,7 @@ class AndroidEnvironment(Environment):
         config: The device and how it is used.
         confirm: Asked before anything is done on a real device; without it a real device is refused.
         first_screens: Shared by environments whose sessions are compared, such as those of one group.
+        told: Told after each reset why it has lost the device; empty where it has not.
     """
 
     def __init__(
@@ -146,13 +157,14 @@ class AndroidEnvironment(Environment):
         config: AndroidTaskConfig,
         confirm: Confirm | None = None,
         first_screens: FirstScreens | None = None,
+        told: Callable[[str], None] = lambda lost: None,
     ) -> None:
-        self.config, self.confirm = config, confirm
+        self.config, self.confirm, self.told = config, confirm, told
         self.first_screens = FirstScreens() if first_screens is None else first_screens
         self._tools = ScreenTools(config.address)
         self._device = AdbDevice(config.serial, *config.host_and_port, seconds=config.command_seconds)
-        self._viewer = Viewer(self._device, config.display, config.settle_pause)
-        self._hands = Hands(self._device, config.display, config.keyboard, Apps(config.apps))
+        self._viewer = Viewer(self._device, config.settle_pause)
+        self._hands = Hands(self._device, config.keyboard, Apps(config.apps))
         self._real = False
         self._lost = ""
         self._task: AndroidTask | None = None
@@ -179,7 +191,13 @@ class AndroidEnvironment(Environment):
             EnvironmentLost: The device is gone, or the reset does not hold.
         """
         wanted = read_task(task)
-        return await self._guarded(self._begin(wanted, seed))
+        try:
+            first = await self._guarded(self._begin(wanted, seed))
+        except EnvironmentLost as error:
+            self.told(str(error))
+            raise
+        self.told("")
+        return first
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
@@ -224,16 +242,25 @@ class AndroidEnvironment(Environment):
     async def _begin(self, task: AndroidTask, seed: int) -> StepResult:
         await self._device.open()
         await self._admit(task)
-        await reset_device(self._device, self._hands, self.config.reset, task)
-        await self._viewer.measure()
         self._task, self._round, self._over, self._trace = task, 0, "", None
-        view = await self._settled()
-        self._check_first(task, view)
-        self._view = view
+        self._view = view = await self._first(task, again=not self._real)
         if self.config.traces is not None:
             self._trace = Trace(self.config.traces, task, seed)
             await asyncio.to_thread(self._trace.seen, view, await self._answers(task))
         return self._shown(view) if self.config.first_screen == "given" else StepResult(0, info=_info(view))
+
+    async def _first(self, task: AndroidTask, again: bool) -> Capture:
+        """Reset the device, twice where a dialog may have been in the way the first time."""
+        await reset_device(self._device, self._hands, self.config.reset, task)
+        await self._viewer.measure()
+        view = await self._settled()
+        try:
+            self._check_first(task, view)
+        except EnvironmentLost:
+            if not again:
+                raise
+            return await self._first(task, again=False)
+        return view
 
     async def _admit(self, task: AndroidTask) -> None:
         """See that a real device may be used."""
@@ -319,7 +346,7 @@ class AndroidEnvironment(Environment):
                 f"{self._device}, task {task.task_id}: the reset does not hold: "
                 f"{view.focus.package or 'nothing'} is in front, not {package}"
             )
-        if reset.same_first_screen and view.words and self.first_screens.differs(task.task_id, view.words):
+        if reset.compares and view.words and self.first_screens.differs(task.task_id, view.words):
             raise EnvironmentLost(
                 f"{self._device}, task {task.task_id}: the reset does not hold: the first screen differs "
                 "from that of an earlier session; reset with a snapshot, or set same_first_screen: false"
@@ -358,3 +385,59 @@ class AndroidEnvironment(Environment):
 
 def _info(view: Capture) -> dict[str, Any]:
     return {"package": view.focus.package, "activity": view.focus.activity, "size": list(view.size)}
+
+
+FIRST_REST_S, LONGEST_REST_S = 30.0, 600.0
+"""Seconds for which a device is left out after a failed reset; twice as long after each further one."""
+
+
+class DeviceSource(Source):
+    """One device of a pool. It is left out while it does not answer, and for a time after a failed reset.
+
+    Args:
+        config: The device and how it is used.
+        confirm: See `AndroidEnvironment`.
+        first_screens: See `AndroidEnvironment`.
+    """
+
+    def __init__(
+        self, config: AndroidTaskConfig, confirm: Confirm | None, first_screens: FirstScreens
+    ) -> None:
+        super().__init__(config.serial, 1)
+        self.config, self.confirm, self.first_screens = config, confirm, first_screens
+        self._lost, self._failures, self._rests_until = "", 0, 0.0
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+        await self._check()
+        return AndroidEnvironment(self.config, self.confirm, self.first_screens, self._told)
+
+    async def healthy(self) -> bool:
+        """See `Source`. A device in use is not asked: its session sees what is wrong with it."""
+        if self._device().in_use:
+            return True
+        if time.monotonic() < self._rests_until:
+            return False
+        try:
+            await self._check()
+        except EnvironmentLost:
+            return False
+        self._lost = ""
+        return True
+
+    def _device(self) -> AdbDevice:
+        return AdbDevice(self.config.serial, *self.config.host_and_port, seconds=self.config.command_seconds)
+
+    async def _check(self) -> None:
+        device = self._device()
+        try:
+            await device.ready()
+        finally:
+            device.close()
+
+    def _told(self, lost: str) -> None:
+        self._lost, self._failures = lost, self._failures + 1 if lost else 0
+        rest = min(FIRST_REST_S * 2 ** (self._failures - 1), LONGEST_REST_S)
+        self._rests_until = time.monotonic() + rest if lost else 0.0

@@ -28,11 +28,11 @@ GROUPS = frozenset(
 )
 """Classes that say nothing about what a view is."""
 
-_BEGIN = re.compile(r"<\?xml\b|<hierarchy\b|<displays\b")
+_BEGIN = re.compile(r"<\?xml\b|<hierarchy\b")
 _DECLARATION = re.compile(r"<![A-Z]")
 _BOUNDS = re.compile(r"\[(-?\d{1,6}),(-?\d{1,6})\]\[(-?\d{1,6}),(-?\d{1,6})\]")
-_PAIR = re.compile(r"&#(5[5-7]\d{3}|x[dD][89abAB][0-9a-fA-F]{2});&#(5[67]\d{3}|x[dD][c-fC-F][0-9a-fA-F]{2});")
 _REFERENCE = re.compile(r"&#(\d{1,7}|x[0-9a-fA-F]{1,6});")
+_REFERENCES = re.compile(rf"(?:{_REFERENCE.pattern})+")
 _ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _ACTIONS = {
     "clickable": "click",
@@ -41,7 +41,6 @@ _ACTIONS = {
     "checkable": "check",
 }
 _STATES = ("checked", "selected", "focused", "password")
-_SYSTEM_WINDOW = "3"
 
 
 class UnreadableScreen(Exception):
@@ -56,36 +55,27 @@ class _View:
     inside: list[_View] = field(default_factory=list)
 
 
-def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "", display: int | None = None) -> Screen:
+def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "") -> Screen:
     """The screen that a dump of ``uiautomator`` describes: the views with what can be read or used in them.
 
     Left out are views that are not visible or lie outside of those they are in, and views that neither say
-    anything nor can be used. A view that says nothing and holds one other of the same extent is one with it.
+    anything nor can be used. What stands in a view without an area is cut by what is around that view.
+    A view that says nothing and holds one other of the same extent is one with it.
 
     Args:
         dump: What was printed, the file's text in it.
         size: Width and height of the display in its natural position; the dump says how it is held.
         app: Whose screen it is; by default the package of the first view.
-        display: The display's number, in a dump of all displays.
 
     Raises:
         UnreadableScreen: It is no hierarchy, or one that is too large.
     """
     root = _parse(dump)
-    if display is not None and root.tag == "displays":
-        root = next((d for d in root if d.get("id") == str(display)), ElementTree.Element("display"))
-    trees = [tree for tree in root.iter("hierarchy") if len(tree)]
-    windows = [
-        w for w in root.iter("window") if w.get("type") != _SYSTEM_WINDOW or w.get("focused") == "true"
-    ]
-    if windows:
-        trees = [tree for window in windows for tree in window.iter("hierarchy") if len(tree)]
-    rotation = next((tree.get("rotation", "0") for tree in trees), root.get("rotation", "0"))
-    if rotation in ("1", "3"):
+    if root.get("rotation", "0") in ("1", "3"):
         size = (size[1], size[0])
-    first = next((node for tree in trees for node in tree.iter("node")), None)
+    first = next(root.iter("node"), None)
     app = app or (first.get("package", "") if first is not None else "")
-    views = [view for i, tree in enumerate(trees) for view in _views(tree, Box(0, 0, *size), f"{i}")]
+    views = _views(root, Box(0, 0, *size), "0")
     return Screen(app, size, _in_order([_merged(view) for view in views]))
 
 
@@ -100,26 +90,25 @@ def _parse(dump: bytes) -> ElementTree.Element:
     text = text[begin.start() : text.rfind(">") + 1]
     if _DECLARATION.search(text):
         raise UnreadableScreen("it declares document types or entities, which no hierarchy does")
-    # Some versions of Android write emoji as two halves, and characters that XML does not know.
-    text = _PAIR.sub(lambda m: chr(0x10000 + ((_code(m[1]) - 0xD800) << 10) + _code(m[2]) - 0xDC00), text)
-    text = _REFERENCE.sub(lambda m: "\ufffd" if _forbidden(_code(m[1])) else m[0], text)
+    text = _REFERENCES.sub(_joined, text)
     try:
         root = ElementTree.fromstring(_ILLEGAL.sub("\ufffd", text))
     except ElementTree.ParseError as error:
         raise UnreadableScreen(f"it is broken XML: {error}") from None
-    if root.tag not in ("hierarchy", "displays"):
+    if root.tag != "hierarchy":
         raise UnreadableScreen(f"its root is <{root.tag[:60]}>, no <hierarchy>")
     if (nodes := sum(1 for _ in root.iter())) > MOST_NODES:
         raise UnreadableScreen(f"it has {nodes:,} views, more than {MOST_NODES:,}")
     return root
 
 
-def _code(reference: str) -> int:
-    return int(reference[1:], 16) if reference[0] == "x" else int(reference)
-
-
-def _forbidden(code: int) -> bool:
-    return code > 0x10FFFF or _ILLEGAL.fullmatch(chr(code)) is not None
+def _joined(references: re.Match[str]) -> str:
+    """Numeric references as XML knows them: some versions of Android write emoji as two halves."""
+    found = _REFERENCE.findall(references[0])
+    codes = [int(one[1:], 16) if one[0] == "x" else int(one) for one in found]
+    halves = "".join(chr(code) if code <= 0x10FFFF else "\ufffd" for code in codes)
+    text = halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return "".join(f"&#{ord(character)};" for character in _ILLEGAL.sub("\ufffd", text))
 
 
 def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
@@ -128,13 +117,17 @@ def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
     stack = [(node, place, screen, found) for node, place in _places(tree, window)]
     while stack:
         node, place, around, siblings = stack.pop()
-        if (box := _box(node, around)) is None:
+        if node.get("visible-to-user") == "false":
             continue
-        view = _view(node, box, place)
+        view, box = None, _box(node)
+        if box is not None:
+            if (box := box.cut(around)) is None:
+                continue
+            view = _view(node, box, place)
         if view is not None:
             siblings.append(view)
         inside = siblings if view is None else view.inside
-        stack += [(child, under, box, inside) for child, under in _places(node, place)]
+        stack += [(child, under, box or around, inside) for child, under in _places(node, place)]
     return found
 
 
@@ -150,12 +143,11 @@ def _places(parent: ElementTree.Element, place: str) -> list[tuple[ElementTree.E
     return found[::-1]
 
 
-def _box(node: ElementTree.Element, around: Box) -> Box | None:
-    """Where a view is seen; None where it is not."""
+def _box(node: ElementTree.Element) -> Box | None:
+    """Where a view stands; None where it says none or has no area, so that it neither shows nor clips."""
     bounds = _BOUNDS.fullmatch(node.get("bounds", ""))
-    if bounds is None or node.get("visible-to-user") == "false":
-        return None
-    return Box(*map(int, bounds.groups())).cut(around)
+    box = None if bounds is None else Box(*map(int, bounds.groups()))
+    return box and box.cut(box)
 
 
 def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
@@ -209,13 +201,14 @@ def _in_order(views: list[_View]) -> list[Element]:
     return [replace(element, id=name) for element, name in zip(elements, names, strict=True)]
 
 
+DUMP = "/data/local/tmp/selfverify-0.xml"
+"""Where uiautomator writes what it sees."""
 TRIES = 3
 """How often a dump is tried; uiautomator refuses while a screen moves."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SIZE = re.compile(r"(Physical|Override) size: (\d{1,5})x(\d{1,5})")
 _FOCUS = re.compile(r"mCurrentFocus=Window\{\S+ \S+ ([^\s/}]+)(?:/([^\s}]+))?\}")
-_PHYSICAL = re.compile(r"^Display (\d+) ", re.M)
 
 
 class Focus(NamedTuple):
@@ -259,47 +252,32 @@ class Capture:
 
 
 class Viewer:
-    """Looks at one display of a device.
+    """Looks at a device's default display.
 
     Args:
         device: The device.
-        display: The display's number; None is the default one.
         pause: Seconds between two tries.
     """
 
-    def __init__(self, device: AdbDevice, display: int | None, pause: float) -> None:
-        self.device, self.display, self.pause = device, display, pause
+    def __init__(self, device: AdbDevice, pause: float) -> None:
+        self.device, self.pause = device, pause
         self.size = (0, 0)
         """Width and height in the display's natural position."""
-        self._physical = ""
-        number = display or 0
-        self._file = f"/data/local/tmp/selfverify-{number}.xml"
 
     async def measure(self) -> None:
-        """Ask how large the display is, and which number the screenshot's program knows it by.
+        """Ask how large the display is.
 
         Raises:
-            EnvironmentLost: There is no such display.
+            EnvironmentLost: The device does not say it.
         """
-        which = "" if self.display is None else f" -d {self.display}"
         try:
-            said = await self.device.shell(f"wm size{which}")
+            said = await self.device.shell("wm size")
         except CommandFailed as error:
             said = error.output
         sizes = {kind: (int(width), int(height)) for kind, width, height in _SIZE.findall(said)}
         if not sizes:
-            raise EnvironmentLost(
-                f"{self.device} has no display {self.display or 0}: {' '.join(said.split())}"
-            )
+            raise EnvironmentLost(f"{self.device} has no display: {' '.join(said.split())}")
         self.size = sizes.get("Override") or sizes["Physical"]
-        if self.display:
-            listed = _PHYSICAL.findall(await self.device.shell("dumpsys SurfaceFlinger --display-id"))
-            if self.display >= len(listed):
-                raise EnvironmentLost(
-                    f"{self.device} lists {len(listed)} displays of which a picture can be taken, and "
-                    f"display {self.display} is asked for"
-                )
-            self._physical = listed[self.display]
 
     async def focus(self) -> Focus:
         """Which app is in front."""
@@ -308,7 +286,7 @@ class Viewer:
         except CommandFailed:
             return Focus("", "")
         found = _FOCUS.findall(said)
-        return Focus(*found[min(self.display or 0, len(found) - 1)]) if found else Focus("", "")
+        return Focus(*found[0]) if found else Focus("", "")
 
     async def look(self, words: bool, picture: bool) -> Capture:
         """What is shown now.
@@ -330,8 +308,7 @@ class Viewer:
 
     async def _read(self, focus: Focus) -> tuple[Screen | None, bytes, list[str]]:
         """The screen, the dump, and what is wrong with it."""
-        every = " --windows" if self.display else ""
-        command = f"rm -f {self._file}; uiautomator dump{every} {self._file} && cat {self._file}"
+        command = f"rm -f {DUMP}; uiautomator dump {DUMP} && cat {DUMP}"
         dump, wrong = b"", ""
         for attempt in range(TRIES):
             if attempt:
@@ -339,17 +316,15 @@ class Viewer:
             dump = await self.device.output(command)
             try:
                 # In a thread, as are pictures: large ones take long to read.
-                read = asyncio.to_thread(read_hierarchy, dump, self.size, focus.package, self.display or None)
-                return await read, dump, []
+                return await asyncio.to_thread(read_hierarchy, dump, self.size, focus.package), dump, []
             except UnreadableScreen as error:
                 wrong = str(error)
         return None, dump, [f"the screen cannot be described: {wrong}"]
 
     async def _photograph(self) -> tuple[Image.Image | None, bytes]:
         """A screenshot, also as it was sent; None where the device gives none."""
-        which = f" -d {self._physical}" if self._physical else ""
         # A device with several displays says so before the picture.
-        _, mark, rest = (await self.device.output(f"screencap -p{which} 2>/dev/null")).partition(_PNG)
+        _, mark, rest = (await self.device.output("screencap -p 2>/dev/null")).partition(_PNG)
         try:
             return await asyncio.to_thread(_decoded, mark + rest), mark + rest
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):

@@ -16,10 +16,9 @@ from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.agents.task import AgentTask, AgentTaskConfig
 from selfverify.agents.tools import ScreenTools
-from selfverify.connectors.pool import LocalSource, Source
+from selfverify.connectors.pool import Source
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits
-from selfverify.core.episode import Environment
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem, Split
 from selfverify.tasks.base import TaskConfig
@@ -147,22 +146,16 @@ class AndroidAgents(AgentTask):
 
     def _sources(self, devices: Sequence[str]) -> list[Source]:
         try:
-            from selfverify.agents.android.environment import AndroidEnvironment, FirstScreens
+            from selfverify.agents.android.environment import DeviceSource, FirstScreens
         except ImportError as error:
             raise ConfigError(f"devices need more: pip install 'selfverify[agents]' ({error})") from None
         c, first_screens = self.config, FirstScreens()
         confirm = _ask if c.real_devices == "asked" else None
         settings = c.android.model_dump(exclude={"first_screen"})
-
-        def device(serial: str) -> Source:
-            config = AndroidTaskConfig(serial=serial, first_screen=c.agent.first_screen, **settings)
-
-            def make() -> Environment:
-                return AndroidEnvironment(config, confirm, first_screens)
-
-            return LocalSource(make, 1, serial)
-
-        return [device(serial) for serial in devices]
+        configs = [
+            AndroidTaskConfig(serial=s, first_screen=c.agent.first_screen, **settings) for s in devices
+        ]
+        return [DeviceSource(config, confirm, first_screens) for config in configs]
 
 
 async def _ask(what: str) -> bool:

@@ -251,19 +251,22 @@ Quotations = Literal["warn", "invalidate"]
 LONGEST = 100_000
 """Characters of an answer that is read."""
 
-_TAGS = ("Reasoning", "ValidEvidence", "Verdict")
-_FORM = re.compile(
-    r"\s*<Reasoning>(?P<words>.*)</Reasoning>"
-    r"\s*<ValidEvidence>\s*(?P<valid>True|False)\s*</ValidEvidence>"
-    r"\s*<Verdict>\s*(?P<verdict>SUCCESS|FAILURE)\s*</Verdict>\s*",
-    re.DOTALL,
-)
-_QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”")
-_ONE_ROUND = re.compile(r"\bround\s*#?(\d{1,9})\b", re.IGNORECASE)
+_VALUE = re.compile(r"<\s{0,3}(validevidence|verdict)\s{0,3}>\s*([^<\n]*)", re.IGNORECASE)
+_TAG = re.compile(r"<\s{0,3}/?\s{0,3}(?:reasoning|validevidence|verdict)\s{0,3}>|```\w*", re.IGNORECASE)
+_MEANT = {
+    "validevidence": {"true": True, "真": True, "false": False, "假": False},
+    "verdict": {"success": True, "成功": True, "failure": False, "失败": False},
+}
+_QUOTED = re.compile(r"\"([^\"\n]{1,400})\"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」")
+_ONE_ROUND = re.compile(r"(?<![a-z])round ?:? ?(\d{1,9})(?![\da-z])", re.IGNORECASE)
 _MORE_ROUNDS = re.compile(
-    r"\brounds\s*((?:#?\d{1,9}(?:\s*,\s*|\s*&\s*|\s*(?:,\s*)?and\s+|\b))+)", re.IGNORECASE
+    r"(?<![a-z])rounds ?:? ?((?:\d{1,9}(?: ?, ?(?:and )?| ?& ?| and |(?![\da-z])))+)", re.IGNORECASE
 )
-_FROM_TO = re.compile(r"\brounds\s*#?(\d{1,9})\s*(?:-|–|—|to\b|through\b)\s*#?(\d{1,9})\b", re.IGNORECASE)
+_FROM_TO = re.compile(
+    r"(?<![a-z])rounds ?:? ?(\d{1,9}) ?(?:-|–|—|to\b|through\b) ?(\d{1,9})(?![\da-z])", re.IGNORECASE
+)
+_CHINESE = "一二三四五六七八九十"
+_CHINESE_ROUNDS = re.compile(rf"第 ?((?:\d{{1,9}} ?[、,，和] ?)*\d{{1,9}}|[{_CHINESE}]) ?(?:轮|回合)")
 _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
@@ -282,30 +285,31 @@ class Opinion(NamedTuple):
 def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> Opinion:
     """The vote in a judge's answer, or why it counts for nothing. Nothing raises on it.
 
-    Only the final content is read, never a judge's thoughts. It has to be of the exact form that was asked
-    for; an answer in which a verdict stands twice, or in other words, is no vote.
+    Only the final content is read, never a judge's thoughts. Both tags have to be there, and each has to say
+    the same wherever it stands. What stands around them, letter case, marks of Markdown and tags that are not
+    closed do not matter: they come with failures as often as with successes, or more often.
 
-    A vote counts only if it can be traced: every round that it names was shown to the judge, and a vote for
-    success names one. Rounds inside quotations are words of the screen and name nothing. Evidence that is not
-    valid is a failure, also where the answer says otherwise.
+    A vote for success counts only if it can be traced: it names a round, and only rounds that were shown to
+    the judge. A vote for failure may name others, such as one that it misses. Rounds inside quotations are
+    words of the screen and name nothing. Evidence that is not valid is a failure, also where the answer says
+    otherwise.
 
     Args:
-        text: The final content of the answer; thoughts that a model has written before it, up to
-            ``</think>``, are left out.
+        text: The final content of the answer; thoughts, up to the last ``</think>`` and from a ``<think>``
+            behind it on, are left out.
         case: What the judge has read.
         quotations: What becomes of a vote with an altered quotation. The vote's ``about`` counts them.
     """
     if len(text) > LONGEST:
         return Opinion(None, f"the answer is longer than {LONGEST} characters")
-    final = text.partition("</think>")[2] if "</think>" in text else text
-    found = _FORM.fullmatch(final)
-    if found is None or any(final.count(f"<{tag}>") + final.count(f"</{tag}>") != 2 for tag in _TAGS):
+    final = text.rpartition("</think>")[2].partition("<think>")[0]
+    valid, verdict = (_meant(final, tag) for tag in _MEANT)
+    if valid is None or verdict is None:
         return Opinion(None, "the answer is not of the form that was asked for")
-    words = found["words"].strip()
-    valid = found["valid"] == "True"
-    success = valid and found["verdict"] == "SUCCESS"
-    rounds = _named_rounds(words)
-    if strange := sorted(rounds - case.rounds):
+    words = _TAG.sub(" ", _VALUE.sub(" ", final)).strip()
+    success, named = valid and verdict, _named_rounds(words)
+    rounds = named & case.rounds
+    if success and (strange := sorted(named - rounds)):
         return Opinion(None, f"it names round {strange[0]}, which it was not shown")
     if success and not rounds:
         return Opinion(None, "it finds success and names no round")
@@ -318,9 +322,20 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
     return Opinion(Vote(valid, success, words, tuple(sorted(rounds)), about))
 
 
+def _meant(final: str, tag: str) -> bool | None:
+    """What a tag says, the same wherever it says anything; else None."""
+    values = [match[2] for match in _VALUE.finditer(final) if match[1].lower() == tag]
+    meant = {_MEANT[tag].get(re.sub(r"[\W_]+", "", value).lower()) for value in values if value.strip()}
+    return meant.pop() if len(meant) == 1 else None
+
+
 def _named_rounds(words: str) -> set[int]:
-    plain = _QUOTED.sub(" ", words)
-    lists = " ".join(match[1] for match in _MORE_ROUNDS.finditer(plain))
+    # Markdown and brackets around numbers, and where lines break, do not matter.
+    plain = " ".join(re.sub(r"[\[\](){}*#_`]", " ", _QUOTED.sub(" ", words)).split())
+    lists = "".join(f" {match[1]}" for match in _MORE_ROUNDS.finditer(plain))
+    for match in _CHINESE_ROUNDS.finditer(plain):
+        number = _CHINESE.find(match[1]) + 1
+        lists += f" {number or match[1]}"
     lists += "".join(f" {match[1]} {match[2]}" for match in _FROM_TO.finditer(plain))
     return {int(match[1]) for match in _ONE_ROUND.finditer(plain)} | {
         int(number) for number in re.findall(r"\d+", lists)
@@ -329,7 +344,7 @@ def _named_rounds(words: str) -> set[int]:
 
 def _quotations(words: str) -> list[str]:
     """The texts between quotation marks; those with something left out come in parts."""
-    whole = [match[1] or match[2] for match in _QUOTED.finditer(words)]
+    whole = [match[1] or match[2] or match[3] for match in _QUOTED.finditer(words)]
     parts = [part.strip() for text in whole for part in _LEFT_OUT.split(text)]
     return [part for part in parts if part]
 

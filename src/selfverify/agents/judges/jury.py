@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,13 @@ from selfverify.core.events import note
 
 logger = logging.getLogger(__name__)
 
+LOOKED_AT = 100
+"""Votes after which the share of missing ones is looked at, again and again."""
+MOST_MISSING = 0.05
+"""The share of missing votes above which that is warned of."""
+
+_NAMES = {True: "successes", False: "failures", None: "undecided"}
+
 
 class Jury(JudgePanel):
     """Asks one judge several times about one submission (§4.2: three times, two of three decide).
@@ -29,6 +37,8 @@ class Jury(JudgePanel):
 
     def __init__(self, judge: Judge, config: JuryConfig | None = None) -> None:
         self.judge, self.config = judge, config or JuryConfig()
+        self._asked: Counter[bool | None] = Counter()
+        self._missing: Counter[bool | None] = Counter()
 
     def ask(self, case: Case) -> Pending:
         """See `JudgePanel`."""
@@ -45,9 +55,32 @@ class Jury(JudgePanel):
             if not verdict.decided:
                 message = f"problem {case.name}: no verdict: {verdict.why}"
                 note(logger, "no_verdict", message, problem=case.name, reason=verdict.why)
+            self._count(case, verdict)
             return verdict
 
         return wait
+
+    def counters(self) -> dict[str, float]:
+        """The judge's, and the share of missing votes by verdict; the two verdicts should lose alike."""
+        shares = {f"judge/missing_of_{_NAMES[v]}": self._missing[v] / n for v, n in self._asked.items()}
+        return self.judge.counters() | shares
+
+    def _count(self, case: Case, verdict: Judgement) -> None:
+        kind = verdict.success if verdict.decided else None
+        self._asked[kind] += len(verdict.ballots)
+        for ballot in verdict.ballots:
+            if ballot.vote is None:
+                self._missing[kind] += 1
+                number, why = ballot.number, ballot.missing
+                message = f"problem {case.name}: vote {number} is missing: {why}"
+                note(logger, "vote_missing", message, problem=case.name, vote=number, reason=why)
+        asked, missing = self._asked.total(), self._missing.total()
+        due = asked // LOOKED_AT > (asked - len(verdict.ballots)) // LOOKED_AT
+        if due and missing > MOST_MISSING * asked:
+            shares = ", ".join(f"{_NAMES[v]} {self._missing[v] / n:.1%}" for v, n in self._asked.items())
+            logger.warning(
+                "%d of %d votes are missing (%s); events vote_missing say why", missing, asked, shares
+            )
 
 
 def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:
@@ -84,9 +117,19 @@ _ADMISSION = re.compile(
 )
 
 
+# Names are no admissions: what stands in quotation marks, and capitalised words inside a sentence.
+_NAMED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|(?<!\w)'[^'\n]*'(?!\w)|(?<=[a-z,] )[A-Z][a-z]+")
+_DENIED = re.compile(
+    r"\b(?:nothing|none|never|no \w+|not|\w+n't)(?: (?:has|have|had|was|were|is|ever|yet))? "
+    r"(?:failed|impossible)\b",
+    re.IGNORECASE,
+)
+
+
 def admits_failure(message: str) -> bool:
     """Whether a final message says that the task was not done: by its words, in English."""
-    return _ADMISSION.search(message.replace("’", "'")) is not None
+    said = _NAMED.sub(" ", message.replace("’", "'").replace("‘", "'"))
+    return _ADMISSION.search(_DENIED.sub(" ", said)) is not None
 
 
 class RulesJudge(Judge):

@@ -20,7 +20,6 @@ from selfverify.clients.replies import ending
 from selfverify.clients.usage import Usage
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
-from selfverify.core.events import note
 from selfverify.core.images import image_part
 from selfverify.core.jsonl_store import JsonlStore, read_rows
 
@@ -146,8 +145,6 @@ class ModelJudge(Judge):
         except (SelfVerifyError, TimeoutError) as error:
             reason = str(error) or f"no vote within {self.config.vote_s:g} s"
             self._counts["missing"] += 1
-            message = f"problem {case.name}: vote {number} is missing: {reason}"
-            note(logger, "vote_missing", message, problem=case.name, vote=number, reason=reason)
             return Ballot(number, None, f"outage: {reason}", about | {"outage": True})
         about |= {name: value for name, value in answer.items() if name != "text"}
         about["waited_s"] = round(time.monotonic() - began, 3)
