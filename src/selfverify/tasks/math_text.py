@@ -44,6 +44,7 @@ _STYLES = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|emph|bm|boldsymbol|"
     r"underline)\s*\{([^{}]*)\}"
 )
+_TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
 _ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
 _MATRIX = re.compile(r"\\(begin|end)\{[bB]matrix\}")
@@ -88,12 +89,18 @@ def plain(text: str) -> str:
         text = text.translate(_PLAIN)
     if "\\" in text:
         for _ in range(3):  # styles in styles
-            text = _STYLES.sub(r" \1 ", text)
+            text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         text = _CIRCLE.sub(r"^\\circ ", _MATRIX.sub(r"\\\1{pmatrix}", text))
     if "10" in text and "x" in text.casefold():
         text = _TIMES_TEN.sub(r" \\times ", text)
     return text.replace("~", " ").replace("{,}", ",").strip()
+
+
+def _styled(found: re.Match[str]) -> str:
+    """Return the text in a style; behind a command that takes an argument it stays that argument."""
+    before = found.string[: found.start()].rstrip()
+    return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
 
 
 def _as_root(found: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""The table in docs/tasks-math.md: which spellings count as equal and which do not, from `verdicts.json`."""
+"""The table in docs/reference/answers.md: which spellings are equal and which are not, by `verdicts.json`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-DOCS = Path(__file__).parents[3] / "docs" / "tasks-math.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "answers.md"
 VERDICTS = Path(__file__).with_name("verdicts.json")
 TELLING = [
     ("spellings, neighbours", "1/2", "one value, whatever its spelling"),
@@ -60,4 +60,4 @@ def table() -> str:
 
 
 def test_the_docs_show_what_holds() -> None:
-    assert table() in DOCS.read_text("utf-8"), f"docs/tasks-math.md needs this table:\n{table()}"
+    assert table() in DOCS.read_text("utf-8"), f"docs/reference/answers.md needs this table:\n{table()}"
