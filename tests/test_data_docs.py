@@ -1,4 +1,4 @@
-"""docs/data.md: its programs run, its command prints what stands there, its example rows are read."""
+"""The pages on data files: programs run, the command prints what stands there, example rows are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from data_files import base64_png, png, write_jsonl
 from selfverify.cli.main import app
 from selfverify.data import FORMATS, open_rows
 
-PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = "".join((DOCS / f"{name}.md").read_text("utf-8") for name in ("data", "data-formats"))
 
 
 def blocks(language: str) -> list[str]:
@@ -38,7 +39,7 @@ def test_the_programs_run_and_the_command_prints_what_stands_there(
 
 def test_every_format_is_explained() -> None:
     assert set(FORMATS) == set(
-        re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"^### .*$|\(`open-r1`\)", PAGE, re.M)))
+        re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"^## .*$|\(`open-r1`\)", PAGE, re.M)))
     )
 
 
