@@ -28,15 +28,12 @@ SampleIndex = tuple[int, int]
 class KVSession(Protocol):
     """The conversations of B prompts, G of each."""
 
-    def generate(
-        self, places: Collection[SampleIndex], turn: int, more: bool = True
-    ) -> dict[SampleIndex, Sample]:
+    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
         """Let the policy go on in some threads.
 
         Args:
-            places: Which threads.
-            turn: How often the policy has spoken before; with seed and place in the group it decides what is
-                drawn.
+            turns: By thread how often the policy has spoken before; with seed and place in the group it
+                decides what is drawn.
             more: False where no thread will be continued after this.
 
         Returns:
@@ -231,8 +228,7 @@ class SharedKVSession:
 
     def generate(
         self,
-        places: Collection[SampleIndex],
-        turn: int,
+        turns: Mapping[SampleIndex, int],
         more: bool = True,
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
@@ -245,33 +241,32 @@ class SharedKVSession:
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.
         """
-        return self._compute(lambda: self._say(places, turn, more, given_up, watcher)) if places else {}
+        return self._compute(lambda: self._say(turns, more, given_up, watcher)) if turns else {}
 
     def _say(
         self,
-        places: Collection[SampleIndex],
-        turn: int,
+        turns: Mapping[SampleIndex, int],
         more: bool,
         given_up: GivenUp | None,
         watcher: TokenCallback | None,
     ) -> dict[SampleIndex, Sample]:
         # A thread that has heard nothing since it last spoke goes on from its last token.
-        unheard = {place: Continuation([]) for place in places if place in self._pending}
+        unheard = {place: Continuation([]) for place in turns if place in self._pending}
         if unheard:
             self._hear(unheard, score=False)
         device, steps = self.forward.device, self.voice.sampling.max_new_tokens
-        wanted_bg = self._flags(places)
+        wanted_bg = self._flags(turns)
         rows = self._chosen(wanted_bg)
         layout = self._take(rows)
         b, g = wanted_bg.shape
-        draws_bgt = uniforms(self.seeds, g, steps, turn).to(device)
+        draws_bgt = self._draws(turns, steps).to(device)
         tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
         ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
         ended_bg[~wanted_bg] = 0
         last_bg = self._last_steps(steps).to(device)
         hidden_bgh = self._hidden_bgh[rows.at]
-        writing = {place: Sample([], [], Finish.LENGTH) for place in places}
+        writing = {place: Sample([], [], Finish.LENGTH) for place in turns}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
@@ -301,7 +296,7 @@ class SharedKVSession:
         lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
         ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
-        for i, j in places:
+        for i, j in turns:
             n = lengths[i][j]
             finish = Finish.STOP if ended[i][j] >= 0 else Finish.LENGTH
             said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
@@ -310,6 +305,16 @@ class SharedKVSession:
             self._pending[i, j] = tokens[i][j][n - 1]
         require_finite(said.values(), self.voice.name)
         return said
+
+    def _draws(self, turns: Mapping[SampleIndex, int], steps: int) -> Tensor:
+        """``[B, G, steps]`` what each thread draws from in its own turn; see `uniforms`."""
+        first, *others = sorted(set(turns.values()))
+        group_size = self.lengths_bg.shape[1]
+        draws_bgt = uniforms(self.seeds, group_size, steps, first)
+        for turn in others:
+            here_bg = self._flags(place for place, own in turns.items() if own == turn)
+            draws_bgt[here_bg] = uniforms(self.seeds, group_size, steps, turn)[here_bg]
+        return draws_bgt
 
     def _last_steps(self, steps: int) -> Tensor:
         """``[B, G]`` the number, from 0, of the last token that each thread may say, of ``steps``."""

@@ -290,7 +290,7 @@ class Policy:
             return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
-        said = threads.generate(places, 0, more=False, given_up=given_up, watcher=watcher)
+        said = threads.generate(dict.fromkeys(places, 0), more=False, given_up=given_up, watcher=watcher)
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
     def threads(

@@ -263,7 +263,7 @@ class _Rounds:
     def _say(self, places: Sequence[SampleIndex], turn: int, more: bool) -> dict[SampleIndex, PolicyTurn]:
         """Let the policy go on in some conversations."""
         with self._timed("say"):
-            samples = self.threads.generate(places, turn, more)
+            samples = self.threads.generate(dict.fromkeys(places, turn), more)
             said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
             if self.listener is not None:
                 self.listener.said(said)
@@ -326,7 +326,7 @@ class _Rounds:
             raise ConfigError("only a model that runs here can be asked aside: set sampling.engine to own")
         back = self.threads.mark(asides)
         self.threads.append(asides)
-        for place, sample in self.threads.generate(asides, turn, more=False).items():
+        for place, sample in self.threads.generate(dict.fromkeys(asides, turn), more=False).items():
             self.talks[place].overhear(sample)
         back()
 
