@@ -31,7 +31,7 @@ from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, v
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import Task, Verdict
 from selfverify.tasks.tool_episode import ACTION
 from selfverify.trainer.batch import make_streams

@@ -29,6 +29,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
@@ -57,7 +58,9 @@ def test_it_acts_on_the_phone(smollm2: Policy) -> None:
     task.limits = task.limits.model_copy(update={"turns": TURNS})
     problems = [task.problem("test", 0, index) for index in range(EPISODES)]
     sampling = SamplingConfig(group_size=1, temperature=1.0, top_p=1.0, max_new_tokens=128)
-    rolled = rollout(smollm2, task, problems, [*range(EPISODES)], sampling)
+    rolled = rollout(
+        PolicySampler(smollm2, sampling), task, problems, [*range(EPISODES)], sampling.group_size
+    )
     told = [group.trajectories[0] for group in rolled.groups]
     turns = [segment.parsed or {} for t in told for segment in t.segments if segment.author == "policy"]
     ends = [t.segments[-1].parsed or {} for t in told]

@@ -61,7 +61,7 @@ class Observation:
         undo: Whether what the policy has just said is taken back, with what it was shown before that,
             as though neither had been; this is shown in place of the latter. The trajectory holds nothing of
             them. Before its first turn the policy was shown nothing: it then hears this as though it had said
-            nothing. Only where `Episode.may_take_back` says so.
+            nothing.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -104,8 +104,6 @@ class Episode(ABC):
 
     channel = "answer"
     """The channel of what the policy says, where a reply does not cut it."""
-    may_take_back = False
-    """Whether a reply may take back what it answers (`Observation.undo`)."""
 
     def reset(self) -> Observation | None:
         """What is there before the policy speaks; by default nothing.
@@ -162,6 +160,9 @@ class RolloutHook(ABC):
     @abstractmethod
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
         """Conversations begin; those that it has followed before are over."""
+
+    def open(self, indices: Sequence[tuple[int, int]]) -> None:
+        """Follow some of these conversations from their prompts on, also those that were followed before."""
 
     @abstractmethod
     def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:

@@ -24,7 +24,6 @@ class EpisodeWrapper(Episode):
 
     def __init__(self, inner: Episode) -> None:
         self.inner, self.channel = inner, inner.channel
-        self.may_take_back = inner.may_take_back
 
     def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
