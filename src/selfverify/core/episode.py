@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -143,12 +144,23 @@ class Episode(ABC):
         """
         return ()
 
+    def release(self) -> None:
+        """Give back what the episode holds. It is called in any case, once, and before `result`.
+
+        What the result needs of an environment is read here at the latest.
+        """
+
+    def awaited(self) -> Future[Any] | None:
+        """Begin what `result` would wait for, such as judges' votes, and return its future; None for nothing.
+
+        It is called after `release`, so that no judge holds an environment. Those of all conversations are
+        waited for together.
+        """
+        return None
+
     @abstractmethod
     def result(self) -> EpisodeResult:
-        """What came of the conversation; called once, after the last reply, also if it was cut off."""
-
-    def release(self) -> None:
-        """Give back what the episode holds. It is called in any case, once."""
+        """What came of the conversation; called once, after `release`, also if it was cut off."""
 
 
 class RolloutHook(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation
@@ -37,6 +38,8 @@ class Conversation:
         self.ending: EpisodeResult | None = None
         self.over = False
         """Whether nothing is said any more."""
+        self.closing = False
+        """Whether the episode was told to give back what it holds."""
         self.spoken = 0
         """How often the policy has spoken, turns that were undone included."""
         self.turns: list[int] = []
@@ -90,6 +93,16 @@ class Conversation:
         """Give back what the episode holds."""
         if self.episode is not None:
             self.episode.release()
+
+    def awaited(self) -> Future[Any] | None:
+        """Return what the episode's result would wait for; None for nothing. It is called after `release`."""
+        if self.episode is None or self.error is not None:
+            return None
+        asked = outcome(self.episode.awaited)
+        if isinstance(asked, Exception):
+            self.fail(asked)
+            return None
+        return asked
 
     def say(self, said: SampledTurn) -> None:
         """Keep what the policy says as one segment, which `take` divides."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +24,15 @@ from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.conversation import Conversation
-from selfverify.rollouts.episode_runner import RELEASED, SAID, SHOWN, EpisodeRunner, ending_of, outcome
+from selfverify.rollouts.episode_runner import (
+    AWAITED,
+    RELEASED,
+    SAID,
+    SHOWN,
+    EpisodeRunner,
+    ending_of,
+    outcome,
+)
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, Sampler
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
@@ -131,7 +139,9 @@ class _Loop:
         self.waiting = deque(product(range(len(problems)), range(group_size)))
         """Conversations that have yet to begin."""
         self.talks: dict[SampleIndex, Conversation] = {}
-        """Those whose episodes have to be released."""
+        """Those that go on, or whose episodes have yet to be released."""
+        self.over: dict[SampleIndex, Conversation] = {}
+        """Those that are over and released, and have yet to be judged."""
         self.ready: dict[SampleIndex, Observation | None] = {}
         """What the policy is to be shown next."""
         self.done: dict[SampleIndex, Trajectory] = {}
@@ -144,19 +154,22 @@ class _Loop:
         if self.hook is not None:
             self.hook.begin({index: self.problems[index[0]] for index in self.waiting})
         try:
-            while self.waiting:
-                self._open()
-                while self.ready or self.runner.busy:
-                    if self.runner.busy:
-                        self._hear()
-                    else:
-                        self._speak()
-                self._judge()
-                self._release()
-                self._retry()
+            while self.waiting or self.talks or self.over:
+                if self.waiting and not self.talks:
+                    self._open()
+                if self.ready and not self.runner.busy:
+                    self._speak()
+                elif self.talks:
+                    self._hear()
+                elif not self.waiting:
+                    self._judge()
         finally:
             self.runner.finish()
-            self._release()
+            left = [index for index, talk in self.talks.items() if not talk.closing]
+            for index in left:
+                self._release(index)
+            if left:
+                self._note_unclosed(self.runner.wait(everything=True)[RELEASED])
 
     def _open(self) -> None:
         """Begin as many conversations as may be held at the same time."""
@@ -171,7 +184,9 @@ class _Loop:
             self.hook.open(few)
         with self._timed("reply"):
             for index in few:
-                if not self.talks[index].over:
+                if self.talks[index].over:
+                    self._release(index)
+                else:
                     self._start(index, self.talks[index].reset)
 
     def _start(self, index: SampleIndex, run: Callable[[], Observation | None]) -> None:
@@ -210,6 +225,7 @@ class _Loop:
         if isinstance(read, Exception):
             talk.after_probe = None
             talk.end(read)
+            self._release(index)
             return False
         if read is not None and talk.after_probe is None:
             talk.show(read, observation)
@@ -241,10 +257,41 @@ class _Loop:
                 self.ready[index] = after
             elif talk.take(reply):
                 self.ready[index] = reply
+            if talk.over:
+                self._release(index)
+        self._released(heard[RELEASED])
+
+    def _release(self, index: SampleIndex) -> None:
+        """Let a conversation that is over give its environment back, before its verdict is asked for."""
+        talk = self.talks[index]
+        talk.closing = True
+        name = f"problem {talk.problem.id}, sample {index[1]}, closing"
+        self.runner.start(RELEASED, index, talk.release, name, bounded=False)
+
+    def _released(self, released: Mapping[SampleIndex, Exception | None]) -> None:
+        """Conversations are over, whatever releasing their episodes has come to; lost ones are held again."""
+        self._note_unclosed(released)
+        for index in released:
+            self.over[index] = self.talks.pop(index)
+        self._retry([index for index in released if self.over[index].error is not None])
+        for index in released:
+            future = self.over[index].awaited() if index in self.over else None
+            if future is not None:
+                self.runner.watch(AWAITED, index, future)
+
+    def _note_unclosed(self, released: Mapping[SampleIndex, Exception | None]) -> None:
+        for (b, _), error in released.items():
+            if error is not None:
+                name = self.problems[b].id
+                message = f"problem {name}: an episode could not be closed: {error}"
+                note(logger, "episode_not_closed", message, problem=name, reason=str(error))
 
     def _judge(self) -> None:
         """Ask what came of all conversations that are over; the task sees all their answers before."""
-        whole = [(talk, talk.episode) for talk in self.talks.values() if talk.episode and not talk.error]
+        while self.runner.watched(AWAITED):
+            self.runner.wait(everything=True)
+        over = dict(sorted(self.over.items()))
+        whole = [(talk, talk.episode) for talk in over.values() if talk.episode and not talk.error]
         answers: list[tuple[Problem, Tagged]] = []
         for talk, episode in whole:
             given = outcome(partial(_answers, episode))
@@ -261,39 +308,24 @@ class _Loop:
                 talk.fail(ending)  # as of a reply: no verdict, never a 0
             else:
                 talk.ending = ending
-        for index, talk in self.talks.items():
+        self._retry([index for index, talk in over.items() if talk.error is not None])
+        for index, talk in self.over.items():
             self.done[index] = talk.trajectory()
-            self.errors.pop(index, None)
             if talk.error is not None:
                 self.errors[index] = talk.error
+        self.over.clear()
 
-    def _retry(self) -> None:
+    def _retry(self, lost: Sequence[SampleIndex]) -> None:
         """Let lost conversations wait to be held again; each draws what it drew before."""
-        if self.waiting:
-            return
-        lost = [
-            i for i, made in sorted(self.done.items()) if made.lost and self.retries[i] < self.limits.retries
-        ]
-        if lost:
-            text = f"{len(lost)} lost conversations are held again"
-            names = sorted({self.problems[b].id for b, _ in lost})
-            note(logger, "episodes_held_again", text, problems=names, count=len(lost))
-        self.waiting.extend(lost)
-        self.retries.update(lost)
-
-    def _release(self) -> None:
-        """Release all episodes. A conversation is over then, whatever releasing its episode comes to."""
-        for index, talk in self.talks.items():
-            if talk.episode is not None:
-                name = f"problem {talk.problem.id}, sample {index[1]}, closing"
-                self.runner.start(RELEASED, index, talk.release, name, bounded=False)
-        if self.runner.busy:
-            for index, error in self.runner.wait(everything=True)[RELEASED].items():
-                if error is not None:
-                    problem = self.talks[index].problem
-                    message = f"problem {problem.id}: an episode could not be closed: {error}"
-                    note(logger, "episode_not_closed", message, problem=problem.id, reason=str(error))
-        self.talks = {}
+        again = [index for index in lost if self.retries[index] < self.limits.retries]
+        if again:
+            text = f"{len(again)} lost conversations are held again"
+            names = sorted({self.problems[b].id for b, _ in again})
+            note(logger, "episodes_held_again", text, problems=names, count=len(again))
+        for index in again:
+            del self.over[index]
+        self.waiting.extend(again)
+        self.retries.update(again)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

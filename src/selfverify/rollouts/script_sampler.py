@@ -20,7 +20,7 @@ from selfverify.policy.kv_sessions import KVSession, SampleIndex
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import outcome
-from selfverify.rollouts.policy_sampler import PolicySampler, ForeignQuestions
+from selfverify.rollouts.policy_sampler import ForeignQuestions, PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import Task
 

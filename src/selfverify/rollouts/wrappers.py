@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,10 @@ class EpisodeWrapper(Episode):
     def answers(self) -> Sequence[Tagged]:
         """See `Episode`."""
         return self.inner.answers()
+
+    def awaited(self) -> Future[Any] | None:
+        """See `Episode`."""
+        return self.inner.awaited()
 
     def result(self) -> EpisodeResult:
         """See `Episode`."""
