@@ -94,6 +94,12 @@ class ScriptedThreads:
         """See `KVSession.mark`; nothing is undone here."""
         return lambda: None
 
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.begin`; each begins once."""
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.end`."""
+
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.rollouts.test_converse import LONG, Chat, Talkative, asked, ending_policy
 
+from rounding import assert_close
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
@@ -122,3 +123,84 @@ def test_a_hang_costs_one_deadline(ending_policy: Callable[..., Policy]) -> None
         gate.set()
     assert {t.finish for t in flat(made)} == {Finish.ERROR} and made.seconds["reply"] < 3.0
     assert {type(error) for error in made.errors.values()} == {TimeoutError}
+
+
+class Numbered(Talkative):
+    """Lasts as many turns as its seed says, and may be lost once.
+
+    Args:
+        seed: See `Talkative`.
+        log: Gets what happens, in order.
+        lost: Seeds whose first conversation is lost in its second turn.
+    """
+
+    def __init__(self, seed: int, log: list[tuple[str, int]], lost: set[int]) -> None:
+        super().__init__(seed)
+        self.seed, self.log, self.lost = seed, log, lost
+        log.append(("open", seed))
+
+    def step(self, said: PolicyTurn) -> Observation:
+        reply = super().step(said)
+        if said.turn == 1 and self.seed in self.lost:
+            self.lost.remove(self.seed)
+            raise OSError("the device is gone")
+        reply.done = said.turn >= self.seed % 3
+        return reply
+
+    def release(self) -> None:
+        self.log.append(("release", self.seed))
+
+
+@pytest.mark.parametrize(("concurrent", "threads"), [(1, 0), (3, 0), (3, 4), (7, 0)])
+def test_words_do_not_depend_on_slots(
+    ending_policy: Callable[..., Policy], asked: list[Problem], concurrent: int, threads: int
+) -> None:
+    """A free slot is filled before the others are over, and each conversation says what it says in one go."""
+    policy, log, all_at_once = ending_policy(), list[tuple[str, int]](), list[tuple[str, int]]()
+    whole = hold(policy, asked, lambda seed: Numbered(seed, all_at_once, set()))
+    limits = LONG.model_copy(update={"concurrent": concurrent, "step_threads": threads})
+    parts = hold(policy, asked, lambda seed: Numbered(seed, log, set()), limits)
+    assert [[s.tokens for s in t.segments] for t in flat(parts)] == [
+        [s.tokens for s in t.segments] for t in flat(whole)
+    ]
+    assert [t.rewards for t in flat(parts)] == [t.rewards for t in flat(whole)]
+    for one, other in zip(flat(parts), flat(whole), strict=True):
+        for mine, theirs in zip(one.segments, other.segments, strict=True):
+            assert_close(mine.logprobs, theirs.logprobs)
+    kinds = [kind for kind, _ in log]
+    held = [kinds[:end].count("open") - kinds[:end].count("release") for end in range(1, 17)]
+    assert max(held) == concurrent
+    # Somebody begins while others of the first ones go on: nobody waits for the slowest of a wave.
+    first = {seed for kind, seed in log[:concurrent]}
+    later = next(number for number, (kind, seed) in enumerate(log) if kind == "open" and seed not in first)
+    assert concurrent == 1 or kinds[:later].count("release") < concurrent
+
+
+@pytest.mark.parametrize("concurrent", [None, 3])
+def test_a_retried_conversation_says_what_it_said(
+    ending_policy: Callable[..., Policy], asked: list[Problem], concurrent: int | None
+) -> None:
+    """It is counted; in training, where nothing is retried, it is lost and never drawn again."""
+    policy, limits = ending_policy(), LONG.model_copy(update={"concurrent": concurrent})
+    log = list[tuple[str, int]]()
+    whole = hold(policy, asked, lambda seed: Numbered(seed, log, set()), limits)
+    seeds = [seed for kind, seed in log if kind == "open"]
+    turns = [sum(s.author == "policy" for s in t.segments) for t in flat(whole)]
+    several = [seed for seed, count in zip(seeds, turns, strict=True) if count > 1]
+    assert several
+
+    def texts(made: Rollout) -> list[list[str]]:
+        return [[segment.text for segment in t.segments] for t in flat(made)]
+
+    lost = {*several}
+    again = limits.model_copy(update={"retries": 1})
+    retried = hold(policy, asked, lambda seed: Numbered(seed, log, lost), again)
+    assert texts(retried) == texts(whole) and not retried.errors
+    assert sorted(retried.retries) == [
+        divmod(seeds.index(seed), 4) for seed in sorted(several, key=seeds.index)
+    ]
+    log.clear()
+    lost = {*several}
+    trained = hold(policy, asked, lambda seed: Numbered(seed, log, lost), limits)
+    assert len([kind for kind, _ in log if kind == "open"]) == 8 and not trained.retries
+    assert [t.lost for t in flat(trained)] == [seed in several for seed in seeds]

@@ -294,9 +294,16 @@ class Policy:
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
     def threads(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig | None = None,
+        *,
+        seeds: Sequence[int],
+        rows: int | None = None,
     ) -> KVSession:
         """Growing conversations behind each prompt, G of each; see `sample` for the arguments.
+
+        ``rows`` bounds how many there are at a time (`SharedKVSession`).
 
         Raises:
             ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or the model does something to
@@ -307,12 +314,16 @@ class Policy:
             return RecomputingSession(
                 self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended
             )
-        return self._shared_threads(prompts, sampling, seeds)
+        return self._shared_threads(prompts, sampling, seeds, rows)
 
     def _shared_threads(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        seeds: Sequence[int],
+        rows: int | None = None,
     ) -> SharedKVSession:
-        return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
+        return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer, rows)
 
     def voice(self, sampling: SamplingConfig) -> TokenSampler:
         """How this policy speaks with these settings.

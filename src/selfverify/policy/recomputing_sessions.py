@@ -107,6 +107,15 @@ class RecomputingSession:
 
         return back
 
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.begin`."""
+        self.end(places)
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.end`."""
+        for place in places:
+            self._longer.pop(place, None)
+
     def _append(self, place: SampleIndex, piece: Continuation) -> None:
         self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)
 

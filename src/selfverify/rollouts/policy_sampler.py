@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits, SamplingConfig
@@ -65,8 +66,6 @@ class PolicySampler:
         self.prompts: list[Prompt] = []
         self._problems: Sequence[Problem] = []
         self._positions: dict[SampleIndex, _Position] = {}
-        self._starts: dict[SampleIndex, Callable[[], None]] = {}
-        """What takes the KV session back to a conversation's prompt."""
         self._turns = 0
         self._room: int | None = None
 
@@ -78,7 +77,7 @@ class PolicySampler:
         self._problems, self._turns = problems, limits.turns
         self._writer = ReplyEncoder(self.policy.encoder)
         self._room = self._limit(limits)
-        self._kv = self._begin(problems, seeds, group_size)
+        self._kv = self._begin(problems, seeds, group_size, limits)
         together = self.sampling.engine != "own"
         try:
             yield
@@ -87,12 +86,15 @@ class PolicySampler:
                 self._kv.generate({})
             del self._kv
             self._positions.clear()
-            self._starts.clear()
 
-    def _begin(self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int) -> KVSession:
+    def _begin(
+        self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
+    ) -> KVSession:
         self.prompts = self.policy.encode(problems)
         sampling = self.sampling.model_copy(update={"group_size": group_size})
-        return self.policy.threads(self.prompts, sampling, seeds=seeds)
+        if limits.concurrent is None or limits.concurrent >= len(problems) * group_size:
+            return self.policy.threads(self.prompts, sampling, seeds=seeds)
+        return self.policy.threads(self.prompts, sampling, seeds=seeds, rows=limits.concurrent)
 
     def _limit(self, limits: RolloutLimits) -> int | None:
         """Return the longest conversation in tokens, prompt included; None if none is known."""
@@ -106,13 +108,11 @@ class PolicySampler:
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
         """See `Sampler.open`."""
+        self._kv.begin(indices)
         for index in indices:
-            if index in self._starts:
-                self._starts[index]()
-            else:
-                self._starts[index] = self._kv.mark([index])
             used = len(self.prompts[index[0]].ids) if self.prompts else 0
-            self._positions[index] = _Position(used, self._starts[index], before=(used, 0, ()))
+            start = partial(self._kv.begin, [index])
+            self._positions[index] = _Position(used, start, before=(used, 0, ()))
 
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
@@ -196,6 +196,10 @@ class PolicySampler:
             found[index] = Future[SampledTurn]()
             found[index].set_result(said)
         return found
+
+    def close(self, indices: Sequence[SampleIndex]) -> None:
+        """See `Sampler.close`."""
+        self._kv.end(indices)
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
         """See `Sampler.undo`."""

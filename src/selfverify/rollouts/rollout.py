@@ -155,7 +155,7 @@ class _Loop:
             self.hook.begin({index: self.problems[index[0]] for index in self.waiting})
         try:
             while self.waiting or self.talks or self.over:
-                if self.waiting and not self.talks:
+                if self.waiting:
                     self._open()
                 if self.ready and not self.runner.busy:
                     self._speak()
@@ -172,13 +172,15 @@ class _Loop:
                 self._note_unclosed(self.runner.wait(everything=True)[RELEASED])
 
     def _open(self) -> None:
-        """Begin as many conversations as may be held at the same time."""
-        most = self.limits.concurrent or len(self.waiting)
+        """Begin as many conversations as may be held at the same time; a free slot is filled at once."""
+        most = (self.limits.concurrent or len(self.waiting) + len(self.talks)) - len(self.talks)
         few = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
         for b, g in few:
             talk = self.talks[b, g] = Conversation(self.problems[b], self.limits.turns)
             seed = derived_seed(self.seeds[b], g)
             talk.open(partial(self.open_episode, self.problems[b], seed), self.sampler.check)
+        if not few:
+            return
         self.sampler.open(few)
         if self.hook is not None:
             self.hook.open(few)
@@ -265,6 +267,7 @@ class _Loop:
         """Let a conversation that is over give its environment back, before its verdict is asked for."""
         talk = self.talks[index]
         talk.closing = True
+        self.sampler.close([index])
         name = f"problem {talk.problem.id}, sample {index[1]}, closing"
         self.runner.start(RELEASED, index, talk.release, name, bounded=False)
 

@@ -123,3 +123,7 @@ class Sampler(Protocol):
         A second call without anything shown in between changes nothing.
         """
         ...
+
+    def close(self, indices: Sequence[SampleIndex]) -> None:
+        """Forget conversations in which nothing is said any more."""
+        ...

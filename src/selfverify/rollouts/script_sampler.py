@@ -39,7 +39,9 @@ class ScriptSampler(PolicySampler):
         super().__init__(policy, SamplingConfig())
         self.turns = turns
 
-    def _begin(self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int) -> KVSession:
+    def _begin(
+        self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
+    ) -> KVSession:
         return _Script(self.turns)
 
     def _limit(self, limits: RolloutLimits) -> int | None:
@@ -62,6 +64,12 @@ class _Script:
 
     def mark(self, places: object) -> Callable[[], None]:
         return lambda: None
+
+    def begin(self, places: object) -> None:
+        return
+
+    def end(self, places: object) -> None:
+        return
 
 
 def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
