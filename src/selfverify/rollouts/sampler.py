@@ -70,11 +70,14 @@ class Sampler(Protocol):
     Attributes:
         lock_step: Whether all conversations that go on are sampled in one call: a batch on a GPU. What is in
             a batch then depends on the conversations alone, never on the clock.
-        prompts: The encoded problems, for the trainer; empty where nothing is encoded here.
     """
 
     lock_step: bool
-    prompts: Sequence[Prompt]
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The encoded problems, for the trainer; empty where nothing is encoded here."""
+        ...
 
     def session(
         self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
