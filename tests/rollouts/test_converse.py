@@ -197,49 +197,7 @@ def test_a_full_context_ends_a_conversation(
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_conversations_in_waves_are_the_same(
-    ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
-) -> None:
-    """Six conversations, of which a wave may hold a part of a group: the same words and rewards."""
-    policy, opened, most = ending_policy(), list[Talkative](), 0
-
-    def begin(problem: Problem, seed: int) -> Talkative:
-        nonlocal most
-        opened.append(Talkative(seed))
-        most = max(most, sum(not episode.closed for episode in opened))
-        return opened[-1]
-
-    whole = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked,
-        [3, 4],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=LONG,
-    )
-    opened.clear()
-    most = 0
-    limits = LONG.model_copy(update={"concurrent": at_once})
-    parts = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked,
-        [3, 4],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=limits,
-    )
-    assert most == at_once and [episode.closed for episode in opened] == [1] * 6
-    assert set(parts.seconds) == set(whole.seconds)
-    for one, other in zip(whole.groups, parts.groups, strict=True):
-        for a, b in zip(one.trajectories, other.trajectories, strict=True):
-            assert [s.tokens for s in a.segments] == [s.tokens for s in b.segments]
-            assert a.rewards == b.rewards and a.finish == b.finish
-
-
-def test_the_time_of_a_rollout_is_that_of_all_its_waves(
+def test_the_time_of_a_rollout_is_that_of_all_its_conversations(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     def begin(problem: Problem, seed: int) -> Talkative:

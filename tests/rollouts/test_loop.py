@@ -169,7 +169,8 @@ def test_words_do_not_depend_on_slots(
             assert_close(mine.logprobs, theirs.logprobs)
     kinds = [kind for kind, _ in log]
     held = [kinds[:end].count("open") - kinds[:end].count("release") for end in range(1, 17)]
-    assert max(held) == concurrent
+    assert max(held) == concurrent and kinds.count("release") == 8
+    assert set(parts.seconds) == set(whole.seconds)
     # Somebody begins while others of the first ones go on: nobody waits for the slowest of a wave.
     first = {seed for kind, seed in log[:concurrent]}
     later = next(number for number, (kind, seed) in enumerate(log) if kind == "open" and seed not in first)

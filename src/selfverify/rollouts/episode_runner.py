@@ -194,11 +194,10 @@ class EpisodeRunner:
         self._arrived.clear()
         return found
 
-    def finish(self) -> None:
-        """Begin no more calls, and wait for those that run."""
+    def forget(self) -> None:
+        """Begin no more calls, and wait for nothing any more."""
         self._waiting.clear()
-        while any(call.thread is not None for call in self._running.values()):
-            self._collect(block=True)
+        self._running.clear()
         self._arrived.clear()
 
     def _start_threads(self) -> None:

@@ -16,6 +16,7 @@ from itertools import product
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, Observation, RolloutHook
+from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -164,7 +165,7 @@ class _Loop:
                 elif not self.waiting:
                     self._judge()
         finally:
-            self.runner.finish()
+            self.runner.forget()
             left = [index for index, talk in self.talks.items() if not talk.closing]
             for index in left:
                 self._release(index)
@@ -214,7 +215,7 @@ class _Loop:
                     self.runner.watch(SAID, index, turn)
 
     def _shown(
-        self, index: SampleIndex, observation: Observation | None, read: Encoded | Exception | None
+        self, index: SampleIndex, observation: Observation | None, read: Encoded | DataError | None
     ) -> bool:
         """Keep what the policy reads, and return whether it speaks next."""
         talk = self.talks[index]
@@ -224,7 +225,7 @@ class _Loop:
                 self.ready[index] = rest  # a probe that does not fit is left out
                 return False
             talk.after_probe = rest
-        if isinstance(read, Exception):
+        if isinstance(read, DataError):
             talk.after_probe = None
             talk.end(read)
             self._release(index)
