@@ -42,6 +42,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.recomputing_sessions import RecomputingSession
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
 
 SAID, SCREEN, GROUP = 24, 150, 8
@@ -94,7 +95,9 @@ def our_side(kind: type[Actor], folder: str, setting: Setting) -> Callable[[], i
 
     def roll_out() -> int:
         policy.begin()
-        made: Rollout = rollout(policy, work, problems, [*range(len(problems))], sampling)
+        made: Rollout = rollout(
+            PolicySampler(policy, sampling), work, problems, [*range(len(problems))], sampling.group_size
+        )
         whole = [trajectory for group in made.groups for trajectory in group.trajectories]
         for trajectory in whole:
             came = trajectory.written, trajectory.rewards.get("tool_calls")

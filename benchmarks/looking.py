@@ -105,9 +105,9 @@ def sides(
 
     def look(threads: KVSession) -> None:
         for step in range(script.turns):
-            threads.generate(places, step)
+            threads.generate(dict.fromkeys(places, step))
             threads.append({place: script.piece(place, step) for place in places})
-        threads.generate(places, script.turns, more=False)
+        threads.generate(dict.fromkeys(places, script.turns), more=False)
 
     def kept() -> None:
         look(policy.threads(prompts, sampling, seeds=seeds))

@@ -100,7 +100,7 @@ class Script:
 def talk(threads: KVSession, places: Sequence[SampleIndex], script: Script) -> None:
     """All turns, one after the other."""
     for turn in range(script.turns):
-        threads.generate(places, turn)
+        threads.generate(dict.fromkeys(places, turn))
         threads.append({place: script.piece(place, turn) for place in places})
 
 
@@ -118,7 +118,7 @@ def sides(
 
     def one_go() -> None:
         threads = policy.threads(prompts, long, seeds=seeds)
-        threads.generate(places, 0)
+        threads.generate(dict.fromkeys(places, 0))
         threads.append({place: script.all_of(place) for place in places})
 
     def anew() -> None:

@@ -23,7 +23,7 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from tiny_models import boosted
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

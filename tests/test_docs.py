@@ -20,7 +20,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 from selfverify.policy import loading
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "python.md"

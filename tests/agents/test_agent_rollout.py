@@ -16,7 +16,7 @@ from selfverify.agents.judges.jury import Jury
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.tool_episode import ACTION
 from selfverify.trainer.batch import make_streams

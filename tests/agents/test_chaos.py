@@ -24,6 +24,7 @@ from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import HUNG
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
 from serving_servers import Loop
 from terse_phone import phone
@@ -94,7 +95,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 def rolled(policy: Policy, task: Experts, problems: int, group: int) -> Rollout:
     asked = [task.problem("train", 0, number) for number in range(problems)]
     sampling = SamplingConfig(group_size=group, max_new_tokens=4)
-    return rollout(policy, task, asked, [*range(problems)], sampling)
+    return rollout(PolicySampler(policy, sampling), task, asked, [*range(problems)], sampling.group_size)
 
 
 def test_connections_that_are_cut_lose_their_own_conversations(

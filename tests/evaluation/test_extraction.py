@@ -24,7 +24,7 @@ from selfverify.evaluation.extraction import (
 from selfverify.evaluation.samples import read_samples
 from selfverify.policy.decoding import Sample as Drawn
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.math import Math
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,14 @@ class ScriptedThreads:
         self.script, self.prompts, self.seeds = script, prompts, seeds
         self.whole: dict[SampleIndex, list[int]] = {}
 
-    def generate(
-        self, places: Collection[SampleIndex], turn: int, more: bool = True
-    ) -> dict[SampleIndex, Sample]:
+    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
         """See `KVSession.generate`; in the third turn what it is asked is on record."""
         script, said = self.script, {}
-        if turn == 2:
-            script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in places])
-            script.draws.append([(self.seeds[b], turn, g) for b, g in places])
-        for b, g in places:
+        third = [place for place, turn in turns.items() if turn == 2]
+        if third:
+            script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in third])
+            script.draws.append([(self.seeds[b], 2, g) for b, g in third])
+        for (b, g), turn in turns.items():
             sample = script.say(script.problems[self.prompts[b].problem_id], script.scripts[g][turn])
             said[b, g] = sample
             self.whole[b, g] = self.whole.get((b, g), self.prompts[b].ids.tolist()) + sample.tokens
@@ -90,6 +89,16 @@ class ScriptedThreads:
         for place, piece in pieces.items():
             self.whole[place] += piece.tokens
         return {}
+
+    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
+        """See `KVSession.mark`; nothing is undone here."""
+        return lambda: None
+
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.begin`; each begins once."""
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.end`."""
 
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def talk(policy: Policy, problems: list[Problem]) -> list[list[Row]]:
     first = [p for p in places if problems[p[0]].environment_begins]
     hear({p: writer.opening(problems[p[0]], reply(rng) if p[1] else None) for p in first})
     for turn in range(TURNS):
-        for place, sample in threads.generate(places, turn).items():
+        for place, sample in threads.generate(dict.fromkeys(places, turn)).items():
             piece, values = rows[place]
             rows[place] = (
                 Continuation([*piece.tokens, *sample.tokens], piece.images),

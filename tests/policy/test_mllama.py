@@ -129,11 +129,11 @@ def test_second_turns_without_images(policy: Policy, problems: list[Problem]) ->
     prompts, writer = policy.encode(problems), ReplyEncoder(policy.encoder)
     threads = policy.threads(prompts, sampling, seeds=[1, 2])
     places = [(b, g) for b in range(2) for g in range(2)]
-    first = threads.generate(places, 0)
+    first = threads.generate(dict.fromkeys(places, 0))
     replies = {(b, g): writer.encode(problems[b], Observation("Sure?"), 1) for b, g in places}
     asked = {place: without_written_end(first[place].tokens, reply) for place, reply in replies.items()}
     heard = threads.append(asked, score=True)
-    second = threads.generate(places, 1)
+    second = threads.generate(dict.fromkeys(places, 1))
     for (b, g), piece in asked.items():
         said, tokens = first[b, g].tokens, second[b, g].tokens
         [[row]] = policy.logprobs([prompts[b]], [[[*said, *piece.tokens, *tokens]]])

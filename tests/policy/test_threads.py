@@ -56,14 +56,14 @@ def talk(
 ) -> list[list[Turns]]:
     """Every thread says something, is asked `WORDS` unless it was cut off, and answers."""
     writer, size = ReplyEncoder(policy.encoder), sampling.group_size
-    said = threads.generate([(b, g) for b in range(len(problems)) for g in range(size)], 0)
+    said = threads.generate(dict.fromkeys([(b, g) for b in range(len(problems)) for g in range(size)], 0))
     pieces = {
         place: without_written_end(sample.tokens, writer.encode(problems[place[0]], Observation(WORDS), 1))
         for place, sample in said.items()
         if sample.finish == Finish.STOP
     }
     assert threads.append(pieces) == {}
-    again = threads.generate(list(pieces), 1, more=False)
+    again = threads.generate(dict.fromkeys(list(pieces), 1), more=False)
     groups = [
         [
             Turns(said[b, g], list(pieces[b, g].tokens) if (b, g) in pieces else [], again.get((b, g)))
@@ -159,7 +159,7 @@ def test_first_turns_apart_do_not_depend_on_who_speaks(load_policy: Any, problem
         own = RecomputingSession(
             policy.sample, policy.logprobs, prompts, [3, 4], sampling, policy.encoder.extended
         )
-        return {place: sample.tokens for place, sample in own.generate(places, 0).items()}
+        return {place: sample.tokens for place, sample in own.generate(dict.fromkeys(places, 0)).items()}
 
     everybody = first([(b, g) for b in range(2) for g in range(3)])
     some = [(1, 2), (0, 1)]
@@ -203,9 +203,9 @@ def test_threads_that_hear_nothing_go_on(load_policy: Any, problems: list[Proble
     threads = policy.threads(prompts, sampling, seeds=[1])
     places = [(0, 0), (0, 1)]
     assert threads.append({(0, 0): Continuation([])}, score=True)[0, 0].tolist() == []
-    said = [threads.generate(places, turn) for turn in range(3)]
+    said = [threads.generate(dict.fromkeys(places, turn)) for turn in range(3)]
     threads.append({(0, 0): Continuation([])})
-    said.append(threads.generate(places, 3))
+    said.append(threads.generate(dict.fromkeys(places, 3)))
     rows = [[token for turn in said for token in turn[place].tokens] for place in places]
     for place, values in zip(places, policy.logprobs(prompts, [rows])[0], strict=True):
         found = [value for turn in said for value in turn[place].logprobs]

@@ -195,11 +195,11 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
     threads = policy.threads(prompts, sampling, seeds=[1, 2])
     assert isinstance(threads, RecomputingSession)
     places = [(b, g) for b in range(2) for g in range(3)]
-    first = threads.generate(places, 0)
+    first = threads.generate(dict.fromkeys(places, 0))
     assert set(first) == set(places)
     asked = {(b, g): without_written_end(first[b, g].tokens, follow[b]) for b, g in [(0, 1), (1, 0), (1, 2)]}
     heard = threads.append(asked, score=True)
-    second = threads.generate(list(asked), 1)
+    second = threads.generate(dict.fromkeys(list(asked), 1))
     assert set(second) == set(asked)
     for (b, g), piece in asked.items():
         turns = [*first[b, g].tokens, *piece.tokens, *second[b, g].tokens]
@@ -221,7 +221,7 @@ def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem
     opened = [(b, g) for b in (2, 3) for g in range(3)]
     pieces = {(b, g): writer.opening(asked[b], Observation(f"Screen {g}.") if g else None) for b, g in opened}
     threads.append(pieces)
-    said = threads.generate([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0)
+    said = threads.generate(dict.fromkeys([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0))
     alone = policy.sample(prompts[:2], sampling, seeds=[1, 2])
     assert [[said[b, g] for g in range(3)] for b in (0, 1)] == alone
     for (b, g), piece in pieces.items():

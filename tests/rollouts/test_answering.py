@@ -16,8 +16,10 @@ from selfverify.methods.metrics import group_metrics
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite, roll_out
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import opening, rollout
 from selfverify.rollouts.score_reading import before_score
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits import DigitsSum
@@ -88,10 +90,12 @@ def test_words_without_room_end_the_conversation(load_policy: Any, caplog: pytes
     """What was said before them counts, as of any turn that was cut off."""
     policy, sampling = boosted(load_policy(), 1e3), SamplingConfig(group_size=2)
     room = longest_row(policy.model)
-    rollout = roll_out(policy, TASK, [PROBLEM], [0], sampling, "Sure? " * 3000)
-    assert [[s.channel for s in t.segments] for t in rollout.groups[0].trajectories] == [["turn_1"]] * 2
-    assert [t.finish for t in rollout.groups[0].trajectories] == ["length"] * 2
-    assert [t.rewards["correct"] for t in rollout.groups[0].trajectories] == [0.0] * 2
+    begin, limits = opening(TASK, "Sure? " * 3000)
+    sampler = PolicySampler(policy, sampling)
+    made = rollout(sampler, TASK, [PROBLEM], [0], sampling.group_size, open_episode=begin, limits=limits)
+    assert [[s.channel for s in t.segments] for t in made.groups[0].trajectories] == [["turn_1"]] * 2
+    assert [t.finish for t in made.groups[0].trajectories] == ["length"] * 2
+    assert [t.rewards["correct"] for t in made.groups[0].trajectories] == [0.0] * 2
     events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
     assert [event["problem"] for event in events] == [PROBLEM.id] * 2
     assert f"limit of {room} tokens" in caplog.text

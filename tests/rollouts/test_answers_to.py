@@ -17,8 +17,9 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import ask_policy
-from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores, written_score
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import user_turn
 
 ASKED = Problem("p", user_turn("Judge this.", images=0))

@@ -12,12 +12,12 @@ from tests.rollouts.test_converse import Chat, picture
 from rounding import assert_close
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
@@ -74,7 +74,9 @@ def apart(policy: Policy) -> Callable[..., Any]:
     return threads
 
 
-def hold(policy: Policy, make: Callable[[], Asks], turns: int = 3) -> tuple[list[Trajectory], list[Asks]]:
+def hold(
+    policy: Policy, make: Callable[[], Asks], turns: int = 3, sampling: SamplingConfig = SAMPLING
+) -> tuple[list[Trajectory], list[Asks]]:
     """The conversations about two problems, of which one has an image."""
     problems = [
         Problem("shown", user_turn("What is on it?"), [picture(3, (84, 56))]),
@@ -87,7 +89,15 @@ def hold(policy: Policy, make: Callable[[], Asks], turns: int = 3) -> tuple[list
         return episodes[-1]
 
     limits = RolloutLimits(turns=turns)
-    groups = rollout(policy, Chat(), problems, [3, 4], SAMPLING, opened, limits).groups
+    groups = rollout(
+        PolicySampler(policy, sampling),
+        Chat(),
+        problems,
+        [3, 4],
+        sampling.group_size,
+        open_episode=opened,
+        limits=limits,
+    ).groups
     return [trajectory for group in groups for trajectory in group.trajectories], episodes
 
 
@@ -132,7 +142,7 @@ def test_an_aside_is_what_would_have_been_said(load_policy: Any, kind: str) -> N
 
 def test_an_aside_that_fails(load_policy: Any) -> None:
     """Its conversation ends without a verdict."""
-    trajectories, _ = hold(ending(load_policy, by=5.5), lambda: Fails(probed=True))
+    trajectories, _ = hold(ending(load_policy, by=5.5), lambda: Fails(aside=True))
     answered = [t for t in trajectories if len(t.segments[0].tokens) < SAMPLING.max_new_tokens]
     assert answered and all(t.finish == Finish.ERROR and not t.rewards for t in answered)
 
@@ -152,16 +162,16 @@ def test_an_aside_that_does_not_fit(load_policy: Any) -> None:
     assert not any(episode.heard for episode in episodes)
 
 
-def test_an_engine_for_all_processes_cannot_be_asked_aside(load_policy: Any) -> None:
-    """vLLM is called by all processes equally often."""
+def test_an_engine_for_all_processes_is_asked_aside(load_policy: Any) -> None:
+    """vLLM samples for all processes at once; each turn and each probe is one call of all."""
     policy = ending(load_policy, by=5.5)
     policy.threads = apart(policy)  # type: ignore[method-assign]
     policy.sample = lambda prompts, sampling, seeds: Policy.sample(  # type: ignore[method-assign, assignment, misc]
         policy, prompts, sampling.model_copy(update={"engine": "own"}), seeds=seeds
     )
     sampling = SAMPLING.model_copy(update={"engine": "vllm"})
-    problems = [Problem("plain", user_turn("Say 7.", images=0))]
-    with pytest.raises(ConfigError, match="asked aside"):
-        rollout(
-            policy, Chat(), problems, [3], sampling, lambda p, s: Asks(aside=True), RolloutLimits(turns=3)
-        )
+    plain, asked = (
+        hold(policy, lambda aside=aside: Asks(aside), sampling=sampling) for aside in (False, True)
+    )  # type: ignore[misc]
+    assert [t.tokens for t in asked[0]] == [t.tokens for t in plain[0]]
+    assert sum(len(episode.heard) for episode in asked[1]) > 6

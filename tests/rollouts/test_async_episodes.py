@@ -18,6 +18,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import HungThreads
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
@@ -94,8 +95,8 @@ def test_many_conversations_wait_at_once(ending_policy: Callable[..., Policy], h
     limits = RolloutLimits(turns=3, step_threads=MANY, step_timeout_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
     rolled = rollout(
-        ending_policy(), Chat(), [PROBLEM], [3], sampling,
-        lambda problem, seed: Remote(desk, next(count) == 5), limits,
+        PolicySampler(ending_policy(), sampling), Chat(), [PROBLEM], [3], sampling.group_size,
+        open_episode=lambda problem, seed: Remote(desk, next(count) == 5), limits=limits,
     )  # fmt: skip
     made = rolled.groups[0].trajectories
     assert desk.everyone.n_waiting == 0 and desk.open == 0
@@ -129,8 +130,8 @@ def test_too_few_threads_are_no_deadlock(
             return Observation(run(self.desk.enter(), enter_s))
 
     rolled = rollout(
-        ending_policy(), Chat(), [PROBLEM], [3], sampling,
-        lambda problem, seed: Impatient(desk, False), limits,
+        PolicySampler(ending_policy(), sampling), Chat(), [PROBLEM], [3], sampling.group_size,
+        open_episode=lambda problem, seed: Impatient(desk, False), limits=limits,
     )  # fmt: skip
     assert [t.finish for t in rolled.groups[0].trajectories] == [Finish.ERROR] * 3
     if enter_s < step_timeout_s:

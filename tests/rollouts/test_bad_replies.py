@@ -18,6 +18,7 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from tiny_models import boosted
 
@@ -52,7 +53,19 @@ def hold(policy: Policy, make: Callable[[], Observation]) -> list[Trajectory]:
         return Shows(make) if next(count) == 1 else Talkative(0, images=False)
 
     problem = Chat().problem("train", 0, 0)
-    return rollout(policy, Chat(), [problem], [11], SAMPLING, begin, LIMITS).groups[0].trajectories
+    return (
+        rollout(
+            PolicySampler(policy, SAMPLING),
+            Chat(),
+            [problem],
+            [11],
+            SAMPLING.group_size,
+            open_episode=begin,
+            limits=LIMITS,
+        )
+        .groups[0]
+        .trajectories
+    )
 
 
 def png(size: tuple[int, int] = (80, 60)) -> bytes:

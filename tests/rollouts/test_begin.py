@@ -24,7 +24,9 @@ from selfverify.methods.base import Method
 from selfverify.policy.decoding import Sample
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout, recite, rollout
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import Rollout, rollout
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits import DigitsSum
@@ -72,7 +74,19 @@ def hold(
     def begin(problem: Problem, seed: int) -> Episode:
         return Given(first if next(count) == 1 else lambda: None)
 
-    return rollout(policy, Chat(), [problem], [3], SAMPLING, begin, limits).groups[0].trajectories
+    return (
+        rollout(
+            PolicySampler(policy, SAMPLING),
+            Chat(),
+            [problem],
+            [3],
+            SAMPLING.group_size,
+            open_episode=begin,
+            limits=limits,
+        )
+        .groups[0]
+        .trajectories
+    )
 
 
 def streams_of(rollout: Rollout, method: Method) -> list[TokenStreams]:
@@ -95,7 +109,15 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
     policy = ending_policy()
     shown = replace(ASKED, messages=user_turn("What is on it?"), images=[picture(3, (84, 56))])
     sampling = SAMPLING.model_copy(update={"group_size": 9})
-    rolled = rollout(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
+    rolled = rollout(
+        PolicySampler(policy, sampling),
+        Chat(),
+        [shown, ASKED],
+        [1, 2],
+        sampling.group_size,
+        open_episode=lambda p, s: Screen(s),
+        limits=LIMITS,
+    )
     kinds = set()
     for problem, prompt, group in zip([shown, ASKED], rolled.prompts, rolled.groups, strict=True):
         assert len({tuple(t.segments[0].tokens) for t in group.trajectories}) > 2
@@ -193,7 +215,15 @@ def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> N
     def begin(problem: Problem, seed: int) -> Episode:
         return Given(lambda: Observation(done=True))
 
-    rolled = rollout(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
+    rolled = rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        [PLAIN],
+        [3],
+        SAMPLING.group_size,
+        open_episode=begin,
+        limits=LIMITS,
+    )
     [group] = rolled.groups
     for reward, trajectory in enumerate(group.trajectories):
         trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
@@ -218,9 +248,25 @@ def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
 def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[..., Policy]) -> None:
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 4})
-    made = rollout(policy, Chat(), [ASKED], [5], sampling, lambda p, s: Screen(s), LIMITS)
+    made = rollout(
+        PolicySampler(policy, sampling),
+        Chat(),
+        [ASKED],
+        [5],
+        sampling.group_size,
+        open_episode=lambda p, s: Screen(s),
+        limits=LIMITS,
+    )
     seeds: list[int] = []
-    rollout(policy, Chat(), [ASKED], [5], sampling, lambda p, s: seeds.append(s) or Screen(s), LIMITS)  # type: ignore[func-returns-value]
+    rollout(
+        PolicySampler(policy, sampling),
+        Chat(),
+        [ASKED],
+        [5],
+        sampling.group_size,
+        open_episode=lambda p, s: seeds.append(s) or Screen(s),
+        limits=LIMITS,
+    )  # type: ignore[func-returns-value]
     for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
         turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
         again = recite(policy, ASKED, Screen(seed), turns)
@@ -304,7 +350,15 @@ def test_beginnings_come_from_seeds(ending_policy: Callable[..., Policy]) -> Non
         def begin(problem: Problem, seed: int) -> Episode:
             return Screen(seed) if problem.environment_begins else Talkative(seed)
 
-        made = rollout(policy, Chat(), problems, seeds, SAMPLING, begin, limits)
+        made = rollout(
+            PolicySampler(policy, SAMPLING),
+            Chat(),
+            problems,
+            seeds,
+            SAMPLING.group_size,
+            open_episode=begin,
+            limits=limits,
+        )
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = talk([ASKED, PLAIN], [3, 4], LIMITS)

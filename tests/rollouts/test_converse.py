@@ -19,6 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Finish
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.trainer.batch import make_streams
@@ -100,7 +101,13 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
     rolled = rollout(
-        policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), RolloutLimits(turns=5)
+        PolicySampler(policy, sampling),
+        Chat(),
+        asked,
+        [3, 4],
+        sampling.group_size,
+        open_episode=lambda problem, seed: Talkative(seed),
+        limits=RolloutLimits(turns=5),
     )
     lengths = set()
     for streams, group in zip(streams_of(policy, rolled), rolled.groups, strict=True):
@@ -122,7 +129,15 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    rolled = rollout(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, seed: Talkative(seed), LONG)
+    rolled = rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        asked,
+        [3, 4],
+        SAMPLING.group_size,
+        open_episode=lambda p, seed: Talkative(seed),
+        limits=LONG,
+    )
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
@@ -140,7 +155,15 @@ def test_a_problem_alone_equals_itself_in_a_batch(
     policy = ending_policy()
 
     def hold(problems: list[Problem], seeds: list[int], limits: RolloutLimits) -> list[list[list[int]]]:
-        made = rollout(policy, Chat(), problems, seeds, SAMPLING, lambda p, seed: Talkative(seed), limits)
+        made = rollout(
+            PolicySampler(policy, SAMPLING),
+            Chat(),
+            problems,
+            seeds,
+            SAMPLING.group_size,
+            open_episode=lambda p, seed: Talkative(seed),
+            limits=limits,
+        )
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = hold(asked, [3, 4], LONG)
@@ -160,39 +183,21 @@ def test_a_full_context_ends_a_conversation(
             super().step(said)
             return Observation("word " * (limit // 2))
 
-    made = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
+    made = rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        asked[1:],
+        [4],
+        SAMPLING.group_size,
+        open_episode=lambda p, s: Wordy(s),
+        limits=LONG,
+    )
     for trajectory in made.groups[0].trajectories:
         assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_conversations_in_waves_are_the_same(
-    ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
-) -> None:
-    """Six conversations, of which a wave may hold a part of a group: the same words and rewards."""
-    policy, opened, most = ending_policy(), list[Talkative](), 0
-
-    def begin(problem: Problem, seed: int) -> Talkative:
-        nonlocal most
-        opened.append(Talkative(seed))
-        most = max(most, sum(not episode.closed for episode in opened))
-        return opened[-1]
-
-    whole = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, LONG)
-    opened.clear()
-    most = 0
-    limits = LONG.model_copy(update={"concurrent": at_once})
-    parts = rollout(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits)
-    assert most == at_once and [episode.closed for episode in opened] == [1] * 6
-    assert set(parts.seconds) == set(whole.seconds)
-    for one, other in zip(whole.groups, parts.groups, strict=True):
-        for a, b in zip(one.trajectories, other.trajectories, strict=True):
-            assert [s.tokens for s in a.segments] == [s.tokens for s in b.segments]
-            assert a.rewards == b.rewards and a.finish == b.finish
-
-
-def test_the_time_of_a_rollout_is_that_of_all_its_waves(
+def test_the_time_of_a_rollout_is_that_of_all_its_conversations(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     def begin(problem: Problem, seed: int) -> Talkative:
@@ -200,7 +205,15 @@ def test_the_time_of_a_rollout_is_that_of_all_its_waves(
         return Talkative(seed)
 
     limits = LONG.model_copy(update={"concurrent": 1, "rollout_timeout_s": 0.15})
-    found = rollout(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
+    found = rollout(
+        PolicySampler(ending_policy(), SAMPLING),
+        Chat(),
+        asked,
+        [3, 4],
+        SAMPLING.group_size,
+        open_episode=begin,
+        limits=limits,
+    )
     last = found.groups[1].trajectories[-1]
     assert last.finish == Finish.ERROR and not last.rewards
 
@@ -209,11 +222,27 @@ def test_a_conversation_ends_at_its_limit_of_tokens(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    whole = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), LONG)
+    whole = rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        asked[1:],
+        [4],
+        SAMPLING.group_size,
+        open_episode=lambda _, seed: Talkative(seed, False),
+        limits=LONG,
+    )
     prompt = len(whole.prompts[0].ids)
     lengths = [prompt + len(t.tokens) for t in whole.groups[0].trajectories]
     limits = LONG.model_copy(update={"tokens": max(lengths) - 5})
-    cut = rollout(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), limits)
+    cut = rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        asked[1:],
+        [4],
+        SAMPLING.group_size,
+        open_episode=lambda _, seed: Talkative(seed, False),
+        limits=limits,
+    )
     for length, one, other in zip(
         lengths, whole.groups[0].trajectories, cut.groups[0].trajectories, strict=True
     ):

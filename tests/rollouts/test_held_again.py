@@ -18,7 +18,8 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import roll_out
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.tasks.base import Task, Verdict
 from tiny_models import boosted
 
@@ -69,9 +70,21 @@ class Lighting(Task):
         return Given(DONE if done else [KITCHEN, submit(1), ""], lose)
 
 
+def held(
+    policy: Policy,
+    task: Task,
+    problems: list[Problem],
+    seeds: list[int],
+    sampling: SamplingConfig,
+    retries: int,
+) -> Rollout:
+    limits = task.limits.model_copy(update={"retries": retries})
+    return rollout(PolicySampler(policy, sampling), task, problems, seeds, sampling.group_size, limits=limits)
+
+
 def rolled(policy: Policy, task: Lighting, retries: int) -> Any:
     problems = [task.problem("test", 0, n) for n in range(2)]
-    return roll_out(policy, task, problems, [7, 8], SAMPLING, retries=retries)
+    return held(policy, task, problems, [7, 8], SAMPLING, retries)
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +108,13 @@ def test_what_was_lost_becomes_what_it_would_have_been(policy: Policy) -> None:
     whole = rolled(policy, Lighting({}), 2)
     task = Lighting({1: ("reset", 1), 2: ("switch", 2), 5: ("go", 1)})
     again = rolled(policy, task, 2)
-    assert again.held_again == {(0, 1): 1, (0, 2): 2, (1, 2): 1}
+    assert again.retries == {(0, 1): 1, (0, 2): 2, (1, 2): 1}
     assert len(task.seeds) == 6 + 3 + 1
     for one, other in zip(whole.groups, again.groups, strict=True):
         for left, right in zip(one.trajectories, other.trajectories, strict=True):
             assert left.tokens == right.tokens and left.text == right.text
             assert left.rewards == right.rewards and left.finish == right.finish
-    assert whole.held_again == {} and again.seconds.keys() == whole.seconds.keys()
+    assert whole.retries == {} and again.seconds.keys() == whole.seconds.keys()
 
 
 def test_what_is_lost_every_time_stays_lost(policy: Policy) -> None:
@@ -109,7 +122,7 @@ def test_what_is_lost_every_time_stays_lost(policy: Policy) -> None:
     found = rolled(policy, task, 3)
     first, second, _ = found.groups[0].trajectories
     assert first.lost and first.finish == Finish.ERROR and first.rewards == {}
-    assert not second.lost and found.held_again == {(0, 0): 3, (0, 1): 1}
+    assert not second.lost and found.retries == {(0, 0): 3, (0, 1): 1}
     assert rolled(policy, Lighting({0: ("reset", 1)}), 0).groups[0].trajectories[0].lost
 
 
@@ -117,10 +130,10 @@ def test_a_conversation_without_a_verdict_is_not_lost(endless: Policy) -> None:
     """A turn that was cut off is masked; to hold it again would change nothing."""
     task = Lighting({})
     short = SAMPLING.model_copy(update={"max_new_tokens": 1})
-    found = roll_out(endless, task, [task.problem("test", 0, 0)], [7], short, retries=2)
+    found = held(endless, task, [task.problem("test", 0, 0)], [7], short, 2)
     for trajectory in found.groups[0].trajectories:
         assert trajectory.finish == Finish.ERROR and trajectory.parsed.unjudged and not trajectory.lost
-    assert found.held_again == {} and len(task.seeds) == 3
+    assert found.retries == {} and len(task.seeds) == 3
 
 
 def test_evaluations_tell_both_denominators(policy: Policy, tmp_path: Any) -> None:

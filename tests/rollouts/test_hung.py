@@ -23,6 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts import episode_runner
 from selfverify.rollouts import episode_runner as module
 from selfverify.rollouts.episode_runner import HungThreads
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum
@@ -72,7 +73,15 @@ def talk(policy: Policy, gate: threading.Event, stuck: int) -> None:
     def begin(problem: Problem, seed: int) -> Episode:
         return Stuck(gate) if next(count) < stuck else Talkative(seed, images=False)
 
-    rollout(policy, Chat(), [PROBLEM], [3], SAMPLING, begin, LIMITS)
+    rollout(
+        PolicySampler(policy, SAMPLING),
+        Chat(),
+        [PROBLEM],
+        [3],
+        SAMPLING.group_size,
+        open_episode=begin,
+        limits=LIMITS,
+    )
 
 
 def test_threads_are_counted_over_rollouts(
@@ -158,7 +167,10 @@ def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseExceptio
 
     limits = RolloutLimits(turns=1, step_threads=2, step_timeout_s=60.0)
     hung = episode_runner.HUNG.count()
-    found = episode_runner.EpisodeRunner(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
+    runner = episode_runner.EpisodeRunner(limits)
+    for index, call in enumerate((leaves, lambda: 2)):
+        runner.start("shown", (0, index), call, "turn 0")
+    found = runner.wait(everything=True)["shown"]
     assert (
         isinstance(found[0, 0], RuntimeError) and str(found[0, 0]) == f"it ended with {error.__name__}: now"
     )

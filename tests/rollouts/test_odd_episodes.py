@@ -17,6 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.score_reading import before_score
 from selfverify.tasks.base import Task, Verdict, user_turn
@@ -75,7 +76,15 @@ def hold(policy: Policy, second: Callable[[], Any], limits: RolloutLimits = LIMI
         return second() if next(count) == 1 else Polite()
 
     problem = Anything().problem("train", 0, 0)
-    [group] = rollout(policy, Anything(), [problem], [41], SAMPLING, begin, limits).groups
+    [group] = rollout(
+        PolicySampler(policy, SAMPLING),
+        Anything(),
+        [problem],
+        [41],
+        SAMPLING.group_size,
+        open_episode=begin,
+        limits=limits,
+    ).groups
     return group.trajectories
 
 
@@ -200,7 +209,13 @@ def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture)
     problem = Anything().problem("train", 0, 0)
     start = time.monotonic()
     [group] = rollout(
-        short, Anything(), [problem], [41], SAMPLING, lambda problem, seed: next(begun)(), THREADS
+        PolicySampler(short, SAMPLING),
+        Anything(),
+        [problem],
+        [41],
+        SAMPLING.group_size,
+        open_episode=lambda problem, seed: next(begun)(),
+        limits=THREADS,
     ).groups
     assert time.monotonic() - start < 15.0
     held.set()

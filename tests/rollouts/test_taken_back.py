@@ -18,6 +18,7 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.score_reading import with_images
 from selfverify.rollouts.wrappers import RecordingEpisode
@@ -34,8 +35,6 @@ class TakesBack(Episode):
         back: The turn that is taken back; -1 for none.
         instead: Whether it asks in place of what it showed before, without waiting for that turn.
     """
-
-    may_take_back = True
 
     def __init__(self, back: int, instead: bool = False) -> None:
         self.back, self.instead, self.asked = back, instead, False
@@ -62,12 +61,6 @@ class TakesBack(Episode):
         return EpisodeResult({"turns": float(len(self.turns))}, turns=["said"] * min(len(self.turns), 1))
 
 
-class Unannounced(TakesBack):
-    """Takes a turn back without having said that it may."""
-
-    may_take_back = False
-
-
 PROBLEMS = [
     Problem("shown", user_turn("What is on it?"), [picture(3, (84, 56))]),
     Problem("plain", user_turn("Say 7.", images=0)),
@@ -83,8 +76,8 @@ def hold(
     """Conversations; ``make`` is called with their numbers."""
     numbers = iter(range(100))
     return rollout(
-        policy, Chat(), problems, [3, 4][: len(problems)], sampling,
-        lambda problem, seed: make(next(numbers)), RolloutLimits(turns=4),
+        PolicySampler(policy, sampling), Chat(), problems, [3, 4][: len(problems)], sampling.group_size,
+        open_episode=lambda problem, seed: make(next(numbers)), limits=RolloutLimits(turns=4),
     ).groups  # fmt: skip
 
 
@@ -156,16 +149,6 @@ def test_what_is_said_is_what_would_have_been(load_policy: Any, kind: str, back:
     assert texts[0] == texts[1] and any(NOW in text for few in texts for one in few for text in one)
 
 
-def test_who_may_take_nothing_back(load_policy: Any) -> None:
-    """Its conversation ends without a verdict, the others go on."""
-    trajectories = flat(
-        hold(prepared(load_policy, "shared"), lambda number: Unannounced(0) if number else TakesBack(-1))
-    )
-    assert trajectories[0].finish != Finish.ERROR
-    cut = [t for t in trajectories[1:] if t.finish == Finish.ERROR]
-    assert cut and not any(t.rewards for t in cut)
-
-
 def test_nothing_of_it_is_noted() -> None:
     """A file of conversations holds what is left."""
     for back, roles in ((0, ["user", "user"]), (1, ["user", "assistant", "user"])):
@@ -174,6 +157,6 @@ def test_nothing_of_it_is_noted() -> None:
         for turn in [*range(back + 1), back]:
             noted.step(PolicyTurn(f"turn {turn}", [], Finish.STOP, turn))
         assert [m["role"] for m in noted.messages] == [*roles, "assistant"]
-        assert len(noted.cuts) == back + 1 and noted.may_take_back
+        assert len(noted.cuts) == back + 1
         texts = [str(m["content"]) for m in noted.messages]
         assert NOW in texts[-2] and not any(NOW in one and NOW in two for one, two in pairwise(texts))

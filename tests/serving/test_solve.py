@@ -22,7 +22,9 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite, roll_out
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import opening, rollout
+from selfverify.rollouts.script_sampler import recite
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
 from selfverify.serving.backend import FreeQuestion, free_problem, open_image, reply_of
@@ -152,12 +154,14 @@ def test_solve_in_two_turns(policy: Policy) -> None:
     problem = task.problem("test", 0, 0)
     asked: Any = make_task("digits-pick")
     sampling = SamplingConfig(group_size=3, max_new_tokens=12)
-    rollout = roll_out(policy, asked, [problem], [0], sampling, "Check the answer.")
+    begin, limits = opening(asked, "Check the answer.")
+    sampler = PolicySampler(policy, sampling)
+    made = rollout(sampler, asked, [problem], [0], sampling.group_size, open_episode=begin, limits=limits)
     found = solve(
         policy, task, problem, Inline(), Choosing(n=3),
         DrawsConfig(max_new_tokens=12, turns=2, second_turn="Check the answer."),
     )  # fmt: skip
-    rolled = rollout.groups[0].trajectories
+    rolled = made.groups[0].trajectories
     assert [c.text for c in found.candidates] == [t.text for t in rolled]
     assert [c.tokens for c in found.candidates] == [t.written for t in rolled]
 

@@ -151,7 +151,7 @@ def test_an_unknown_family(asked: list[Problem], tmp_path_factory: pytest.TempPa
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert torch.equal(torch.sim.get_rng_state(1), state)
-    said = policy.threads(prompts, SAMPLING, seeds=[1]).generate([(0, g) for g in range(3)], 0)
+    said = policy.threads(prompts, SAMPLING, seeds=[1]).generate(dict.fromkeys([(0, g) for g in range(3)], 0))
     assert [said[0, g].tokens for g in range(3)] == drawn[0]
     policy.logprobs(prompts, drawn[:1]).sum().backward()
 

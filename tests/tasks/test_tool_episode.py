@@ -25,7 +25,7 @@ from selfverify.core.trajectory import (
 )
 from selfverify.experiments.registry import make_method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.base import Task, Verdict, user_turn
 from selfverify.tasks.tool_calls import Tool, ToolError, tool
 from selfverify.tasks.tool_episode import ACTION, ToolEpisode

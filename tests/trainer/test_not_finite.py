@@ -186,7 +186,7 @@ def test_a_policy_that_computes_nan_says_so(tiny_folder: Path, used: bool) -> No
         with pytest.raises(SelfVerifyError, match=rf"{tiny_folder}: its logits are not finite"):
             policy.sample(prompts, sampling, seeds=[0])
         with pytest.raises(SelfVerifyError, match=rf"{tiny_folder}: its logits are not finite"):
-            policy.threads(prompts, sampling, seeds=[0]).generate([(0, 1)], 0)
+            policy.threads(prompts, sampling, seeds=[0]).generate(dict.fromkeys([(0, 1)], 0))
 
 
 class Rewarding(DigitsPick):

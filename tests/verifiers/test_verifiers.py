@@ -22,7 +22,7 @@ from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.selection.calibration import Fusion
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import Verdict

@@ -14,6 +14,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import PolicyTurn
 from selfverify.core.trajectory import Finish, Group
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.policy_verifiers import TrajectoryRatio
@@ -31,7 +32,9 @@ def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
     listener = StepVerifier(verifier, reasoner=reasoner)
     sampling = SamplingConfig(group_size=6, max_new_tokens=12)
     problems = [task.problem("test", 0, 0)]
-    groups = rollout(reasoner, task, problems, [5], sampling, listener=listener).groups
+    groups = rollout(
+        PolicySampler(reasoner, sampling), task, problems, [5], sampling.group_size, hook=listener
+    ).groups
     [group] = groups
     whole = [t for t in group.trajectories if t.finish == Finish.STOP]
     assert any(len({s.turn for s in t.segments}) == 3 for t in whole)
@@ -82,7 +85,9 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     listener = task.hook()
     assert isinstance(listener, StepVerifier) and listener.policies[0] is policy
     sampling = SamplingConfig(group_size=2, max_new_tokens=6)
-    [group] = rollout(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups
+    [group] = rollout(
+        PolicySampler(policy, sampling), task, [task.problem("test", 0, 0)], [1], sampling.group_size
+    ).groups
     assert all(LOG_RATIO in trajectory.segments[-1].values for trajectory in group.trajectories)
 
 
@@ -96,12 +101,16 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     task.set_policy(policy)
     listener = StepVerifier(verifier, reasoner=policy)
     sampling = SamplingConfig(group_size=2, max_new_tokens=48)
-    groups = rollout(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups
+    groups = rollout(
+        PolicySampler(policy, sampling), task, problems, [5, 6, 7, 8], sampling.group_size, hook=listener
+    ).groups
     kept = int(stop[-1]) - 1
     if kept:
         # What is left is what ends looking one step before, with that step's tool.
         run = far(stop=f"after:{kept}", max_steps=3)
-        others = rollout(policy, run, problems, [5, 6, 7, 8], sampling).groups
+        others = rollout(
+            PolicySampler(policy, sampling), run, problems, [5, 6, 7, 8], sampling.group_size
+        ).groups
         assert [t.tokens for g in groups for t in g.trajectories] == [
             t.tokens for g in others for t in g.trajectories
         ]

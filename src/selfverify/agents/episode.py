@@ -246,6 +246,8 @@ class AgentEpisode(Episode):
         self._session: EnvironmentSession | None = None
         self._pending: Pending | None = None
         self._in_a_row = 0
+        self._fault: Exception | None = None
+        """Why the ground truth could not be read."""
 
     def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
@@ -296,13 +298,9 @@ class AgentEpisode(Episode):
     def result(self) -> EpisodeResult:
         """See `Episode`. The judges' votes are waited for here."""
         worked = self.worked
-        if worked.outcome is None:
-            # The rollout has ended it: at the limit of turns, or where the context is full.
-            at_limit = worked.turn + 1 >= self.turns
-            worked.outcome = Outcome.IMPROPER if at_limit else self._overflow
-            worked.why = "nothing was handed in" if at_limit else "the context is full"
-            if self._session is not None and not self._session.environment.waits:
-                self._look(last=True)
+        self._cut_short()
+        if self._fault is not None:
+            raise self._fault
         if self._session is not None:
             worked.history = self._session.history
         if self._pending is not None:
@@ -314,9 +312,25 @@ class AgentEpisode(Episode):
         return Outcome.IMPROPER if self.settings.overflow == "format_error" else Outcome.CUT_OFF
 
     def release(self) -> None:
-        """See `Episode`."""
-        if self._session is not None:
-            self._session.close()
+        """See `Episode`. The ground truth of a conversation that the rollout has ended is read before."""
+        try:
+            self._cut_short()
+        except Exception as error:
+            self._fault = error
+        finally:
+            if self._session is not None:
+                self._session.close()
+
+    def _cut_short(self) -> None:
+        """End what the rollout has ended: at the limit of turns, or where the context is full."""
+        worked = self.worked
+        if worked.outcome is not None:
+            return
+        at_limit = worked.turn + 1 >= self.turns
+        worked.outcome = Outcome.IMPROPER if at_limit else self._overflow
+        worked.why = "nothing was handed in" if at_limit else "the context is full"
+        if self._session is not None and not self._session.environment.waits:
+            self._look(last=True)
 
     def give_up(self, why: str) -> None:
         """End a conversation that has broken off, also while judges vote: there is no verdict."""

@@ -240,8 +240,14 @@ class RolloutLimits(Config):
     concurrent: int | None = Field(
         None,
         ge=1,
-        description="Conversations that a process holds at the same time; the others wait until all of these "
-        "are over. For environments of which there are few, such as devices. null is no limit.",
+        description="Conversations that a process holds at the same time; the next one begins as soon as one "
+        "is over. For environments of which there are few, such as devices. null is no limit.",
+    )
+    retries: int = Field(
+        0,
+        ge=0,
+        description="How often a lost conversation is held again. Training never does: the failures of hard "
+        "tasks would be drawn until they succeed.",
     )
     hung_threads: int = Field(
         16,

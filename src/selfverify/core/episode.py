@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -61,7 +62,7 @@ class Observation:
         undo: Whether what the policy has just said is taken back, with what it was shown before that,
             as though neither had been; this is shown in place of the latter. The trajectory holds nothing of
             them. Before its first turn the policy was shown nothing: it then hears this as though it had said
-            nothing. Only where `Episode.may_take_back` says so.
+            nothing.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -104,8 +105,6 @@ class Episode(ABC):
 
     channel = "answer"
     """The channel of what the policy says, where a reply does not cut it."""
-    may_take_back = False
-    """Whether a reply may take back what it answers (`Observation.undo`)."""
 
     def reset(self) -> Observation | None:
         """What is there before the policy speaks; by default nothing.
@@ -145,12 +144,23 @@ class Episode(ABC):
         """
         return ()
 
+    def release(self) -> None:
+        """Give back what the episode holds. It is called in any case, once, and before `result`.
+
+        What the result needs of an environment is read here at the latest.
+        """
+
+    def awaited(self) -> Future[Any] | None:
+        """Begin what `result` would wait for, such as judges' votes, and return its future; None for nothing.
+
+        It is called after `release`, so that no judge holds an environment. Those of all conversations are
+        waited for together.
+        """
+        return None
+
     @abstractmethod
     def result(self) -> EpisodeResult:
-        """What came of the conversation; called once, after the last reply, also if it was cut off."""
-
-    def release(self) -> None:
-        """Give back what the episode holds. It is called in any case, once."""
+        """What came of the conversation; called once, after `release`, also if it was cut off."""
 
 
 class RolloutHook(ABC):
@@ -162,6 +172,9 @@ class RolloutHook(ABC):
     @abstractmethod
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
         """Conversations begin; those that it has followed before are over."""
+
+    def open(self, indices: Sequence[tuple[int, int]]) -> None:
+        """Follow some of these conversations from their prompts on, also those that were followed before."""
 
     @abstractmethod
     def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:

@@ -24,7 +24,8 @@ from selfverify.evaluation.samples import ResumableBatches, note_time
 from selfverify.policy.encoding import Encoder
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import OpenEpisode, Rollout, opening, roll_out
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import OpenEpisode, Rollout, opening, rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
 
@@ -132,20 +133,20 @@ class PolicyAnswerer(Answerer):
     def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
         """See `Answerer`. The share is answered as one batch, and its scores are read in all ways."""
 
-        def made() -> list[Row]:
+        def answered() -> list[Row]:
             if not asked.problems:
                 return []
             problems, seeds = [*asked.problems.values()], [asked.seeds[index] for index in asked.problems]
-            rollout = roll_out(
-                self.policy, asked.task, problems, seeds, asked.sampling, asked.second_turn, asked.retries
-            )
-            if asked.store is not None and rollout.seconds and ranks.index() == 0:
-                note_time(asked.store, len(problems) * asked.sampling.group_size, rollout.seconds)
+            begin, limits = opening(asked.task, asked.second_turn, asked.retries)
+            sampler, size = PolicySampler(self.policy, asked.sampling), asked.sampling.group_size
+            made = rollout(sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits)
+            if asked.store is not None and made.seconds and ranks.index() == 0:
+                note_time(asked.store, len(problems) * size, made.seconds)
             if asked.scores:
-                read_rollout_scores(self.policy, rollout, as_written=True)
-            return make_rows([*asked.problems], rollout)
+                read_rollout_scores(self.policy, made, as_written=True)
+            return make_rows([*asked.problems], made)
 
-        sweep.store(ranks.everywhere(made))
+        sweep.store(ranks.everywhere(answered))
 
 
 class ServerAnswerer(Answerer):
@@ -225,7 +226,7 @@ class ServerAnswerer(Answerer):
             if asked.store is not None and turns > 1:
                 note_time(asked.store, len(group.trajectories), seconds)
             held_again = Counter({(0, number): count for number, count in again.items()})
-            sweep.store(make_rows([indices[place]], Rollout([], [group], held_again=held_again)))
+            sweep.store(make_rows([indices[place]], Rollout([], [group], retries=held_again)))
 
         at_once = self.config.server.concurrent
         scores = asked.scores and SCORE_TAG in asked.task.tags

@@ -282,7 +282,7 @@ def _rows(
             [
                 _stored(
                     asked.task, group, number, asked.seeds[index], asked.store,
-                    rollout.held_again[place, number],
+                    rollout.retries[place, number],
                 )
                 for number in range(len(group.trajectories))
             ],

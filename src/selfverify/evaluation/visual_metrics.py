@@ -30,7 +30,8 @@ from selfverify.evaluation.evaluate import HeldOut, measured_with, sampling_of
 from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import hold_again, rollout
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import rollout
 from selfverify.selection.rules import Floats
 from selfverify.tasks.answering import SingleTurn
 from selfverify.visual.episode import asked_anew
@@ -177,8 +178,9 @@ def _held(
     if not problems:
         return []
     asked, seeds = [*problems.values()], [config.seed * 1_000_003 + index for index in problems]
-    held = rollout(policy, task, asked, seeds, sampling)
-    hold_again(policy, task, held, seeds, sampling, config.retries)
+    sampler, size = PolicySampler(policy, sampling), sampling.group_size
+    limits = task.limits.model_copy(update={"retries": config.retries})
+    held = rollout(sampler, task, asked, seeds, size, limits=limits)
     silent = task.looking_by({"verifier": None})
     # As it is asked where the first step is taken back: it has begun to speak, and has said nothing.
     told: list[dict[str, Any]] = [{"type": "text", "text": task.settings.answer_now}]
@@ -187,7 +189,7 @@ def _held(
     def once(problem: Problem, seed: int) -> Episode:
         return SingleTurn(problem, task.tags, task.verdict)
 
-    before = rollout(policy, silent, unseen, seeds, sampling, once, RolloutLimits(turns=1))
+    before = rollout(sampler, silent, unseen, seeds, size, open_episode=once, limits=RolloutLimits(turns=1))
     image = policy.loaded.family.placeholder(policy.model)
     rows = []
     for index, prompt, group, plain in zip(problems, held.prompts, held.groups, before.groups, strict=True):

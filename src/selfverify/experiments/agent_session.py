@@ -22,6 +22,7 @@ from selfverify.evaluation.samples import StoredSample, StoredStep, written_imag
 from selfverify.experiments.command_config import AgentSessionConfig
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_agent_page
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, hold
 from selfverify.tasks.answering import Verdict
@@ -198,7 +199,14 @@ def _speaker(settings: AgentSessionConfig, task: AgentTask, problem: Problem) ->
 
     def converses(watched: Watched) -> None:
         task.set_policy(policy)
-        rollout(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
+        rollout(
+            PolicySampler(policy, sampling),
+            task,
+            [problem],
+            [seed],
+            sampling.group_size,
+            open_episode=lambda asked, its_seed: watched,
+        )
 
     return converses
 

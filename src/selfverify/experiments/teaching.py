@@ -32,6 +32,7 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.wrappers import Message, RecordingEpisode
 from selfverify.tasks.answering import worth_imitating
@@ -264,7 +265,15 @@ class Teaching:
         )  # fmt: skip
         problems = [asked.problem for asked in made.values()]
         seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
-        rolled = rollout(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
+        rolled = rollout(
+            PolicySampler(policy, sampling),
+            self.task,
+            problems,
+            seeds,
+            sampling.group_size,
+            open_episode=begin,
+            limits=self.task.limits,
+        )
         told = iter(opened)
         found: dict[int, list[TaughtConversation]] = {}
         for index, group in zip(made, rolled.groups, strict=True):

@@ -124,13 +124,22 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
+        from selfverify.rollouts.policy_sampler import PolicySampler
         from selfverify.rollouts.rollout import rollout
         from selfverify.rollouts.score_reading import read_rollout_scores
 
         def begin(problem: Problem, seed: int) -> Episode:
             return self.open(task, problem, seed)
 
-        rolled = rollout(policy, task, problems, seeds, sampling, begin, self.limits)
+        rolled = rollout(
+            PolicySampler(policy, sampling),
+            task,
+            problems,
+            seeds,
+            sampling.group_size,
+            open_episode=begin,
+            limits=self.limits,
+        )
         if self.config.reads_scores:
             read_rollout_scores(policy, rolled, sampling.temperature)
         return rolled

@@ -290,7 +290,7 @@ class TurnsSFT(TwoTurnMethod):
         self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
     ) -> Group:
         """Write a second turn behind each of the first turns."""
-        from selfverify.rollouts.rollout import recite
+        from selfverify.rollouts.script_sampler import recite
 
         rng = np.random.default_rng(seed)
         turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
@@ -303,11 +303,11 @@ class TurnsSFT(TwoTurnMethod):
         """The second turn that is shown behind ``first``."""
         from selfverify.policy.chat import turn_end
         from selfverify.policy.decoding import Sample
-        from selfverify.rollouts.conversation import said_of
+        from selfverify.rollouts.policy_sampler import sampled_turn
 
         if first.finish != Finish.STOP:
             return first  # which is the last turn
-        tagged = parse_tagged(said_of(policy, first).text, task.tags)
+        tagged = parse_tagged(sampled_turn(policy, first).turn.text, task.tags)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
         if self.config.source == "checked":
             text = task.recheck(problem, tagged, rng)

@@ -42,17 +42,19 @@ def derived_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def uniform_draws(seed: int, sample: int, turn: int, steps: int) -> Tensor:
+    """``[steps]`` float64 numbers in [0, 1), one stream for each problem's seed, sample and turn."""
+    return torch.from_numpy(np.random.default_rng([seed, sample, turn]).random(steps))
+
+
 def uniforms(seeds: Sequence[int], group_size: int, steps: int, turn: int = 0) -> Tensor:
     """``[B, G, steps]`` float64 numbers in [0, 1): one stream for each problem's seed, sample and turn.
 
     What a sample draws then depends on its problem's seed, its place in the group and its turn alone: not on
     the length limit, the size of the group, what else is in the batch, or which process samples it.
     """
-    rows = [
-        [np.random.default_rng([seed, sample, turn]).random(steps) for sample in range(group_size)]
-        for seed in seeds
-    ]
-    return torch.from_numpy(np.array(rows).reshape(len(seeds), group_size, steps))
+    rows = [uniform_draws(seed, sample, turn, steps) for seed in seeds for sample in range(group_size)]
+    return torch.stack(rows).view(len(seeds), group_size, steps)
 
 
 def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selfverify.core.trajectory import Finish
-from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniforms
+from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
 from selfverify.policy.packing import Continuation, SharedLayout
@@ -28,15 +28,12 @@ SampleIndex = tuple[int, int]
 class KVSession(Protocol):
     """The conversations of B prompts, G of each."""
 
-    def generate(
-        self, places: Collection[SampleIndex], turn: int, more: bool = True
-    ) -> dict[SampleIndex, Sample]:
+    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
         """Let the policy go on in some threads.
 
         Args:
-            places: Which threads.
-            turn: How often the policy has spoken before; with seed and place in the group it decides what is
-                drawn.
+            turns: By thread how often the policy has spoken before; with seed and place in the group it
+                decides what is drawn.
             more: False where no thread will be continued after this.
 
         Returns:
@@ -60,6 +57,14 @@ class KVSession(Protocol):
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
         """What brings threads back to where they stand now: it forgets what they say and hear from now on."""
+        ...
+
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """Put threads to the ends of their prompts, whatever they have said and heard."""
+        ...
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """Forget threads that are not continued; they can begin again."""
         ...
 
 
@@ -198,6 +203,8 @@ class SharedKVSession:
         prompts: B prompts; they are prefilled here.
         seeds: One per prompt.
         inside: Calls what computes with the model where its wrappers see it (`ModuleRunner.infer`).
+        rows: How many threads there may be at a time, each with a copy of its prompt's keys; they have to
+            `begin`, and memory depends on their number alone. None has all B x G, which share prompts.
     """
 
     def __init__(
@@ -207,23 +214,60 @@ class SharedKVSession:
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         inside: Inside,
+        rows: int | None = None,
     ) -> None:
-        self.forward, self.voice, self.prompts, self.seeds = forward, voice, prompts, seeds
+        self.forward, self.voice, self.prompts = forward, voice, list(prompts)
         self._inside = inside
         self._room = longest_row(forward.model)
+        self._asked, self._seeds = list(prompts), seeds
         b, g = len(prompts), voice.sampling.group_size
-        last_bh, prefilled = self._compute(lambda: prefill(forward, prompts))
-        self._layout = prefilled.to_grow(g, scores_at_once(forward))
-        self._hidden_bgh = last_bh[:, None].expand(b, g, -1)
+        self._last_bh, self._prefilled = self._compute(lambda: prefill(forward, prompts))
+        self._rows_of: dict[SampleIndex, SampleIndex] | None = None
+        """Where threads that have begun stand, if there are fewer rows than threads."""
+        shared = self._prefilled
+        if rows is not None:
+            self._rows_of, self._free = {}, [(row, 0) for row in range(rows)]
+            shared, b, g = self._prefilled.copied([0] * rows), rows, 1
+            self.prompts = [prompts[0]] * rows
+        self._layout = shared.to_grow(g, scores_at_once(forward))
+        self._hidden_bgh = (self._last_bh if rows is None else self._last_bh[[0] * b])[:, None].expand(
+            b, g, -1
+        )
         """The state behind each thread's last forwarded token."""
         self.lengths_bg = torch.zeros(b, g, dtype=torch.long)
         """Own tokens of each thread whose keys are kept."""
-        self._next_bg = torch.tensor([prompt.next_position for prompt in prompts])[:, None].repeat(1, g)
+        self._next_bg = torch.tensor([prompt.next_position for prompt in self.prompts])[:, None].repeat(1, g)
         """The position of each thread's next token."""
         self._pending: dict[SampleIndex, int] = {}
         """The last token that a thread has said, which no forward pass has seen."""
         self.forwarded = 0
         """Tokens that have passed through the model behind the prompts, padding included."""
+
+    def _row(self, place: SampleIndex) -> SampleIndex:
+        """Where a thread stands in tensors ``[B, G, ...]``."""
+        return place if self._rows_of is None else self._rows_of[place]
+
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.begin`."""
+        self._hidden_bgh = self._hidden_bgh.clone()
+        for place in places:
+            problem = place[0]
+            if self._rows_of is not None and place not in self._rows_of:
+                self._rows_of[place] = self._free.pop(0)
+                row, _ = self._rows_of[place]
+                self.prompts[row] = self._asked[problem]
+                self._layout.take_prompt(row, self._prefilled, problem)
+            at = self._row(place)
+            self.lengths_bg[at], self._next_bg[at] = 0, self._asked[problem].next_position
+            self._hidden_bgh[at] = self._last_bh[problem]
+            self._pending.pop(at, None)
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.end`."""
+        for place in places:
+            if self._rows_of is not None and (at := self._rows_of.pop(place, None)) is not None:
+                self._free.append(at)
+                self.lengths_bg[at] = 0  # so that it makes nobody's row longer
 
     def _compute(self, run: Callable[[], T]) -> T:
         with torch.no_grad():
@@ -231,8 +275,7 @@ class SharedKVSession:
 
     def generate(
         self,
-        places: Collection[SampleIndex],
-        turn: int,
+        turns: Mapping[SampleIndex, int],
         more: bool = True,
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
@@ -245,33 +288,37 @@ class SharedKVSession:
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.
         """
-        return self._compute(lambda: self._say(places, turn, more, given_up, watcher)) if places else {}
+        if not turns:
+            return {}
+        rows = {self._row(place): (place, turn) for place, turn in turns.items()}
+        said = self._compute(lambda: self._say(rows, more, given_up, watcher))
+        return {rows[at][0]: sample for at, sample in said.items()}
 
     def _say(
         self,
-        places: Collection[SampleIndex],
-        turn: int,
+        turns: Mapping[SampleIndex, tuple[SampleIndex, int]],
         more: bool,
         given_up: GivenUp | None,
         watcher: TokenCallback | None,
     ) -> dict[SampleIndex, Sample]:
+        """`generate`; ``turns`` has for each row its thread and turn."""
         # A thread that has heard nothing since it last spoke goes on from its last token.
-        unheard = {place: Continuation([]) for place in places if place in self._pending}
+        unheard = {place: Continuation([]) for place in turns if place in self._pending}
         if unheard:
             self._hear(unheard, score=False)
         device, steps = self.forward.device, self.voice.sampling.max_new_tokens
-        wanted_bg = self._flags(places)
+        wanted_bg = self._flags(turns)
         rows = self._chosen(wanted_bg)
         layout = self._take(rows)
         b, g = wanted_bg.shape
-        draws_bgt = uniforms(self.seeds, g, steps, turn).to(device)
+        draws_bgt = self._draws(turns, steps).to(device)
         tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
         ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
         ended_bg[~wanted_bg] = 0
         last_bg = self._last_steps(steps).to(device)
         hidden_bgh = self._hidden_bgh[rows.at]
-        writing = {place: Sample([], [], Finish.LENGTH) for place in places}
+        writing = {place: Sample([], [], Finish.LENGTH) for place in turns}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
@@ -301,7 +348,7 @@ class SharedKVSession:
         lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
         ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
-        for i, j in places:
+        for i, j in turns:
             n = lengths[i][j]
             finish = Finish.STOP if ended[i][j] >= 0 else Finish.LENGTH
             said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
@@ -310,6 +357,13 @@ class SharedKVSession:
             self._pending[i, j] = tokens[i][j][n - 1]
         require_finite(said.values(), self.voice.name)
         return said
+
+    def _draws(self, turns: Mapping[SampleIndex, tuple[SampleIndex, int]], steps: int) -> Tensor:
+        """``[B, G, steps]`` what each row draws from; see `uniforms`."""
+        draws_bgt = torch.zeros(*self.lengths_bg.shape, steps, dtype=torch.float64)
+        for at, ((problem, sample), turn) in turns.items():
+            draws_bgt[at] = uniform_draws(self._seeds[problem], sample, turn, steps)
+        return draws_bgt
 
     def _last_steps(self, steps: int) -> Tensor:
         """``[B, G]`` the number, from 0, of the last token that each thread may say, of ``steps``."""
@@ -333,7 +387,11 @@ class SharedKVSession:
         self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
     ) -> dict[SampleIndex, Tensor]:
         """See `KVSession.append`. ``Forward.chunk`` tokens go through the model at a time."""
-        return self._compute(lambda: self._hear(pieces, score)) if pieces else {}
+        if not pieces:
+            return {}
+        places = {self._row(place): place for place in pieces}
+        found = self._compute(lambda: self._hear({at: pieces[p] for at, p in places.items()}, score))
+        return {places[at]: values for at, values in found.items()}
 
     def _hear(self, pieces: Mapping[SampleIndex, Continuation], score: bool) -> dict[SampleIndex, Tensor]:
         given = {place: [*self._said(place), *pieces[place].tokens] for place in sorted(pieces)}
@@ -426,7 +484,7 @@ class SharedKVSession:
                 place, int(self.lengths_bg[place]), int(self._next_bg[place]),
                 self._hidden_bgh[place].clone(), self._pending.get(place),
             )
-            for place in places
+            for place in map(self._row, places)
         ]  # fmt: skip
 
         def back() -> None:

@@ -85,6 +85,19 @@ class SharedLayout:
             self._kept_sizes = self.starts.flatten().tolist()
         return self._kept_sizes
 
+    def copied(self, problems: list[int]) -> SharedLayout:
+        """A prefilled layout with copies of these prompts, each as often as it is named."""
+        keys = {number: (k[problems], v[problems]) for number, (k, v) in self.prompt_keys.items()}
+        return SharedLayout(self.mode, self.prompt_lengths[problems], self.prompt_width, prompt_keys=keys)
+
+    def take_prompt(self, row: int, other: SharedLayout, problem: int) -> None:
+        """Put a prompt of another layout in the place of the prompt ``row``."""
+        self.prompt_lengths[row] = other.prompt_lengths[problem]
+        for number, pair in self.prompt_keys.items():
+            for mine, theirs in zip(pair, other.prompt_keys[number], strict=True):
+                mine[row] = theirs[problem]
+        self._sizes = None
+
     def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
         """The layout of ``continuations`` without any token yet behind each prefilled prompt."""
         lengths, width, keys = self.prompt_lengths, self.prompt_width, self.prompt_keys

@@ -408,13 +408,20 @@ class Policy:
             return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
-        said = threads.generate(places, 0, more=False, given_up=given_up, watcher=watcher)
+        said = threads.generate(dict.fromkeys(places, 0), more=False, given_up=given_up, watcher=watcher)
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
     def threads(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig | None = None,
+        *,
+        seeds: Sequence[int],
+        rows: int | None = None,
     ) -> KVSession:
         """Growing conversations behind each prompt, G of each; see `sample` for the arguments.
+
+        ``rows`` bounds how many there are at a time (`SharedKVSession`).
 
         Raises:
             ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or the model does something to
@@ -425,12 +432,16 @@ class Policy:
             return RecomputingSession(
                 self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended
             )
-        return self._shared_threads(prompts, sampling, seeds)
+        return self._shared_threads(prompts, sampling, seeds, rows)
 
     def _shared_threads(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        seeds: Sequence[int],
+        rows: int | None = None,
     ) -> SharedKVSession:
-        return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
+        return SharedKVSession(self.forward, self.voice(sampling), prompts, seeds, self.running.infer, rows)
 
     def voice(self, sampling: SamplingConfig) -> TokenSampler:
         """How this policy speaks with these settings.

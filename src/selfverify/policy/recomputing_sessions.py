@@ -50,27 +50,24 @@ class RecomputingSession:
         self._sample, self._logprobs, self._extend = sample, logprobs, extend
         self.prompts, self.seeds, self.sampling = prompts, seeds, sampling
         self._longer: dict[SampleIndex, Prompt] = {}
+        self._begun: dict[int, list[Sample]] = {}
+        """By prompt what its threads say first."""
 
-    def generate(
-        self, places: Collection[SampleIndex], turn: int, more: bool = True
-    ) -> dict[SampleIndex, Sample]:
+    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
         """See `KVSession.generate`.
 
-        vLLM is called by all processes together, also by one with nothing to ask.
+        What a thread says first, before it has heard anything, is drawn with its whole group, once: it is the
+        same whichever of the group's threads begin, and when. vLLM is called by all processes together, also
+        by one with nothing to ask.
         """
-        said = {}
-        asked = list(places)
-        if turn == 0:
-            # Whole groups where nothing has been heard, also where some places are not wanted: what the
-            # others draw must not change.
-            heard = {i for i, _ in self._longer}
-            which = sorted({i for i, _ in places} - heard)
-            prompts, seeds = [self.prompts[i] for i in which], [self.seeds[i] for i in which]
-            groups = dict(zip(which, self._sample(prompts, self.sampling, seeds=seeds), strict=True))
-            said = {(i, j): groups[i][j] for i, j in places if i in groups}
-            asked = [(i, j) for i, j in places if i in heard]
+        begin = [place for place, turn in turns.items() if turn == 0 and place not in self._longer]
+        which = sorted({i for i, _ in begin} - self._begun.keys())
+        prompts, seeds = [self.prompts[i] for i in which], [self.seeds[i] for i in which]
+        self._begun |= zip(which, self._sample(prompts, self.sampling, seeds=seeds), strict=True)
+        said = {(i, j): self._begun[i][j] for i, j in begin}
+        asked = [place for place in turns if place not in said]
         prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
-        seeds = [derived_seed(self.seeds[i], turn, j) for i, j in asked]
+        seeds = [derived_seed(self.seeds[i], turns[i, j], j) for i, j in asked]
         one = self.sampling.model_copy(update={"group_size": 1})
         made = self._sample(prompts, one, seeds=seeds)
         said |= {place: sample for place, [sample] in zip(asked, made, strict=True)}
@@ -109,6 +106,15 @@ class RecomputingSession:
                     self._longer[place] = prompt
 
         return back
+
+    def begin(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.begin`."""
+        self.end(places)
+
+    def end(self, places: Collection[SampleIndex]) -> None:
+        """See `KVSession.end`."""
+        for place in places:
+            self._longer.pop(place, None)
 
     def _append(self, place: SampleIndex, piece: Continuation) -> None:
         self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)

@@ -13,8 +13,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
@@ -23,6 +26,9 @@ from selfverify.core.events import note
 from selfverify.policy.kv_sessions import SampleIndex
 
 logger = logging.getLogger(__name__)
+
+SAID, SHOWN, RELEASED, AWAITED = "said", "shown", "released", "awaited"
+"""What is waited for: turns of the policy, observations, environments that are given back, verdicts."""
 
 
 class HungThreads:
@@ -76,103 +82,182 @@ HUNG = HungThreads()
 T = TypeVar("T")
 
 
-class EpisodeRunner:
-    """Asks the episodes of one rollout for their replies.
+@dataclass(slots=True)
+class _Call:
+    """Something that is waited for: ``run`` on a thread, or a future's result.
 
-    A thread that hangs in a reply cannot be ended. It is abandoned and counted (`HUNG`); its late reply is
+    Args:
+        kind: What it is, such as ``shown``.
+        index: Its conversation.
+        run: Is called on a thread; None for a future.
+        name: The thread's name.
+        bounded: Whether the rollout's end and the number of threads bound it.
+        thread: The thread.
+        deadline: When the thread is given up.
+    """
+
+    kind: str
+    index: SampleIndex
+    run: Callable[[], Any] | None = None
+    name: str = ""
+    bounded: bool = True
+    thread: threading.Thread | None = None
+    deadline: float = math.inf
+
+
+class EpisodeRunner:
+    """Calls the episodes of one rollout, inline or on threads with deadlines, and waits for what comes of it.
+
+    A thread that hangs in a call cannot be ended. It is abandoned and counted (`HUNG`); its late result is
     ignored. An environment that may hang for good belongs in a process of its own
     (`selfverify.core.process_pool`).
 
     Args:
-        limits: How many threads there are, and how long replies may take.
-        name: The name of a conversation, which its threads get.
+        limits: How many threads there are, and how long calls may take.
     """
 
-    def __init__(self, limits: RolloutLimits, name: Callable[[SampleIndex], str]) -> None:
-        self.limits, self.name = limits, name
-        self._ends = None if limits.rollout_timeout_s is None else time.monotonic() + limits.rollout_timeout_s
+    def __init__(self, limits: RolloutLimits) -> None:
+        self.limits = limits
+        self._ends = math.inf
+        if limits.rollout_timeout_s is not None:
+            self._ends = time.monotonic() + limits.rollout_timeout_s
+        self._waiting: deque[_Call] = deque()
+        self._running: dict[int, _Call] = {}
+        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._numbers = count()
+        self._arrived: list[tuple[SampleIndex, str, Any]] = []
 
-    def ask(
-        self, calls: Mapping[SampleIndex, Callable[[], T]], what: str
-    ) -> dict[SampleIndex, T | Exception]:
-        """The outcomes of ``calls``, each of which asks an episode; in the same order.
+    def start(
+        self,
+        kind: str,
+        index: SampleIndex,
+        run: Callable[[], Any],
+        name: str,
+        bounded: bool = True,
+    ) -> None:
+        """Call an episode: now, or on a thread as soon as one is free.
 
         Args:
-            calls: By conversation.
-            what: What they are about, such as the turn.
+            kind: Under which `wait` returns the outcome.
+            index: The conversation.
+            run: The call.
+            name: What the thread is called.
+            bounded: Whether the rollout's end and the number of threads bound the call.
+        """
+        call = _Call(kind, index, run, name, bounded)
+        if self.limits.step_threads:
+            self._waiting.append(call)
+            self._start_threads()
+        else:
+            late = bounded and time.monotonic() >= self._ends
+            self._arrived.append((index, kind, self._too_late() if late else outcome(run)))
+
+    def watch(self, kind: str, index: SampleIndex, future: Future[Any]) -> None:
+        """Wait for a future, too; it has a deadline of its own or none."""
+        number = next(self._numbers)
+        self._running[number] = _Call(kind, index)
+        future.add_done_callback(lambda done: self._done.put((number, outcome(done.result))))
+
+    def watched(self, kind: str) -> set[SampleIndex]:
+        """Return the conversations for which something of a kind has not come yet."""
+        return {call.index for call in (*self._waiting, *self._running.values()) if call.kind == kind}
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything but a verdict has been asked for that `wait` has not returned yet."""
+        return bool(self._waiting or self._arrived) or any(
+            call.kind != AWAITED for call in self._running.values()
+        )
+
+    def wait(self, everything: bool) -> dict[str, dict[SampleIndex, Any]]:
+        """Wait until something has come, and return it by kind and in the order of the conversations.
+
+        An outcome is a result or the exception in its place; that of a call that took too long is a
+        `TimeoutError`.
+
+        Args:
+            everything: Wait for all that has been asked for; verdicts are waited for only if nothing else is.
 
         Raises:
             HungError: More threads hang than `RolloutLimits.hung_threads`.
         """
-        if self.limits.step_threads:
-            return self._on_threads(calls, what, self.limits.step_threads, self.limits.hung_threads)
-        return {
-            place: self._too_late() if self._is_over() else outcome(call) for place, call in calls.items()
-        }
+        while True:
+            self._start_threads()
+            self._collect(block=False)
+            pending = self._waiting or any(call.kind != AWAITED for call in self._running.values())
+            if self._arrived and not (everything and pending):
+                break
+            self._collect(block=True)
+        found: dict[str, dict[SampleIndex, Any]] = {kind: {} for kind in (SAID, SHOWN, RELEASED, AWAITED)}
+        for index, kind, came in sorted(self._arrived, key=lambda arrived: arrived[0]):
+            found[kind][index] = came
+        self._arrived.clear()
+        return found
 
-    def close(self, episodes: Mapping[SampleIndex, Episode]) -> dict[SampleIndex, Exception | None]:
-        """Release all episodes, also those of a rollout that has taken too long.
+    def forget(self) -> None:
+        """Begin no more calls, and wait for nothing any more."""
+        self._waiting.clear()
+        self._running.clear()
+        self._arrived.clear()
 
-        Where replies have a deadline, releasing has the same: a hung reply may hold what releasing waits for.
-        All are released at the same time then, so that those that hang cost one deadline.
-        """
-        calls = {place: episode.release for place, episode in episodes.items()}
-        if self.limits.step_threads and calls:
-            return self._on_threads(calls, "closing", len(calls))
-        return {place: outcome(call) for place, call in calls.items()}
+    def _start_threads(self) -> None:
+        """Start the calls that may run now: bounded ones on so many threads, all others at once."""
+        bounded = sum(call.bounded and call.thread is not None for call in self._running.values())
+        for call in [*self._waiting]:
+            if call.bounded:
+                HUNG.refuse_more_than(self.limits.hung_threads)
+                if bounded >= self.limits.step_threads:
+                    continue
+                bounded += 1
+            self._waiting.remove(call)
+            number, call.deadline = next(self._numbers), time.monotonic() + self.limits.step_timeout_s
+            call.thread = threading.Thread(target=self._run, args=(number, call), daemon=True, name=call.name)
+            self._running[number] = call
+            call.thread.start()
 
-    def _on_threads(
-        self,
-        calls: Mapping[SampleIndex, Callable[[], T]],
-        what: str,
-        threads: int,
-        may_hang: int | None = None,
-    ) -> dict[SampleIndex, T | Exception]:
-        """The outcome of each call, in the order of ``calls``; the rollout's end bounds what may hang."""
-        ends = None if may_hang is None else self._ends
-        done: queue.SimpleQueue[tuple[SampleIndex, T | Exception]] = queue.SimpleQueue()
-        waiting, running = deque(calls), dict[SampleIndex, tuple[float, threading.Thread]]()
-        found: dict[SampleIndex, T | Exception] = {}
+    def _run(self, number: int, call: _Call) -> None:
+        assert call.run is not None
+        try:
+            came = outcome(call.run)
+        except BaseException as error:  # on a thread of ours no user has interrupted
+            came = RuntimeError(f"it ended with {type(error).__name__}: {error}")
+        self._done.put((number, came))
 
-        def run(place: SampleIndex) -> None:
-            try:
-                came = outcome(calls[place])
-            except BaseException as error:  # on a thread of ours no user has interrupted
-                came = RuntimeError(f"it ended with {type(error).__name__}: {error}")
-            done.put((place, came))
+    def _collect(self, block: bool) -> None:
+        """Take what has come; with ``block`` wait for the next outcome or deadline."""
+        until = min((self._deadline(call) for call in self._running.values()), default=math.inf)
+        left = None if until == math.inf else max(until - time.monotonic(), 0.0)
+        try:
+            number, came = self._done.get(block, left)
+        except queue.Empty:
+            self._give_up()
+            return
+        call = self._running.pop(number, None)
+        if call is not None:
+            self._arrived.append((call.index, call.kind, came))
 
-        while waiting or running:
-            if may_hang is not None:
-                HUNG.refuse_more_than(may_hang)
-            while waiting and len(running) < threads:
-                place = waiting.popleft()
-                name = f"{self.name(place)}, {what}"
-                thread = threading.Thread(target=run, args=(place,), daemon=True, name=name)
-                running[place] = time.monotonic() + self.limits.step_timeout_s, thread
-                thread.start()
-            until = min(deadline for deadline, _ in running.values())
-            until = until if ends is None else min(until, ends)
-            try:
-                place, came = done.get(timeout=max(until - time.monotonic(), 0.0))
-            except queue.Empty:
-                now = time.monotonic()
-                over = ends is not None and now >= ends
-                for place in [p for p, (deadline, _) in running.items() if over or deadline <= now]:
-                    HUNG.add(running.pop(place)[1])
-                    reason = f"it took longer than {self.limits.step_timeout_s} s"
-                    found[place] = self._too_late() if over else TimeoutError(reason)
-                if over:
-                    found |= {place: self._too_late() for place in waiting}
-                    waiting.clear()
-            else:
-                if running.pop(place, None) is not None:
-                    found[place] = came
-        if may_hang is not None:
-            HUNG.refuse_more_than(may_hang)
-        return {place: found[place] for place in calls}
+    def _deadline(self, call: _Call) -> float:
+        bounded = call.bounded and call.thread is not None
+        return min(call.deadline, self._ends) if bounded else call.deadline
 
-    def _is_over(self) -> bool:
-        return self._ends is not None and time.monotonic() >= self._ends
+    def _give_up(self) -> None:
+        """Give up the threads whose time is over, and what would begin after the rollout's end."""
+        now = time.monotonic()
+        hung = False
+        for number, call in [*self._running.items()]:
+            if call.thread is not None and self._deadline(call) <= now:
+                del self._running[number]
+                HUNG.add(call.thread)
+                hung = hung or call.bounded
+                late = TimeoutError(f"it took longer than {self.limits.step_timeout_s} s")
+                over = call.bounded and now >= self._ends
+                self._arrived.append((call.index, call.kind, self._too_late() if over else late))
+        if now >= self._ends:
+            for call in [call for call in self._waiting if call.bounded]:
+                self._waiting.remove(call)
+                self._arrived.append((call.index, call.kind, self._too_late()))
+        if hung:
+            HUNG.refuse_more_than(self.limits.hung_threads)
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_timeout_s} s")

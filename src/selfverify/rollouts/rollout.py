@@ -1,93 +1,44 @@
-"""The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over.
+"""The one loop of all rollouts: a sampler takes the policy's turns, episodes answer, until all are over.
 
-`rollout` holds conversations and winds them up: their episodes say what came of them, and are released.
-`hold_again` holds those again that were lost, as evaluations do. `roll_out` does both, with the task's own
-conversations or with answers that are asked for again.
+`rollout` holds G conversations about each problem, with whatever `Sampler` it is given.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from itertools import product
 
-from selfverify.core import ranks
-from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn, RolloutHook
-from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerifyError
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import Episode, Observation, RolloutHook
+from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.policy.decoding import Sample, derived_seed
-from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
-from selfverify.policy.observation_encoding import ReplyEncoder
-from selfverify.policy.packing import Continuation
-from selfverify.policy.policy import Policy
+from selfverify.policy.decoding import derived_seed
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.conversation import Conversation
-from selfverify.rollouts.episode_runner import EpisodeRunner, ending_of, outcome
+from selfverify.rollouts.episode_runner import (
+    AWAITED,
+    RELEASED,
+    SAID,
+    SHOWN,
+    EpisodeRunner,
+    ending_of,
+    outcome,
+)
+from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, Sampler
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
-
-
-class Held(Protocol):
-    """A conversation that was held, with a policy or with a model behind a server."""
-
-    problem: Problem
-    episode: Episode | None
-    error: Exception | None
-    ending: EpisodeResult | None
-    turns: list[int]
-
-    def fail(self, error: Exception) -> None:
-        """End without a verdict."""
-
-
-def find_endings(task: Task, talks: Mapping[SampleIndex, Held]) -> None:
-    """Ask what came of each conversation that has not failed; the task sees all their answers before."""
-    whole = [(talk, talk.episode) for talk in talks.values() if talk.episode is not None and not talk.error]
-    answers: list[tuple[Problem, Tagged]] = []
-    for talk, episode in whole:
-        given = outcome(partial(_answers, episode))
-        if isinstance(given, Exception):
-            talk.fail(given)
-        else:
-            answers += [(talk.problem, tagged) for tagged in given]
-    task.prepare(answers)
-    for talk, episode in whole:
-        if talk.error is not None:
-            continue
-        ending = outcome(partial(ending_of, episode, len(talk.turns)))
-        if isinstance(ending, Exception):
-            # As of a reply: no verdict, never a 0.
-            talk.fail(ending)
-        else:
-            talk.ending = ending
-
-
-def _answers(episode: Episode) -> list[Tagged]:
-    return list(episode.answers())
-
-
-def close(talks: Mapping[SampleIndex, Held], replies: EpisodeRunner) -> None:
-    """Release all episodes. A conversation is over then, whatever releasing its episode comes to."""
-    closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
-    for place, error in closed.items():
-        if error is not None:
-            problem = talks[place].problem
-            message = f"problem {problem.id}: an episode could not be closed: {error}"
-            note(logger, "episode_not_closed", message, problem=problem.id, reason=str(error))
-
-
-T = TypeVar("T")
 
 OpenEpisode = Callable[[Problem, int], Episode]
 """Begins the conversation about a problem; the number is a seed for whatever is random in it."""
@@ -97,25 +48,31 @@ OpenEpisode = Callable[[Problem, int], Episode]
 class Rollout:
     """Groups with the encoded prompts they were sampled from, in the same order."""
 
-    prompts: list[Prompt]
+    prompts: Sequence[Prompt]
     groups: list[Group]
     seconds: dict[str, float] = field(default_factory=dict)
     """Where conversations may have several turns: the time that saying, replying and hearing took."""
-    held_again: Counter[SampleIndex] = field(default_factory=Counter)
-    """How often conversations that were lost were held again (`hold_again`)."""
+    retries: Counter[SampleIndex] = field(default_factory=Counter)
+    """How often conversations that were lost were held again."""
+    errors: dict[SampleIndex, Exception] = field(default_factory=dict)
+    """Why conversations have no result."""
 
 
 def rollout(
-    policy: Policy,
+    sampler: Sampler,
     task: Task,
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    sampling: SamplingConfig,
+    group_size: int,
+    *,
     open_episode: OpenEpisode | None = None,
     limits: RolloutLimits | None = None,
-    listener: RolloutHook | None = None,
+    hook: RolloutHook | None = None,
 ) -> Rollout:
     """Hold G conversations about each problem and ask what came of them.
+
+    Lost conversations are held again as often as ``limits.retries`` says. One that ended without a verdict
+    (`EpisodeResult.lost`) is not lost in this sense.
 
     What a conversation says depends on its problem's seed, its place in the group and its episode alone, and
     on the others only by the rounding of sums. An episode that raises, hangs or cannot be opened ends its
@@ -124,14 +81,14 @@ def rollout(
     ``length``; what was said counts.
 
     Args:
-        policy: Speaks.
+        sampler: Takes the policy's turns.
         task: Opens episodes where ``open_episode`` is None; sees all answers before they are judged.
         problems: B problems.
         seeds: One per problem.
-        sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
-        open_episode: Begins each conversation.
+        group_size: G.
+        open_episode: Begins each conversation; called on the caller's thread, problem by problem.
         limits: In turns, in time and at the same time; None takes the task's.
-        listener: Told of what is said before episodes reply; None takes the task's, if it has one.
+        hook: Told of what is said before episodes reply; None takes the task's, if it has one.
 
     Returns:
         B groups of G trajectories.
@@ -141,347 +98,263 @@ def rollout(
         DataError: A problem cannot be encoded.
         HungError: Too many threads of this process hang in episodes.
         SamplingError: The engine has failed.
+
+    Example:
+        >>> from selfverify import Policy, make_task
+        >>> from selfverify.core.config import SamplingConfig
+        >>> from selfverify.rollouts.policy_sampler import PolicySampler
+        >>> task = make_task("digits-pick")
+        >>> sampler = PolicySampler(Policy.load("builtin:digits"), SamplingConfig())
+        >>> made = rollout(sampler, task, [task.problem("test", 0, 0)], seeds=[7], group_size=4)
+        >>> len(made.groups[0].trajectories)
+        4
     """
-    limits, listener = limits or task.limits, listener or task.hook()
-    prompts = policy.encode(problems)
-    writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
-    in_step = sampling.engine != "own"
-    names: dict[SampleIndex, str] = {}
-    replies = EpisodeRunner(limits, lambda place: names[place])
-    seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
-    made: dict[SampleIndex, Trajectory] = {}
-    for wave in _waves(len(problems), sampling.group_size, limits.concurrent, in_step):
-        own = sorted({b for b, _ in wave})
-        talks: dict[SampleIndex, Conversation] = {}
-        try:
-            for b, g in wave:
-                # A wave counts its own problems, so that nothing is computed for those of other waves.
-                place, problem, seed = (own.index(b), g), problems[b], derived_seed(seeds[b], g)
-                names[place] = f"problem {problem.id}, sample {g}"
-                talks[place] = Conversation(policy, writer, problem, len(prompts[b].ids), room)
-                talks[place].open(partial(open_episode or task.open, problem, seed))
-            if listener is not None:
-                listener.begin({place: talk.problem for place, talk in talks.items()})
-            threads = policy.threads([prompts[b] for b in own], sampling, seeds=[seeds[b] for b in own])
-            rounds = _Rounds(threads, talks, replies, listener, in_step, seconds)
-            rounds.run(limits.turns)
-            find_endings(task, talks)
-        finally:
-            close(talks, replies)
-        made |= {(own[place[0]], place[1]): talk.trajectory() for place, talk in talks.items()}
-    groups = [
-        Group(problem, [made[b, g] for g in range(sampling.group_size)]) for b, problem in enumerate(problems)
-    ]
-    return Rollout(prompts, groups, seconds if limits.turns > 1 else {})
+    limits, hook = limits or task.limits, hook or task.hook()
+    with sampler.session(problems, seeds, group_size, limits):
+        loop = _Loop(sampler, task, problems, seeds, group_size, open_episode or task.open, limits, hook)
+        loop.run()
+        groups = [
+            Group(problem, [loop.done[b, g] for g in range(group_size)]) for b, problem in enumerate(problems)
+        ]
+        seconds = loop.seconds if limits.turns > 1 else {}
+        return Rollout(sampler.prompts, groups, seconds, loop.retries, loop.errors)
 
 
-def _room(policy: Policy, limits: RolloutLimits) -> int | None:
-    """The tokens that a conversation may have; None where nobody looks."""
-    known = [tokens for tokens in (longest_row(policy.model), limits.tokens) if tokens is not None]
-    return min(known, default=None)
-
-
-def _waves(problems: int, samples: int, at_once: int | None, in_step: bool) -> list[list[SampleIndex]]:
-    """Which conversations are held at the same time, in order.
-
-    Args:
-        problems: B.
-        samples: G.
-        at_once: The most at the same time; None is all.
-        in_step: Whether all processes hold as many waves, some of them without a conversation.
-    """
-    places = [(b, g) for b in range(problems) for g in range(samples)]
-    size = at_once or max(len(places), 1)
-    waves = [places[first : first + size] for first in range(0, max(len(places), 1), size)]
-    most = max(ranks.gather(len(waves))) if in_step else len(waves)
-    return waves + [[] for _ in range(most - len(waves))]
-
-
-def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
-    """A conversation in which the policy's turns are given; as many of them are said as the episode lets.
-
-    Raises:
-        ConfigError: The chat template cannot continue a conversation.
-        DataError: A reply cannot be shown to the policy.
-    """
-    talk = Conversation(policy, ReplyEncoder(policy.encoder), problem)
-    try:
-        talk.check(episode)
-        talk.episode = episode
-        talk.start(talk.begin())
-        for number, sample in enumerate(turns, start=1):
-            if not talk.over:
-                talk.answer(talk.reply(talk.say(sample)), more=number < len(turns))
-        talk.ending = ending_of(episode, len(talk.turns))
-        return talk.trajectory()
-    finally:
-        episode.release()
-
-
-class _Rounds:
-    """In each round the policy speaks in all conversations that go on, and all their episodes reply.
-
-    Args:
-        threads: The policy's side of the conversations.
-        talks: The conversations.
-        replies: Asks the episodes.
-        listener: See `rollout`.
-        in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
-        seconds: Gets the time that saying, replying and hearing took.
-    """
+class _Loop:
+    """The state of one `rollout`; see there for the arguments."""
 
     def __init__(
         self,
-        threads: KVSession,
-        talks: Mapping[SampleIndex, Conversation],
-        replies: EpisodeRunner,
-        listener: RolloutHook | None,
-        in_step: bool,
-        seconds: dict[str, float],
+        sampler: Sampler,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        group_size: int,
+        open_episode: OpenEpisode,
+        limits: RolloutLimits,
+        hook: RolloutHook | None,
     ) -> None:
-        self.threads, self.talks, self.replies = threads, talks, replies
-        self.listener, self.in_step, self.seconds = listener, in_step, seconds
-        self._failed: SelfVerifyError | None = None
-        self._back: dict[SampleIndex, Callable[[], None]] = {}
-        """What brings conversations whose last turn may be taken back to where they stood before that."""
+        self.sampler, self.task, self.problems, self.seeds = sampler, task, problems, seeds
+        self.open_episode, self.limits, self.hook = open_episode, limits, hook
+        self.runner = EpisodeRunner(limits)
+        self.waiting = deque(product(range(len(problems)), range(group_size)))
+        """Conversations that have yet to begin."""
+        self.talks: dict[SampleIndex, Conversation] = {}
+        """Those that go on, or whose episodes have yet to be released."""
+        self.over: dict[SampleIndex, Conversation] = {}
+        """Those that are over and released, and have yet to be judged."""
+        self.ready: dict[SampleIndex, Observation | None] = {}
+        """What the policy is to be shown next."""
+        self.done: dict[SampleIndex, Trajectory] = {}
+        self.errors: dict[SampleIndex, Exception] = {}
+        self.retries: Counter[SampleIndex] = Counter()
+        self.seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
 
-    def run(self, turns: int) -> None:
-        """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
-        opened = {place: talk.begin for place, talk in self.talks.items() if not talk.over}
-        self._exchange(opened, Conversation.start, 0)
-        for turn in range(turns):
-            going = [place for place, talk in self.talks.items() if not (talk.over or self._failed)]
-            if not (any(ranks.gather(bool(going))) if self.in_step else going):
-                break
-            more = turn + 1 < turns
-            said = self._say(going, turn, more)
-            told = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
-            self._exchange(told, partial(Conversation.answer, more=more), turn + 1)
-        if self._failed:
-            raise self._failed
-
-    def _say(self, places: Sequence[SampleIndex], turn: int, more: bool) -> dict[SampleIndex, PolicyTurn]:
-        """Let the policy go on in some conversations."""
-        with self._timed("say"):
-            samples = self.threads.generate(places, turn, more)
-            said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
-            if self.listener is not None:
-                self.listener.said(said)
-        return said
-
-    def _exchange(
-        self,
-        calls: Mapping[SampleIndex, Callable[[], T]],
-        take: Callable[[Conversation, T], Continuation | None],
-        turn: int,
-    ) -> None:
-        """Ask episodes, and let the policy hear what they reply. A conversation whose episode fails is over.
-
-        Args:
-            calls: Ask the episodes.
-            take: Takes a reply in a conversation, and returns what the policy hears of it.
-            turn: The policy's next turn.
-        """
+    def run(self) -> None:
+        """Hold all conversations to their ends."""
+        if self.hook is not None:
+            self.hook.begin({index: self.problems[index[0]] for index in self.waiting})
         try:
-            with self._timed("reply"):
-                replies = self.replies.ask(calls, f"turn {turn - 1}" if turn else "before the first turn")
-            with self._timed("hear"):
-                heard = self._heard(replies, take)
-                self._go_back(replies)
-                self._ask_aside(heard, turn)
-                heard = {place: piece for place, piece in heard.items() if not self.talks[place].over}
-                self.threads.append(heard)
-                if self.listener is not None:
-                    shown = {place: replies[place] for place in heard}
-                    self.listener.shown(
-                        {p: reply for p, reply in shown.items() if isinstance(reply, Observation)}
-                    )
-        except SelfVerifyError as error:
-            if not self.in_step:
-                raise
-            # The others go on to ask the engine, which takes this process, too, if with nothing to say.
-            self._failed = error
+            while self.waiting or self.talks or self.over:
+                if self.waiting:
+                    self._open()
+                if self.ready and not self.runner.busy:
+                    self._speak()
+                elif self.talks:
+                    self._hear()
+                elif not self.waiting:
+                    self._judge()
+        finally:
+            self.runner.forget()
+            left = [index for index, talk in self.talks.items() if not talk.closing]
+            for index in left:
+                self._release(index)
+            if left:
+                self._note_unclosed(self.runner.wait(everything=True)[RELEASED])
 
-    def _go_back(self, places: Iterable[SampleIndex]) -> None:
-        """Let the policy forget turns that are taken back, and mark where others stand that may be."""
-        for place in places:
-            talk = self.talks[place]
-            if talk.over or talk.episode is None or not talk.episode.may_take_back:
-                self._back.pop(place, None)
-            elif talk.taken_back:
-                self._back[place]()
-            else:
-                self._back[place] = self.threads.mark([place])
-
-    def _ask_aside(self, places: Iterable[SampleIndex], turn: int) -> None:
-        """Let the policy answer asides; its conversations then go on as though it had not.
-
-        Raises:
-            ConfigError: An engine samples for all processes at once.
-        """
-        asides = {place: piece for place in places if (piece := self.talks[place].aside) is not None}
-        if not asides:
+    def _open(self) -> None:
+        """Begin as many conversations as may be held at the same time; a free slot is filled at once."""
+        most = (self.limits.concurrent or len(self.waiting) + len(self.talks)) - len(self.talks)
+        few = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+        for b, g in few:
+            talk = self.talks[b, g] = Conversation(self.problems[b], self.limits.turns)
+            seed = derived_seed(self.seeds[b], g)
+            talk.open(partial(self.open_episode, self.problems[b], seed), self.sampler.check)
+        if not few:
             return
-        if self.in_step:
-            raise ConfigError("only a model that runs here can be asked aside: set sampling.engine to own")
-        back = self.threads.mark(asides)
-        self.threads.append(asides)
-        for place, sample in self.threads.generate(asides, turn, more=False).items():
-            self.talks[place].overhear(sample)
-        back()
+        self.sampler.open(few)
+        if self.hook is not None:
+            self.hook.open(few)
+        with self._timed("reply"):
+            for index in few:
+                if self.talks[index].over:
+                    self._release(index)
+                else:
+                    self._start(index, self.talks[index].reset)
 
-    def _heard(
-        self,
-        replies: Mapping[SampleIndex, T | Exception],
-        take: Callable[[Conversation, T], Continuation | None],
-    ) -> dict[SampleIndex, Continuation]:
-        heard = {}
-        for place, reply in replies.items():
-            talk = self.talks[place]
+    def _start(self, index: SampleIndex, run: Callable[[], Observation | None]) -> None:
+        talk = self.talks[index]
+        when = f"turn {len(talk.turns) - 1}" if talk.spoken else "before the first turn"
+        self.runner.start(SHOWN, index, run, f"problem {talk.problem.id}, sample {index[1]}, {when}")
+
+    def _speak(self) -> None:
+        """Show the policy what is ready, and let it speak; probes first, so that rounds stay together."""
+        probes = {i: o.probe for i, o in self.ready.items() if o is not None and o.probe is not None}
+        batch = {index: self.ready.pop(index) for index in sorted(probes or self.ready)}
+        with self._timed("hear"):
+            self.sampler.undo([index for index, o in batch.items() if o is not None and o.undo])
+            read = self.sampler.observe({index: probes.get(index, o) for index, o in batch.items()})
+            going = [index for index, o in batch.items() if self._shown(index, o, read[index])]
+            if self.hook is not None:
+                shown = {i: o for i in going if i not in probes and (o := batch[i]) is not None}
+                self.hook.shown(shown)
+        with self._timed("say"):
+            if going:
+                said = self.sampler.say({index: self.talks[index].spoken for index in going})
+                for index, turn in said.items():
+                    self.runner.watch(SAID, index, turn)
+
+    def _shown(
+        self, index: SampleIndex, observation: Observation | None, read: Encoded | DataError | None
+    ) -> bool:
+        """Keep what the policy reads, and return whether it speaks next."""
+        talk = self.talks[index]
+        if observation is not None and observation.probe is not None:
+            rest = replace(observation, probe=None)
+            if isinstance(read, ContextFull):
+                self.ready[index] = rest  # a probe that does not fit is left out
+                return False
+            talk.after_probe = rest
+        if isinstance(read, DataError):
+            talk.after_probe = None
+            talk.end(read)
+            self._release(index)
+            return False
+        if read is not None and talk.after_probe is None:
+            talk.show(read, observation)
+        return True
+
+    def _hear(self) -> None:
+        """Take what the policy has said and what episodes have shown."""
+        with self._timed("reply"):
+            heard = self.runner.wait(self.sampler.lock_step)
+        with self._timed("say"):
+            said: dict[SampleIndex, SampledTurn] = heard[SAID]
+            probed = [index for index in said if self.talks[index].after_probe is not None]
+            own = {index: turn for index, turn in said.items() if index not in probed}
+            for index, turn in own.items():
+                self.talks[index].say(turn)
+            if self.hook is not None and own:
+                self.hook.said({index: turn.turn for index, turn in own.items()})
+            self.sampler.undo(probed)
+        with self._timed("reply"):
+            for index, turn in said.items():
+                talk = self.talks[index]
+                self._start(index, partial(talk.hear_probe, turn) if index in probed else talk.step)
+        for index, reply in heard[SHOWN].items():
+            talk = self.talks[index]
+            after, talk.after_probe = talk.after_probe, None
             if isinstance(reply, Exception):
                 talk.fail(reply)
-                continue
-            try:
-                piece = take(talk, reply)
-            except DataError as error:
-                talk.fail(error)
+            elif after is not None:
+                self.ready[index] = after
+            elif talk.take(reply):
+                self.ready[index] = reply
+            if talk.over:
+                self._release(index)
+        self._released(heard[RELEASED])
+
+    def _release(self, index: SampleIndex) -> None:
+        """Let a conversation that is over give its environment back, before its verdict is asked for."""
+        talk = self.talks[index]
+        talk.closing = True
+        self.sampler.close([index])
+        name = f"problem {talk.problem.id}, sample {index[1]}, closing"
+        self.runner.start(RELEASED, index, talk.release, name, bounded=False)
+
+    def _released(self, released: Mapping[SampleIndex, Exception | None]) -> None:
+        """Conversations are over, whatever releasing their episodes has come to; lost ones are held again."""
+        self._note_unclosed(released)
+        for index in released:
+            self.over[index] = self.talks.pop(index)
+        self._retry([index for index in released if self.over[index].error is not None])
+        for index in released:
+            future = self.over[index].awaited() if index in self.over else None
+            if future is not None:
+                self.runner.watch(AWAITED, index, future)
+
+    def _note_unclosed(self, released: Mapping[SampleIndex, Exception | None]) -> None:
+        for (b, _), error in released.items():
+            if error is not None:
+                name = self.problems[b].id
+                message = f"problem {name}: an episode could not be closed: {error}"
+                note(logger, "episode_not_closed", message, problem=name, reason=str(error))
+
+    def _judge(self) -> None:
+        """Ask what came of all conversations that are over; the task sees all their answers before."""
+        while self.runner.watched(AWAITED):
+            self.runner.wait(everything=True)
+        over = dict(sorted(self.over.items()))
+        whole = [(talk, talk.episode) for talk in over.values() if talk.episode and not talk.error]
+        answers: list[tuple[Problem, Tagged]] = []
+        for talk, episode in whole:
+            given = outcome(partial(_answers, episode))
+            if isinstance(given, Exception):
+                talk.fail(given)
             else:
-                if piece is not None:
-                    heard[place] = piece
-        return heard
+                answers += [(talk.problem, tagged) for tagged in given]
+        self.task.prepare(answers)
+        for talk, episode in whole:
+            if talk.error is not None:
+                continue
+            ending = outcome(partial(ending_of, episode, len(talk.turns)))
+            if isinstance(ending, Exception):
+                talk.fail(ending)  # as of a reply: no verdict, never a 0
+            else:
+                talk.ending = ending
+        self._retry([index for index, talk in over.items() if talk.error is not None])
+        for index, talk in self.over.items():
+            self.done[index] = talk.trajectory()
+            if talk.error is not None:
+                self.errors[index] = talk.error
+        self.over.clear()
+
+    def _retry(self, lost: Sequence[SampleIndex]) -> None:
+        """Let lost conversations wait to be held again; each draws what it drew before."""
+        again = [index for index in lost if self.retries[index] < self.limits.retries]
+        if again:
+            text = f"{len(again)} lost conversations are held again"
+            names = sorted({self.problems[b].id for b, _ in again})
+            note(logger, "episodes_held_again", text, problems=names, count=len(again))
+        for index in again:
+            del self.over[index]
+        self.waiting.extend(again)
+        self.retries.update(again)
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[name] += time.perf_counter() - start
+        self.seconds[phase] += time.perf_counter() - start
 
 
-def hold_again(
-    policy: Policy,
-    task: Task,
-    first: Rollout,
-    seeds: Sequence[int],
-    sampling: SamplingConfig,
-    times: int,
-    open_episode: OpenEpisode | None = None,
-    limits: RolloutLimits | None = None,
-) -> None:
-    """Hold the lost conversations of a rollout again, with `rollout`; whatever comes of them replaces them.
-
-    A conversation draws what it drew before, so that it becomes what it would have been without the loss.
-    One that ended without a verdict (`EpisodeResult.lost`) is not lost in this sense: it is left as it is.
-    So are all, where too many threads hang.
-
-    Args:
-        policy: Speaks.
-        task: As of the rollout.
-        first: The rollout, changed in place; `Rollout.held_again` counts.
-        seeds: One per problem, as of the rollout.
-        sampling: As of the rollout.
-        times: How often each conversation is held again at most.
-        open_episode: As of the rollout.
-        limits: As of the rollout.
-    """
-    for _ in range(times):
-        lost = {
-            (b, g)
-            for b, group in enumerate(first.groups)
-            for g, trajectory in enumerate(group.trajectories)
-            if trajectory.lost
-        }
-        if not lost:
-            break
-        which = sorted({b for b, _ in lost})
-        problems = [first.groups[b].problem for b in which]
-        note(
-            logger,
-            "episodes_held_again",
-            f"{len(lost)} lost conversations are held again",
-            problems=[problem.id for problem in problems],
-            count=len(lost),
-        )
-        wanted = [(b, g) in lost for b in which for g in range(sampling.group_size)]
-        begin = _only(open_episode or task.open, wanted)
-        again = [seeds[b] for b in which]
-        try:
-            made = rollout(policy, task, problems, again, sampling, begin, limits or task.limits)
-        except HungError:
-            return  # what has been said is kept; whoever asks for replies next is refused
-        groups = dict(zip(which, made.groups, strict=True))
-        for b, g in lost:
-            first.groups[b].trajectories[g] = groups[b].trajectories[g]
-        for name, seconds in made.seconds.items():
-            first.seconds[name] = first.seconds.get(name, 0.0) + seconds
-        first.held_again.update(lost)
+def _answers(episode: Episode) -> list[Tagged]:
+    return list(episode.answers())
 
 
-def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:
-    """Opens those conversations that are ``wanted``; `rollout` opens them problem by problem."""
-    turns = iter(wanted)
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        return open_episode(problem, seed) if next(turns) else _Over()
-
-    return begin
-
-
-class _Over(Episode):
-    """Stands for a conversation that was not lost: it is over before it begins."""
-
-    def reset(self) -> Observation:
-        return Observation(done=True)
-
-    def step(self, said: PolicyTurn) -> Observation:
-        raise AssertionError("nothing is said in a conversation that is over")
-
-    def result(self) -> EpisodeResult:
-        return EpisodeResult()
-
-
-def roll_out(
-    policy: Policy,
-    task: Task,
-    problems: Sequence[Problem],
-    seeds: Sequence[int],
-    sampling: SamplingConfig,
-    second_turn: str | None = None,
-    retries: int = 0,
-) -> Rollout:
-    """Sample a group of trajectories for each problem and judge them.
-
-    Args:
-        policy: Answers.
-        task: Opens the conversations and judges answers.
-        problems: B problems.
-        seeds: One per problem.
-        sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
-        second_turn: A request to re-examine every answer. The second answer then counts, and its score is
-            a channel of its own. None holds the task's own conversations.
-        retries: How often a lost conversation is held again at most.
-
-    Raises:
-        ConfigError: The chat template cannot continue a conversation.
-        DataError: A problem cannot be encoded.
-    """
-
-    begin, limits = opening(task, second_turn)
-    rolled = rollout(policy, task, problems, seeds, sampling, begin, limits)
-    hold_again(policy, task, rolled, seeds, sampling, retries, begin, limits)
-    return rolled
-
-
-def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, RolloutLimits | None]:
-    """How conversations begin and how long they may get; None leaves both to the task.
+def opening(task: Task, second_turn: str | None, retries: int = 0) -> tuple[OpenEpisode, RolloutLimits]:
+    """Return how conversations begin and how long they may get.
 
     Args:
         task: Judges answers.
-        second_turn: A request to re-examine every answer. None means the task's own conversations.
+        second_turn: A request to re-examine every answer. The second answer then counts, and its score is a
+            channel of its own. None means the task's own conversations.
+        retries: How often a lost conversation is held again at most.
     """
     if second_turn is None:
-        return None, None
+        return task.open, task.limits.model_copy(update={"retries": retries})
 
     def ask(problem: Problem, seed: int) -> Episode:
         return SelfCorrection(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
 
-    return ask, RolloutLimits(turns=2)
+    return ask, RolloutLimits(turns=2, retries=retries)

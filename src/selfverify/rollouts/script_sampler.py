@@ -1,10 +1,13 @@
-"""Demonstrated conversations as trajectories: texts said to an episode, with what it really replies."""
+"""The sampler of turns that are given, and demonstrated conversations as trajectories."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
+from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -13,12 +16,81 @@ from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.policy.chat import turn_end
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import longest_row
+from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import outcome
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.policy_sampler import ForeignQuestions, PolicySampler
+from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
+
+
+class ScriptSampler(PolicySampler):
+    """Says given turns and computes nothing; no limit of tokens holds.
+
+    Args:
+        policy: Its tokenizer and chat template are used.
+        turns: By conversation what is said in turn.
+    """
+
+    def __init__(self, policy: Policy, turns: Mapping[SampleIndex, Sequence[Sample]]) -> None:
+        super().__init__(policy, SamplingConfig())
+        self.turns = turns
+
+    def _begin(
+        self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
+    ) -> KVSession:
+        return _Script(self.turns)
+
+    def _limit(self, limits: RolloutLimits) -> int | None:
+        return None
+
+
+class _Script:
+    """A `KVSession` that keeps nothing."""
+
+    def __init__(self, turns: Mapping[SampleIndex, Sequence[Sample]]) -> None:
+        self.turns = turns
+
+    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
+        return {index: self.turns[index][turn] for index, turn in turns.items()}
+
+    def append(
+        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
+    ) -> dict[SampleIndex, Tensor]:
+        return {}
+
+    def mark(self, places: object) -> Callable[[], None]:
+        return lambda: None
+
+    def begin(self, places: object) -> None:
+        return
+
+    def end(self, places: object) -> None:
+        return
+
+
+def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
+    """Hold one conversation in which the policy's turns are given, as many as the episode lets.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A reply cannot be shown to the policy.
+    """
+    made = rollout(
+        ScriptSampler(policy, {(0, 0): turns}),
+        ForeignQuestions(),
+        [problem],
+        [0],
+        group_size=1,
+        open_episode=lambda problem, seed: episode,
+        limits=RolloutLimits(turns=len(turns)),
+    )
+    for error in made.errors.values():
+        raise error
+    return made.groups[0].trajectories[0]
 
 
 def encode_demonstration(

@@ -46,9 +46,9 @@ from selfverify.core.problem import BETWEEN, Problem, content_parts, openai_mess
 from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Group, Segment, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.kv_sessions import SampleIndex
-from selfverify.rollouts.conversation import nothing_said, said_by
-from selfverify.rollouts.episode_runner import EpisodeRunner, ask, begin, outcome
-from selfverify.rollouts.rollout import OpenEpisode, close, find_endings
+from selfverify.rollouts.conversation import said_by
+from selfverify.rollouts.episode_runner import RELEASED, SHOWN, EpisodeRunner, ask, begin, ending_of, outcome
+from selfverify.rollouts.rollout import OpenEpisode
 from selfverify.tasks.base import Task
 from selfverify.tasks.tool_calls import read_calls, read_json
 
@@ -293,7 +293,9 @@ class ServedConversation:
         self.over = True
         if self._segments and self._segments[-1].author != "policy":
             del self._segments[-1]  # nobody has read it
-        self._segments = self._segments or [nothing_said()]
+        self._segments = self._segments or [
+            Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
+        ]
         self._segments[-1].finish = Finish.LENGTH
         message = f"problem {self.problem.id}: a conversation has reached the context of the server's model"
         note(logger, "context_full", message, problem=self.problem.id, turn=len(self.turns))
@@ -307,7 +309,7 @@ class ServedConversation:
 
     def trajectory(self) -> Trajectory:
         """What the conversation came to; one without an ending ends with ``error``."""
-        segments = self._segments or [nothing_said()]
+        segments = self._segments or [Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)]
         ending = self.ending
         if ending is None:
             segments[-1].finish = Finish.ERROR
@@ -367,6 +369,57 @@ def _segments(reply: Completion, said: PolicyTurn, cuts: Sequence[tuple[str, int
 
 
 T = TypeVar("T")
+
+
+class _Asked:
+    """Asks the episodes of some conversations, and waits for all."""
+
+    def __init__(self, limits: RolloutLimits, name: str) -> None:
+        self.limits, self.name = limits, name
+        self._ends = EpisodeRunner(limits)._ends
+
+    def ask(
+        self, calls: Mapping[SampleIndex, Callable[[], T]], what: str
+    ) -> dict[SampleIndex, T | Exception]:
+        runner = EpisodeRunner(self.limits)
+        runner._ends = self._ends
+        for place, call in calls.items():
+            runner.start(SHOWN, place, call, f"{self.name}, sample {place[1]}, {what}")
+        return runner.wait(everything=True)[SHOWN] if calls else {}
+
+
+def find_endings(task: Task, talks: Mapping[SampleIndex, ServedConversation]) -> None:
+    """Ask what came of each conversation that has not failed; the task sees all their answers before."""
+    whole = [(talk, talk.episode) for talk in talks.values() if talk.episode is not None and not talk.error]
+    answers = []
+    for talk, episode in whole:
+        given = outcome(episode.answers)
+        if isinstance(given, Exception):
+            talk.fail(given)
+        else:
+            answers += [(talk.problem, tagged) for tagged in given]
+    task.prepare(answers)
+    for talk, episode in whole:
+        if talk.error is None:
+            ending = outcome(partial(ending_of, episode, len(talk.turns)))
+            if isinstance(ending, Exception):
+                talk.fail(ending)
+            else:
+                talk.ending = ending
+
+
+def close(talks: Mapping[SampleIndex, ServedConversation], limits: RolloutLimits) -> None:
+    """Release all episodes."""
+    runner = EpisodeRunner(limits)
+    for place, talk in talks.items():
+        if talk.episode is not None:
+            runner.start(RELEASED, place, talk.episode.release, "closing", bounded=False)
+    for place, error in (runner.wait(everything=True)[RELEASED] if runner.busy else {}).items():
+        if error is not None:
+            problem = talks[place].problem
+            message = f"problem {problem.id}: an episode could not be closed: {error}"
+            note(logger, "episode_not_closed", message, problem=problem.id, reason=str(error))
+
 
 Keep = Callable[[int, Group, Counter[int], dict[str, float]], None]
 """Gets the place of each problem among those asked, its group, as soon as it is whole, how often each of its
@@ -507,7 +560,7 @@ class ServerRollouts:
     ) -> dict[int, Trajectory]:
         """Some conversations about a problem, judged."""
         limits = self.limits or self.task.limits
-        replies = EpisodeRunner(limits, lambda place: f"problem {problem.id}, sample {place[1]}")
+        replies = _Asked(limits, f"problem {problem.id}")
         talks: dict[SampleIndex, ServedConversation] = {}
         try:
             for g in numbers:
@@ -520,7 +573,7 @@ class ServerRollouts:
             async with judging:  # off the loop: judging may take long, and replies go on coming
                 await asyncio.to_thread(find_endings, self.task, talks)
         finally:
-            await asyncio.to_thread(close, talks, replies)
+            await asyncio.to_thread(close, talks, limits)
         made: dict[int, Trajectory] = {}
         for (place, talk), soft in zip(talks.items(), scores, strict=True):
             trajectory = made[place[1]] = talk.trajectory()
@@ -531,7 +584,7 @@ class ServerRollouts:
     async def _hold(
         self,
         asking: _Asking,
-        replies: EpisodeRunner,
+        replies: _Asked,
         problem: Problem,
         seed: int,
         talks: Mapping[SampleIndex, ServedConversation],
@@ -576,7 +629,7 @@ class ServerRollouts:
                     await self._off_loop(partial(talks[place].answer, said[place], heard, more))
 
     async def _replied(
-        self, replies: EpisodeRunner, calls: Mapping[SampleIndex, Callable[[], T]], what: str
+        self, replies: _Asked, calls: Mapping[SampleIndex, Callable[[], T]], what: str
     ) -> dict[SampleIndex, T | Exception]:
         """Ask episodes; each reply of a conversation on a thread, as others go on meanwhile."""
         if (self.limits or self.task.limits).turns == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,6 @@ class EpisodeWrapper(Episode):
 
     def __init__(self, inner: Episode) -> None:
         self.inner, self.channel = inner, inner.channel
-        self.may_take_back = inner.may_take_back
 
     def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
@@ -45,6 +45,10 @@ class EpisodeWrapper(Episode):
     def answers(self) -> Sequence[Tagged]:
         """See `Episode`."""
         return self.inner.answers()
+
+    def awaited(self) -> Future[Any] | None:
+        """See `Episode`."""
+        return self.inner.awaited()
 
     def result(self) -> EpisodeResult:
         """See `Episode`."""

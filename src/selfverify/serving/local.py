@@ -27,7 +27,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, FreeQuestion
 from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest, looked_completion
 from selfverify.serving.schemas import ApiError, invalid_value, with_places

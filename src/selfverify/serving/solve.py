@@ -17,7 +17,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import roll_out
+from selfverify.rollouts.policy_sampler import PolicySampler
+from selfverify.rollouts.rollout import opening, rollout
 from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
 from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively
@@ -141,9 +142,11 @@ def solve(
         # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
         sampling, seeds = drawing.sampling(n), [drawing.seed * 1_000_003 + len(trajectories)]
         words = (drawing.second_turn or SECOND_TURN) if drawing.turns == 2 else None
-        rollout = roll_out(policy, task, [problem], seeds, sampling, words)
-        verify(rollout.groups, verifier)
-        drawn = rollout.groups[0].trajectories
+        begin, limits = opening(task, words)
+        sampler = PolicySampler(policy, sampling)
+        made = rollout(sampler, task, [problem], seeds, n, open_episode=begin, limits=limits)
+        verify(made.groups, verifier)
+        drawn = made.groups[0].trajectories
         trajectories.extend(drawn)
         found = [reply_of(t, verifier.name, task.kind == "continuous") for t in drawn]
         for candidate in found:

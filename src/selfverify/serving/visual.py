@@ -25,6 +25,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.server_sampler import AwaitedSpeaker, ServerSpeaker, Speaker, hold
 from selfverify.rollouts.wrappers import EpisodeWrapper
@@ -172,7 +173,15 @@ def look_here(
         number, opened = next(numbers), look.look(problem)  # episodes are opened in order
         return ToldLooks(opened, partial(tell, number))
 
-    rolled = rollout(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
+    rolled = rollout(
+        PolicySampler(policy, sampling),
+        look,
+        [look.asked(problem)],
+        [seed],
+        sampling.group_size,
+        open_episode=told,
+        limits=limits,
+    )
     [group] = rolled.groups
     rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
     score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)

@@ -24,7 +24,7 @@ from selfverify.policy.observation_encoding import ReplyEncoder, without_written
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.conversation import said_of
+from selfverify.rollouts.policy_sampler import sampled_turn
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores, with_images
 from selfverify.selection.rules import box_iou
@@ -265,7 +265,7 @@ class SecondTurns:
             if sample.finish != Finish.STOP:
                 return None
             again = self.task.verdict(
-                group.problem, parse_tagged(said_of(self.policy, sample).text, self.task.tags)
+                group.problem, parse_tagged(sampled_turn(self.policy, sample).turn.text, self.task.tags)
             )
             return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
 

@@ -228,7 +228,6 @@ class VisualEpisode(SingleTurn):
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
         self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
-        self.may_take_back = settings.on_stop == "skip"
         self.steps: list[VisualStep] = []
         self.last_said = ""
         """What the model said in its last step."""
@@ -251,7 +250,7 @@ class VisualEpisode(SingleTurn):
     def expected_observations(self) -> Sequence[Observation]:
         """See `Episode`."""
         asked = [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
-        return [*asked, Observation(self.settings.answer_now)] if self.may_take_back else asked
+        return [*asked, Observation(self.settings.answer_now)] if self.settings.on_stop == "skip" else asked
 
     def reset(self) -> None:
         """See `Episode`.

@@ -111,6 +111,12 @@ class ServedVerifier(RolloutHook):
             place: _HeardTalk(problem, openai_messages(problem)) for place, problem in problems.items()
         }
 
+    def open(self, indices: Sequence[tuple[int, int]]) -> None:
+        """See `RolloutHook`."""
+        for place in indices:
+            problem = self._talks[place].problem
+            self._talks[place] = _HeardTalk(problem, openai_messages(problem))
+
     def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
         """See `RolloutHook`. Both models are asked about all conversations at the same time.
 

@@ -119,6 +119,7 @@ class StepVerifier(RolloutHook):
         """Whether it takes R's tokens as they were sampled."""
         self._readers: list[_Reader] = []
         self._heard: dict[SampleIndex, _Heard] = {}
+        self._starts: dict[SampleIndex, _HeardBefore | None] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
         """See `RolloutHook`.
@@ -138,8 +139,18 @@ class StepVerifier(RolloutHook):
             self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
         lengths = dict(zip(by_number, (len(prompt.ids) for prompt in prompts), strict=True))
         self._heard = {place: _Heard(problem, lengths[place[0]]) for place, problem in problems.items()}
+        self._starts = {}
         for place in self._heard:
             self._mark(place)
+            self._starts[place] = self._heard[place].before
+
+    def open(self, indices: Sequence[SampleIndex]) -> None:
+        """See `RolloutHook`."""
+        for place in indices:
+            talk, start = self._heard[place], self._starts[place]
+            assert start is not None
+            self._heard[place] = _Heard(talk.problem, start.used, end=talk.end, before=start)
+            self._go_back(self._heard[place])
 
     def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
         """See `RolloutHook`."""

@@ -27,7 +27,7 @@ from selfverify.data.fields import Row
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import recite
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks import math_worker as math_answer
 from selfverify.tasks.math import Math, MathConfig, committed, read_choice, request
 from selfverify.tasks.math_answer import Target, answer_key, compare

@@ -17,8 +17,9 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.experiments.registry import make_method
 from selfverify.methods.metrics import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.rollout import Rollout, recite
+from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
+from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.mobile import Mobile
 
 
