@@ -87,8 +87,8 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
     return keep
 
 
-def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[TaughtProblem]]:
-    """The header and the lines of one of a folder's journals, in order.
+def read_traces(folder: Path, source: str) -> tuple[dict[str, Any], list[tuple[TaughtProblem, VisualTrace]]]:
+    """The header and the traces of one of a folder's journals, in order, each with its line.
 
     Raises:
         ConfigError: There is no such journal.
@@ -98,10 +98,12 @@ def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Taught
     if not path.is_file():
         raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
     settings, rows = read_journal(path, TaughtProblem)
-    for row in rows.values():
+    found: list[tuple[TaughtProblem, VisualTrace]] = []
+    for _, row in sorted(rows.items()):
         if fault := _fault(row):
             raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
-    return settings, [rows[index] for index in sorted(rows)]
+        found += [(row, trace) for trace in _traces_of(row, source, str(settings.get("task", "")))]
+    return settings, found
 
 
 def _fault(row: TaughtProblem) -> str:
@@ -140,10 +142,7 @@ def _lines_and_traces(folder: Path, sources: Iterable[str]) -> Iterator[tuple[Ta
     """The traces of a folder's journals, each with its line; only ``collected.jsonl`` has to be there."""
     for source in sources:
         if source == "sampled" or (folder / SOURCES[source]).is_file():
-            settings, rows = read_lessons(folder, source)
-            for row in rows:
-                for trace in _traces_of(row, source, str(settings.get("task", ""))):
-                    yield row, trace
+            yield from read_traces(folder, source)[1]
 
 
 def _traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
@@ -329,7 +328,7 @@ def branch_looks(
         raise ConfigError(
             "a script cannot go on from the middle; name --own or --server URL with --model NAME"
         )
-    about, rows = read_lessons(folder, "sampled")
+    about, held = read_traces(folder, "sampled")
     task = recipe_task(recipe)
     for name, ours in (("task", task.name), ("seed", recipe.seed)):
         if about.get(name) != ours:
@@ -338,8 +337,7 @@ def branch_looks(
             )
     parents = [
         (row, trace)
-        for row in rows
-        for trace in _traces_of(row, "sampled", task.name)
+        for row, trace in held
         if trace.correct and not trace.lost and trace.finish == "stop" and len(trace.turns) > 1
     ][:most]
     if not parents:
@@ -355,13 +353,13 @@ def branch_looks(
         kept = int(rng.integers(1, len(trace.turns)))
         said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
         told = trace.messages[: said[kept]]
-        held = told[trace.told :]
-        shown = go_on_from(problem, held, folder / IMAGES, words)
+        heard = told[trace.told :]
+        shown = go_on_from(problem, heard, folder / IMAGES, words)
         cut = {"cuts": trace.cuts[:kept], "steps": trace.steps[:kept]}
         about = row.about | {"problem": trace.problem, "parent": trace.id} | cut
 
         def begin(seed: int) -> RecordingEpisode:
-            return RecordingEpisode(ResumedEpisode(task.open(problem, seed), held, keep), told, keep)
+            return RecordingEpisode(ResumedEpisode(task.open(problem, seed), heard, keep), told, keep)
 
         return Asked(shown, begin, about)
 
