@@ -395,8 +395,8 @@ def summary(c: Checked) -> list[str]:
         lines += ["  ..."] if c.duplicate_count > len(c.duplicates) else []
     lines += ["looks wrong:"] if c.odd else []
     for odd, ids in c.odd.items():
-        named = ", ".join([*ids[:NAMED], *(["..."] if len(ids) > NAMED else [])])
-        lines.append(f"  {_many(len(ids), 'row')}: {odd} ({named})")
+        some = ", ".join([*ids[:NAMED], *(["..."] if len(ids) > NAMED else [])])
+        lines.append(f"  {_many(len(ids), 'row')}: {odd} ({some})")
     if c.broken:
         particular = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\S*/\S*|\d[\d.,]*")
         reasons = Counter(particular.sub("…", bad.reason.partition("\n")[0]) for bad in c.broken)
