@@ -170,7 +170,7 @@ class Questions:
 
 
 def sample_to_atif(
-    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, entry: dict[str, Any] | None
+    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
 ) -> AtifTrajectory:
     """Return a sample as a trajectory. Images are in the folder ``images`` beside its file.
 
@@ -178,9 +178,10 @@ def sample_to_atif(
         settings: The store's settings.
         row: The line of the store that the sample stands in.
         sample: The sample.
-        entry: What the report's gallery knows of the problem: question, target, image (as it is called in the
-            folder of images); the question and the image become the first step. None where it knows nothing.
+        ask: Finds what the report's gallery knows of the problem: question, target, image (as it is called in
+            the folder of images); the question and the image become the first step.
     """
+    entry, _ = ask() or (None, None)
     fields = asdict(replace(sample, steps=[]))
     del fields["steps"], fields["text"]
     if sample.steps:
@@ -357,7 +358,7 @@ def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item
         items += [
             _Item(
                 f"problem-{row.index:06d}-sample-{sample.sample:02d}.json",
-                partial(_sample, settings, row, sample, ask),
+                partial(sample_to_atif, settings, row, sample, ask),
                 f"problem {problem}, sample {sample.sample}",
                 store.parent / IMAGES,
                 [name for step in sample.steps for name in step.images],
@@ -366,13 +367,6 @@ def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item
             for sample in row.samples
         ]
     return {"kind": "samples", "settings": settings}, items[: portion.limit], questions.unknown
-
-
-def _sample(
-    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
-) -> AtifTrajectory:
-    asked = ask()
-    return sample_to_atif(settings, row, sample, None if asked is None else asked[0])
 
 
 def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
