@@ -88,13 +88,15 @@ class Filter:
                 f"method {method.name} does not learn from samples, so it cannot say which problems would "
                 "teach: name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
             )
-        if served := isinstance(policy, ServerAnswerer):
-            policy.introduce(task)
-        else:
-            task.set_coordinate_space(policy.coordinate_space)
         count = task.count("train")
         if count is None and problems is None:
             raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
+        if isinstance(policy, ServerAnswerer):
+            policy.introduce(task)
+            weights = policy.weights()
+        else:
+            task.set_coordinate_space(policy.coordinate_space)
+            weights = policy.whole(policy.fingerprint)
         total = min(n for n in (count, problems) if n is not None)
         settings = {
             "problems": total,
@@ -106,10 +108,10 @@ class Filter:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
-            "weights": policy.weights() if served else policy.whole(policy.fingerprint),
+            "weights": weights,
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
         }
-        if sampling.engine == "vllm" and not served:
+        if sampling.engine == "vllm" and isinstance(policy, Policy):
             settings["engine"] = "vllm"
 
         def sweep_all() -> list[FilterVerdict]:
