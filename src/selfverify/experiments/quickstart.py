@@ -179,10 +179,8 @@ def _trained(
     task, evaluation = recipe_task(recipe, measured=True), recipe.evaluation
     made = [task.problem(evaluation.split, 0, index) for index in range(evaluation.problems or 0)]
     problems = {problem.id: problem for problem in made}
-    before, after = (
-        with_rule_scores(read_samples(folder / f"samples-{when}.jsonl")[1], task, problems)
-        for when in ("before", "after")
-    )
+    stored = [read_samples(folder / f"samples-{when}.jsonl")[1] for when in ("before", "after")]
+    before, after = (with_rule_scores(samples, task, problems) for samples in stored)
     changes = paired_difference(before, after, evaluation.score) | paired_metrics(before, after, task.metrics)
     table = headline(metrics["after"], metrics["before"], changes, shown.stored, shown.notes)
     return metrics, table
