@@ -29,7 +29,7 @@ from reproduce.scripts import script
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.visual_data import SFT, Lines, fault_in, read_lines, read_pairs
+from selfverify.experiments.visual_data import SFT, fault_in, read_lines, read_pairs, stands_twice
 from selfverify.rollouts.wrappers import Message
 from selfverify.visual.traces import is_image, parts_of
 
@@ -125,14 +125,14 @@ class _ExportedImages:
 
 def _traces(folder: Path) -> list[dict[str, Any]]:
     path = folder / SFT
-    found, lines = [], Lines(path)
+    found, lines = [], dict[str, int]()
     for number, line in read_lines(path):
-        messages = line.get("messages") if isinstance(line, dict) else None
+        messages = line.get("messages")
         if not isinstance(messages, list) or not isinstance(line.get("id"), str):
             raise DataError(f"{path}, line {number}: it is no trace")
-        if why := fault_in([message if isinstance(message, dict) else {} for message in messages]):
+        why = fault_in([message if isinstance(message, dict) else {} for message in messages])
+        if why := why or stands_twice(line["id"], number, lines):
             raise DataError(f"{path}, line {number}: {why}")
-        lines.add(line["id"], number)
         found.append(line)
     return found
 

@@ -102,7 +102,7 @@ def test_an_environment_that_does_not_close_is_left_behind(caplog: pytest.LogCap
         assert len(table) == 0 and session.lost
 
     asyncio.run(main())
-    assert "environment stuck could not be closed: it takes longer than 0.1 s" in caplog.text
+    assert "stuck: an environment could not be closed: it takes longer than 0.1 s" in caplog.text
 
 
 def test_one_session_does_one_thing_at_a_time() -> None:

@@ -182,7 +182,7 @@ def test_requests_that_are_none_are_refused() -> None:
     for tools in (None, {}, ["a"], [{"description": "without a name"}]):
         with pytest.raises(DataError, match="tools"):
             openenv.read_tools(tools)
-    with pytest.raises(DataError, match="reward is inf"):
+    with pytest.raises(DataError, match="reward is no finite number: inf"):
         observation_data(StepResult(0, reward=float("inf")))
 
 

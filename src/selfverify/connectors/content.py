@@ -14,6 +14,7 @@ from PIL import Image
 
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb, upright
+from selfverify.data.fields import shown
 from selfverify.data.images import decode_image
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
@@ -70,15 +71,13 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "image", "data": str(data)}:
-                if len(images) == limits.images:
-                    raise DataError(f"more than {limits.images} images in one message")
-                images.append(_image(data, f"block {number}", limits))
+                _add_image(images, data, f"block {number}", limits)
             case {"type": "resource", "resource": {"text": str(text)}}:
                 texts.append(text)
             case {"type": "resource" | "resource_link" | "audio" as kind}:
                 texts.append(f"(a block of type {kind}, which cannot be shown)")
             case _:
-                raise DataError(f"block {number} is no content block: {_short(block)}")
+                raise DataError(f"block {number} is no content block: {shown(block, 80)}")
     return "\n".join(texts), images
 
 
@@ -97,25 +96,19 @@ def from_data_urls(
     images: list[Image.Image] = []
     for name, value in fields.items():
         if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
-            if len(images) == limits.images:
-                raise DataError(f"more than {limits.images} images in one message")
-            images.append(_image(value.partition(",")[2], name, limits))
+            _add_image(images, value.partition(",")[2], name, limits)
         else:
             rest[name] = value
     return rest, images
 
 
-def _image(data: str, place: str, limits: ContentLimits) -> Image.Image:
+def _add_image(images: list[Image.Image], data: str, place: str, limits: ContentLimits) -> None:
+    if len(images) == limits.images:
+        raise DataError(f"more than {limits.images} images in one message")
     try:
         encoded = base64.b64decode(data.encode("ascii"), validate=True)
+        images.append(decode_image(encoded, limits.image_pixels))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DataError(f"{place}: the image's base64 is broken: {error}") from None
-    try:
-        return decode_image(encoded, limits.image_pixels)
     except DataError as error:
         raise DataError(f"{place}: {error}") from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

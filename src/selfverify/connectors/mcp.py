@@ -14,12 +14,7 @@ from typing import Any
 
 from selfverify.clients.openai_client import BoundedReply
 from selfverify.connectors.content import ContentLimits, from_blocks
-from selfverify.connectors.openenv import (
-    RemoteSession,
-    base_url,
-    read_reward,
-    read_tools,
-)
+from selfverify.connectors.openenv import RemoteSession, base_url, read_reward, read_tools
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError, DataError
 

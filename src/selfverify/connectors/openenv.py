@@ -116,9 +116,7 @@ def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     Raises:
         DataError: The seed is no number.
     """
-    seed = data.get("seed")
-    if seed is None:
-        seed = 0
+    seed = 0 if data.get("seed") is None else data["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise DataError("seed is no integer")
     return {name: value for name, value in data.items() if name != "seed"}, seed
@@ -217,9 +215,7 @@ def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     Raises:
         DataError: The reward is no finite number.
     """
-    reward = observation.reward
-    if reward is not None and not math.isfinite(reward):
-        raise DataError(f"the environment's reward is {reward}")
+    reward = read_reward(observation.reward)
     ended = {"done": observation.done, "truncated": observation.truncated}
     metadata = {"round": observation.round, **ended, "info": observation.info}
     error = {"error_type": "execution_error", "message": observation.error} if observation.error else None
@@ -311,7 +307,7 @@ def _flag(value: object, name: str) -> bool:
 
 
 def read_reward(value: object) -> float | None:
-    """Return a reward as a server has sent it; None where nothing was scored.
+    """Return a reward as an environment or a server gave it; None where nothing was scored.
 
     Raises:
         DataError: It is no finite number.
@@ -477,7 +473,7 @@ class RemoteEnvironment(RemoteSession):
                     compress=0,
                 )
             except aiohttp.WSServerHandshakeError as error:
-                await self._lose(f"it answered {error.status} to a WebSocket" + _hint(error.status))
+                await self._lose(f"it answered {error.status} to a WebSocket{_HINTS.get(error.status, '')}")
         self._tools = await (self._listed() if settings.actions == "tools" else self._plain(self._http))
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
@@ -495,13 +491,9 @@ class RemoteEnvironment(RemoteSession):
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
         self._check_begun()
-        data: dict[str, Any] = {
-            "type": "call_tool",
-            "tool_name": call.name,
-            "arguments": dict(call.arguments),
-        }
-        if self.settings.actions == "plain":
-            data = dict(call.arguments)
+        data = dict(call.arguments)
+        if self.settings.actions == "tools":
+            data = {"type": "call_tool", "tool_name": call.name, "arguments": data}
         try:
             return await self._seen({"type": "step", "data": data}, self.settings.act_s, call.name)
         except Refused as error:
@@ -609,10 +601,6 @@ def base_url(url: str) -> URL:
     return URL(checked_address(url, "http://127.0.0.1:8000", "as `key`"))
 
 
-def _hint(status: int) -> str:
-    match status:
-        case 401 | 403:
-            return f"; the key is missing or wrong ({KEY_VARIABLE})"
-        case 404:
-            return "; nothing is served below this address"
-    return ""
+_WRONG_KEY = f"; the key is missing or wrong ({KEY_VARIABLE})"
+_HINTS = {401: _WRONG_KEY, 403: _WRONG_KEY, 404: "; nothing is served below this address"}
+"""Why a server refuses a WebSocket, by the status that it answers."""

@@ -193,6 +193,19 @@ logger = logging.getLogger("selfverify.environments")
 FIRST_RETRY_S = 0.5
 
 
+async def close_in_time(environment: Environment, name: str, limit_s: float) -> None:
+    """Close an environment. One that fails or takes longer than ``limit_s`` is left behind, and a warning
+    says so; ``name`` is what it calls the environment."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await environment.close()
+    except Exception as error:
+        late = isinstance(error, TimeoutError)
+        reason = f"it takes longer than {limit_s:g} s" if late else f"{type(error).__name__}: {error}"
+        text = f"{name}: an environment could not be closed: {reason}"
+        note(logger, "episode_not_closed", text, environment=name, reason=reason)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
     """How patient a pool is.
@@ -372,19 +385,13 @@ class EnvironmentPool:
         self._serve()
 
     async def _give_back(self, lease: Lease) -> None:
-        """End a lease and close its session; one that does not close is left behind and named."""
+        """End a lease and close its session."""
         place = self._lent.pop(lease, None)
         if place is None:
             return
         self._counts["lost"] += lease.broken
         lease.over = lease.over or "the lease has ended"
-        try:
-            async with asyncio.timeout(self.settings.close_s):
-                await lease.environment.close()
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            text = f"{place.source.name}: an environment could not be closed: {reason}"
-            note(logger, "episode_not_closed", text, environment=place.source.name, reason=reason)
+        await close_in_time(lease.environment, place.source.name, self.settings.close_s)
         self._leave(place)
 
     def _fall(self, place: _Supply, reason: str) -> None:

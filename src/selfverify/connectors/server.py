@@ -29,18 +29,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from selfverify.connectors import openenv as wire
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory, close_in_time
 from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
-from selfverify.core.events import note
 from selfverify.core.files import read_regular
 from selfverify.core.worker import end_with_parent
 
@@ -59,6 +58,10 @@ class NoRoom(SelfVerifyError):
     """A server has as many sessions as it may have."""
 
 
+CALLS = ContentLimits(message_bytes=4 * 2**20)
+"""As much as calls of agents need."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
     """What a server allows.
@@ -75,7 +78,7 @@ class SessionLimits:
     idle_s: float = 600.0
     busy_s: float = 600.0
     close_s: float = 30.0
-    content: ContentLimits = field(default_factory=lambda: ContentLimits(message_bytes=4 * 2**20))
+    content: ContentLimits = CALLS
 
 
 class Session:
@@ -103,12 +106,8 @@ class Session:
         """Whether a socket is the session's, which then sees to its end."""
         self.lost = ""
         """Why nothing can be asked any more."""
-        self._lock = asyncio.Lock()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is on its way."""
-        return self._lock.locked()
+        self.turn = asyncio.Lock()
+        """Held by the request that is on its way."""
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """See `Environment.reset`."""
@@ -162,7 +161,7 @@ class Session:
             EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.
             DataError: As the environment.
         """
-        async with self._lock:
+        async with self.turn:
             if self.lost:
                 raise EnvironmentLost(self.lost)
             try:
@@ -229,20 +228,9 @@ class SessionTable:
 
     async def close(self, session: Session) -> None:
         """Close a session. Never raises; an environment that does not close in time is left behind."""
-        if self._open.pop(session.id, None) is None:
-            return
-        session.lost = session.lost or "the session is closed"
-        reason = ""
-        try:
-            async with asyncio.timeout(self.limits.close_s):
-                await session.environment.close()
-        except TimeoutError:
-            reason = f"it takes longer than {self.limits.close_s:g} s"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason:
-            text = f"an environment {self.name} could not be closed: {reason}"
-            note(logger, "episode_not_closed", text, environment=self.name, reason=reason)
+        if self._open.pop(session.id, None) is not None:
+            session.lost = session.lost or "the session is closed"
+            await close_in_time(session.environment, self.name, self.limits.close_s)
 
     async def close_all(self) -> None:
         """Close every session."""
@@ -251,7 +239,7 @@ class SessionTable:
     async def sweep(self) -> None:
         """Close the sessions of which nobody has asked anything for too long; sockets watch their own."""
         late = time.monotonic() - self.limits.idle_s
-        idle = [s for s in self._open.values() if s.used < late and not s.attached and not s.busy]
+        idle = [s for s in self._open.values() if s.used < late and not (s.attached or s.turn.locked())]
         await asyncio.gather(*(self.close(session) for session in idle))
 
 
@@ -351,7 +339,7 @@ def _task(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     task = arguments.get("task") or {}
     if not isinstance(task, dict):
         raise DataError("task is no object")
-    return task, wire.read_reset({"seed": arguments.get("seed")})[1]
+    return task, wire.read_reset(arguments)[1]
 
 
 def _result(shown: StepResult) -> dict[str, Any]:
@@ -360,13 +348,7 @@ def _result(shown: StepResult) -> dict[str, Any]:
     content = data["observation"]["result"]["content"]
     if shown.error:
         content = [{"type": "text", "text": shown.error}, *content]
-    told = {
-        "round": shown.round,
-        "reward": shown.reward,
-        "done": shown.done,
-        "truncated": shown.truncated,
-    }
-    meta = {f"selfverify/{name}": value for name, value in told.items()}
+    meta = {f"selfverify/{name}": getattr(shown, name) for name in ("round", "reward", "done", "truncated")}
     return {"content": content, "isError": bool(shown.error), "_meta": meta}
 
 
@@ -392,9 +374,8 @@ async def answer(session: Session, raw: str | bytes) -> str | None:
             case "step":
                 call = wire.read_call(data)
                 if call is None:
-                    return wire.encode(
-                        {"type": "observation", "data": wire.tools_data(session.environment.tools)}
-                    )
+                    tools = wire.tools_data(session.environment.tools)
+                    return wire.encode({"type": "observation", "data": tools})
                 return await session.written(await session.act(call), partial(_shown, call.name))
             case "state":
                 return wire.encode({"type": "state", "data": await session.state() or {}})
@@ -648,16 +629,6 @@ class Keys:
         return not found or (scheme.lower() == "bearer" and any(found))
 
 
-def find_keys(variable: str, path: Path | None) -> Keys:
-    """Return the keys of clients: those in an environment variable, apart by commas, and those in a file.
-
-    Raises:
-        ConfigError: `read_keys` cannot read the file.
-    """
-    given = [key.strip() for key in os.environ.get(variable, "").split(",")]
-    return Keys([key for key in given if key] + (read_keys(path) if path else []))
-
-
 def read_keys(path: Path) -> list[str]:
     """Read keys from a file, one a line; empty lines and lines that begin with # are skipped.
 
@@ -825,7 +796,7 @@ async def serve_until_told(
     on_ready: Callable[[int], None],
     known: Mapping[str, Factory] | None = None,
     with_parent: bool = False,
-    content: ContentLimits | None = None,
+    content: ContentLimits = CALLS,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then close every session.
 
@@ -835,15 +806,16 @@ async def serve_until_told(
         known: Environments by name, beside those that the settings import.
         with_parent: End also when the standard input ends, as it does when the process that started this one
             is gone.
-        content: What a client may send, where that is more than calls of agents need.
+        content: What a client may send.
 
     Raises:
-        ConfigError: There is no such environment, or as `start_server`.
+        ConfigError: There is no such environment, the file of keys cannot be read, or as `start_server`.
     """
     environments = dict(find_environment(spec, known) for spec in settings.environments)
-    limits = SessionLimits(settings.sessions, idle_s=settings.idle, busy_s=settings.busy)
-    limits = limits if content is None else replace(limits, content=content)
-    server = EnvironmentServer(environments, limits, find_keys(KEYS_VARIABLE, settings.keys))
+    limits = SessionLimits(settings.sessions, settings.idle, settings.busy, content=content)
+    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    keys += read_keys(settings.keys) if settings.keys else []
+    server = EnvironmentServer(environments, limits, Keys(keys))
     stop = stop_asked()
     async with AsyncExitStack() as stack:
         on_ready(await start_server(server, stack, settings.host, settings.port))

@@ -11,10 +11,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
 
@@ -81,20 +79,12 @@ class ProcessSource(Source):
         environment: What makes an environment, as ``package.module:name``.
         sessions: The most sessions at once.
         settings: How patient the client is; ``url`` and ``key`` are of no use here.
-        serving: More settings of the server (`EnvironmentServing`), such as ``{"busy": 60}``.
     """
 
-    def __init__(
-        self,
-        environment: str,
-        sessions: int,
-        settings: RemoteConfig | None = None,
-        serving: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, environment: str, sessions: int, settings: RemoteConfig | None = None) -> None:
         super().__init__(f"a server of {environment}", sessions)
-        self.serving = EnvironmentServing(
-            environments=[f"environment={environment}"], port=0, sessions=sessions, **dict(serving or {})
-        )
+        served = [f"environment={environment}"]
+        self.serving = EnvironmentServing(environments=served, port=0, sessions=sessions)
         self.settings = settings or RemoteConfig("http://127.0.0.1")
         self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -102,10 +92,6 @@ class ProcessSource(Source):
         self._fails = 0
         self._starts: deque[float] = deque(maxlen=MOST_STARTS)
         self._repairing = asyncio.Lock()
-
-    async def start(self) -> None:
-        """See `Source`; the first start has to work."""
-        await self._start()
 
     async def open(self) -> Environment:
         """See `Source`."""
@@ -134,7 +120,7 @@ class ProcessSource(Source):
             note(logger, "environments_restarted", f"{self.name} is started anew: {reason}", reason=reason)
             await self._kill()
             self.restarts += 1
-            await self._start()
+            await self.start()
             return True
 
     async def close(self) -> None:
@@ -147,12 +133,12 @@ class ProcessSource(Source):
                     await process.wait()
         await self._kill()
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """See `Source`; the first start has to work."""
         self._starts.append(time.monotonic())
         self._fails = 0
         key = secrets.token_urlsafe(32)
-        module = server.__name__
-        command = [sys.executable, "-P", "-m", module, self.serving.model_dump_json()]
+        command = [sys.executable, "-P", "-m", server.__name__, self.serving.model_dump_json()]
         paths = [path or os.getcwd() for path in sys.path]
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -171,10 +157,9 @@ class ProcessSource(Source):
             port = int(json.loads(line)["port"])
         except (ValueError, KeyError, TypeError):
             await self._kill()
-            text = f"{self.name} does not start; what it printed says why"
-            raise ConfigError(text) from None
-        url = f"http://127.0.0.1:{port}"
-        self._server = ServerSource(replace(self.settings, url=url, key=key), self.sessions)
+            raise ConfigError(f"{self.name} does not start; what it printed says why") from None
+        settings = replace(self.settings, url=f"http://127.0.0.1:{port}", key=key)
+        self._server = ServerSource(settings, self.sessions)
 
     async def _kill(self) -> None:
         """End the process, with whatever it has started, and wait for it."""

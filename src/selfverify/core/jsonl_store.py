@@ -170,7 +170,7 @@ def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[st
     if header != wanted or not isinstance(settings, dict):
         raise DataError(f"{path}, line 1: not the header of a journal of {_name_of(row)} in format {FORMAT}")
     rows: dict[int, Row] = {}
-    for number, found in enumerate(_rows(path, lines[1:], row, first=2), start=2):
+    for number, found in enumerate(parse_rows(path, lines[1:], row, first=2), start=2):
         if found.index in rows:
             raise _corrupt(path, number, f"index {found.index} stands in the file twice")
         rows[found.index] = found
@@ -190,7 +190,7 @@ def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
     Raises:
         DataError: A complete line is corrupt. The message names file and line.
     """
-    return _rows(path, _whole_lines(path), dict[str, Any], skip_corrupt) if path.exists() else []
+    return parse_rows(path, _whole_lines(path), dict[str, Any], skip_corrupt) if path.exists() else []
 
 
 def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
@@ -200,9 +200,15 @@ def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
     return lines
 
 
-def _rows(
+def parse_rows(
     path: Path, lines: list[bytes], row: type[Any], skip_corrupt: bool = False, first: int = 1
 ) -> list[Any]:
+    """Return lines of JSON as rows; errors number them from ``first``.
+
+    Raises:
+        DataError: A line is no such row. The message names file and line. With ``skip_corrupt`` it is left
+            out with a warning.
+    """
     reader = TypeAdapter(row)
     rows = []
     for number, line in enumerate(lines, start=first):

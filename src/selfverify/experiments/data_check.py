@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,11 +168,9 @@ class _Model:
             "question": math, "options": math, "box": Grounding(), "step": Mobile(),
             "conversation": Conversations(), "pair": Preferences(),
         }  # fmt: skip
+        space = self.loaded.family.coordinate_space
         for task in self.tasks.values():
-            task.set_coordinate_space(self._space)
-
-    def _space(self, size: Size) -> Size:
-        return self.loaded.family.coordinate_space(self.loaded.model, self.loaded.image_processor, size)
+            task.set_coordinate_space(partial(space, self.loaded.model, self.loaded.image_processor))
 
     def read(self, index: int, row: Row) -> tuple[_Usable, Prompt]:
         """Return what is counted of a row, and its prompt.
@@ -187,7 +186,9 @@ class _Model:
                 raise DataError(
                     f"its screenshot is {width} x {height}, its screen {w} x {h}: one of them is turned"
                 )
-        digests = [_digest(data) for data in encoded]
+        pictures = [
+            (_digest(data), len(data), image.size) for data, image in zip(encoded, images, strict=True)
+        ]
         opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
         kind = kind_of(row)
         prompt = self._prompt(kind, opened)
@@ -198,8 +199,8 @@ class _Model:
             row["id"],
             kind,
             row["category"] or "(none)",
-            [(d, len(data), image.size) for d, data, image in zip(digests, encoded, images, strict=True)],
-            _digest(b"".join([*digests, text])),
+            pictures,
+            _digest(b"".join([*(digest for digest, *_ in pictures), text])),
             len(prompt.ids),
             sum(image.placeholders for image in prompt.images),
             self._odd(kind, opened),
@@ -208,10 +209,7 @@ class _Model:
     def _odd(self, kind: str, row: Row) -> list[str]:
         """Return what looks wrong about a row, although it can be read."""
         found, answer = [], str(row.get("answer"))
-        outside = [
-            box for box in row.get("ui_boxes", ()) if clip_box(box, row["screen"]) != list(map(float, box))
-        ]
-        if outside:
+        if any(clip_box(box, row["screen"]) != list(map(float, box)) for box in row.get("ui_boxes", ())):
             found.append(OUTSIDE)
         if kind == "question" and re.fullmatch("[A-H]", answer.strip("() ")):
             marks = (rf"\b{letter}\s*[.):：、]" for letter in "AB")
@@ -302,14 +300,18 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
             place = rows.place(index)
             reason = str(error).removeprefix(f"{place}: ")
             broken.append(BadRow(str(place.file), place.number, reason, str(place)))
-            continue
-        usable.append(found)
-        if len(kept) < samples:
-            kept.append(model.show(row, prompt))
+        else:
+            usable.append(found)
+            if len(kept) < samples:
+                kept.append(model.show(row, prompt))
     columns, unread = _columns(rows)
     pictures = {digest: (n, size) for entry in usable for digest, n, size in entry.pictures}.values()
     firsts = {entry.asked: entry.id for entry in reversed(usable)}
     duplicates = [(entry.id, firsts[entry.asked]) for entry in usable if firsts[entry.asked] != entry.id]
+    odd: dict[str, list[str]] = {}
+    for entry in usable:
+        for fault in [*entry.odd, *([REPEATED] if entry.index in rows.repeated else [])]:
+            odd.setdefault(fault, []).append(entry.id)
     return Checked(
         path=str(rows.path),
         format=rows.format,
@@ -340,17 +342,9 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
         ],
         duplicates=duplicates[:NAMED],
         duplicate_count=len(duplicates),
-        odd=_by_oddity(usable, rows),
+        odd=odd,
         samples=kept,
     )
-
-
-def _by_oddity(usable: Sequence[_Usable], rows: Rows) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for entry in usable:
-        for odd in [*entry.odd, *([REPEATED] if entry.index in rows.repeated else [])]:
-            found.setdefault(odd, []).append(entry.id)
-    return found
 
 
 def _columns(rows: Rows, most: int = 50) -> tuple[dict[str, str], list[str]]:
@@ -369,15 +363,12 @@ def _columns(rows: Rows, most: int = 50) -> tuple[dict[str, str], list[str]]:
     return taken, [name for name in unread if name not in read]
 
 
-def _reasons(broken: Sequence[BadRow]) -> dict[str, int]:
-    """Return how many rows are broken by why, whatever stands in them."""
-    particular = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\S*/\S*|\d[\d.,]*")
-    return dict(Counter(particular.sub("…", bad.reason.partition("\n")[0]) for bad in broken).most_common())
+MOST_BROKEN = 20
+"""How many broken rows are named to people."""
 
 
-def summary(checked: Checked, most_broken: int = 20) -> list[str]:
-    """Return the lines that people read; ``most_broken`` broken rows are named."""
-    c = checked
+def summary(c: Checked) -> list[str]:
+    """Return the lines that people read."""
     lines = [f"{c.path}: {c.format}, {_many(c.rows, 'usable row')}, {len(c.broken)} broken"]
     if c.columns or c.unread:
         named = [f"{field} from {name}" for field, name in c.columns.items()]
@@ -385,19 +376,16 @@ def summary(checked: Checked, most_broken: int = 20) -> list[str]:
         lines.append(f"columns: {'; '.join([', '.join(named) or 'under our own names', *unread])}")
     if c.rows:
         lines += [f"asks for: {_counted(c.kinds)}", f"categories: {_counted(c.categories, 8)}"]
-    if c.distinct_images:
-        lines += [
-            f"images: {_many(c.distinct_images, 'image')}, {c.image_bytes / 2**20:.1f} MiB, "
-            f"width {c.width}, height {c.height}",
-            f"images per row: {_counted(c.images)}",
-        ]
-    if c.rows:
-        lines.append(
-            f"tokens per problem ({c.model}): {c.prompt_tokens}, of which for images {c.image_tokens}"
-        )
-    if c.too_long:
-        lines.append(f"longer than the {c.model_reads} that it reads: {c.too_long:,}")
-    if c.rows:
+        if c.distinct_images:
+            lines += [
+                f"images: {_many(c.distinct_images, 'image')}, {c.image_bytes / 2**20:.1f} MiB, "
+                f"width {c.width}, height {c.height}",
+                f"images per row: {_counted(c.images)}",
+            ]
+        tokens = f"{c.prompt_tokens}, of which for images {c.image_tokens}"
+        lines.append(f"tokens per problem ({c.model}): {tokens}")
+        if c.too_long:
+            lines.append(f"longer than the {c.model_reads} that it reads: {c.too_long:,}")
         lines.append("longest prompts:")
     for row in c.longest:
         lines.append(f"  {row['id']} ({row['place']}): {row['tokens']}, for images {row['image_tokens']}")
@@ -407,15 +395,18 @@ def summary(checked: Checked, most_broken: int = 20) -> list[str]:
         lines += ["  ..."] if c.duplicate_count > len(c.duplicates) else []
     lines += ["looks wrong:"] if c.odd else []
     for odd, ids in c.odd.items():
-        lines.append(
-            f"  {_many(len(ids), 'row')}: {odd} ({', '.join(ids[:NAMED])}{', ...' * (len(ids) > NAMED)})"
-        )
+        some = ", ".join([*ids[:NAMED], *(["..."] if len(ids) > NAMED else [])])
+        lines.append(f"  {_many(len(ids), 'row')}: {odd} ({some})")
     if c.broken:
-        reasons = _reasons(c.broken)
+        particular = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\S*/\S*|\d[\d.,]*")
+        reasons = Counter(particular.sub("…", bad.reason.partition("\n")[0]) for bad in c.broken)
         if len(reasons) < len(c.broken):
-            lines += ["left out:", *(f"  {_many(count, 'row')}: {why}" for why, count in reasons.items())]
-        more = len(c.broken) - most_broken
-        lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:most_broken])]
+            lines += [
+                "left out:",
+                *(f"  {_many(count, 'row')}: {why}" for why, count in reasons.most_common()),
+            ]
+        more = len(c.broken) - MOST_BROKEN
+        lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:MOST_BROKEN])]
         lines += [f"  and {more} more; --json has them all"] if more > 0 else []
     for sample in c.samples:
         sizes = ", ".join(f"{w} x {h}" for w, h in sample.images) or "no image"

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.trajectory import Finish, Group
+from selfverify.core.errors import ConfigError
+from selfverify.core.trajectory import Finish
 from selfverify.data.preferences import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems, ServerAnswerer, make_answerer
 from selfverify.evaluation.samples import Progress, ResumableBatches, make_problems
@@ -88,13 +88,15 @@ class Filter:
                 f"method {method.name} does not learn from samples, so it cannot say which problems would "
                 "teach: name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
             )
-        if isinstance(policy, ServerAnswerer):
-            policy.introduce(task)
-        else:
-            task.set_coordinate_space(policy.coordinate_space)
         count = task.count("train")
         if count is None and problems is None:
             raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
+        if isinstance(policy, ServerAnswerer):
+            policy.introduce(task)
+            weights = policy.weights()
+        else:
+            task.set_coordinate_space(policy.coordinate_space)
+            weights = policy.whole(policy.fingerprint)
         total = min(n for n in (count, problems) if n is not None)
         settings = {
             "problems": total,
@@ -106,12 +108,11 @@ class Filter:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
-            "weights": policy.weights()
-            if isinstance(policy, ServerAnswerer)
-            else policy.whole(policy.fingerprint),
+            "weights": weights,
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
-            **({"engine": sampling.engine} if self._by_vllm else {}),
         }
+        if sampling.engine == "vllm" and isinstance(policy, Policy):
+            settings["engine"] = "vllm"
 
         def sweep_all() -> list[FilterVerdict]:
             sweep = ResumableBatches(output, FilterVerdict, settings, total, self.batch, progress)
@@ -122,14 +123,13 @@ class Filter:
         with measuring_engine(policy, sampling, sampling.temperature):
             return policy.whole(sweep_all)
 
-    @property
-    def _by_vllm(self) -> bool:
-        return self.sampling.engine == "vllm" and isinstance(self.policy, Policy)
-
     def _judge(self, indices: Sequence[int], sweep: ResumableBatches[FilterVerdict]) -> None:
         policy = self.policy
         made, unusable = make_problems(self.task, "train", self.seed, indices, policy.encoder)
-        verdicts = [_left_out(self.task, index, error) for index, error in unusable.items()]
+        verdicts = []
+        for index, error in unusable.items():
+            why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
+            verdicts.append(FilterVerdict(index, f"{self.task.name}#{index}", "", {}, why, str(error)))
         seeds = {index: derived_seed(self.seed, index) for index in made}
         if isinstance(policy, ServerAnswerer):
             sweep.store(verdicts)
@@ -145,48 +145,29 @@ class Filter:
 
 
 def _verdicts(indices: Sequence[int], rollout: Rollout) -> list[FilterVerdict]:
-    return [_verdict(index, group) for index, group in zip(indices, rollout.groups, strict=True)]
-
-
-def _left_out(task: Task, index: int, error: DataError) -> FilterVerdict:
-    why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
-    return FilterVerdict(index, f"{task.name}#{index}", "", {}, why, str(error))
-
-
-def _verdict(index: int, group: Group) -> FilterVerdict:
-    kinds = _kinds(group)
-    counts = dict(sorted(Counter(kinds).items()))
-    return FilterVerdict(index, group.problem.id, group.problem.digest(), counts, why_dropped(kinds))
-
-
-def _kinds(group: Group) -> list[str]:
-    """Return the kinds of trajectories that could be judged: ``1`` or ``0``, with two turns ``0->1`` etc."""
+    """Return verdicts, with the trajectories by kind: ``1`` or ``0``, with two turns ``0->1`` etc."""
     found = []
-    for trajectory in group.trajectories:
-        if trajectory.finish != Finish.ERROR:
-            rewards = trajectory.rewards
-            first = f"{rewards['correct_1']:.0f}->" if "correct_1" in rewards else ""
-            found.append(f"{first}{rewards['correct']:.0f}")
+    for index, group in zip(indices, rollout.groups, strict=True):
+        judged = [one.rewards for one in group.trajectories if one.finish != Finish.ERROR]
+        turns = [[one[name] for name in ("correct_1", "correct") if name in one] for one in judged]
+        kinds, problem = ["->".join(f"{right:.0f}" for right in each) for each in turns], group.problem
+        counts = dict(sorted(Counter(kinds).items()))
+        found.append(FilterVerdict(index, problem.id, problem.digest(), counts, why_dropped(kinds)))
     return found
 
 
-def summary(verdicts: Sequence[FilterVerdict], broken: int = 5) -> list[str]:
-    """Summarise verdicts in a few lines for people. At most ``broken`` broken problems are named."""
+def summary(verdicts: Sequence[FilterVerdict]) -> list[str]:
+    """Summarise verdicts in a few lines for people. At most five broken problems are named."""
     dropped = Counter(verdict.dropped for verdict in verdicts if verdict.dropped)
     kept = len(verdicts) - dropped.total()
-    kinds: Counter[str] = Counter()
-    for verdict in verdicts:
-        kinds.update(verdict.samples)
+    kinds = sum((Counter(verdict.samples) for verdict in verdicts), Counter[str]())
     said = ", ".join(f"{count:,} {why}" for why, count in sorted(dropped.items()))
     lines = [f"kept {kept:,} of {len(verdicts):,} problems" + (f"; dropped: {said}" if said else "")]
     if kinds:
         right = Counter(verdict.right for verdict in verdicts if verdict.samples)
         shares = ", ".join(f"{kind} {count / kinds.total():.1%}" for kind, count in sorted(kinds.items()))
         lines.append(f"samples: {kinds.total():,}, of which {shares}")
-        lines.append(
-            "problems by right samples: " + ", ".join(f"{n}: {count:,}" for n, count in sorted(right.items()))
-        )
-    named = [verdict for verdict in verdicts if verdict.dropped == BROKEN]
-    lines += [f"  broken: {verdict.reason}" for verdict in named[:broken]]
-    lines += [f"  and {len(named) - broken} more" for _ in named[broken : broken + 1]]
-    return lines
+        counts = ", ".join(f"{n}: {count:,}" for n, count in sorted(right.items()))
+        lines.append(f"problems by right samples: {counts}")
+    broken = [f"  broken: {verdict.reason}" for verdict in verdicts if verdict.dropped == BROKEN]
+    return lines + broken[:5] + ([f"  and {len(broken) - 5} more"] if len(broken) > 5 else [])

@@ -227,10 +227,8 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     name: str = packet.__name__
     if name.startswith("_scaled_dot_product") and "attention" in name:
         # Backward: the gradient comes first, and five products instead of two are made.
-        query, key, value = args[1:4] if name.endswith("backward") else args[:3]
-        products = query.shape[-1] * (3 if name.endswith("backward") else 1) + value.shape[-1] * (
-            2 if name.endswith("backward") else 1
-        )
+        (query, key, value), more = (args[1:4], (3, 2)) if name.endswith("backward") else (args[:3], (1, 1))
+        products = more[0] * query.shape[-1] + more[1] * value.shape[-1]
         return int(2 * prod(query.shape[:-1]) * key.shape[-2] * products)
     formula = flop_registry.get(packet)
     return int(formula(*args, **kwargs, out_val=out)) if formula is not None else 0
@@ -240,7 +238,7 @@ aten = torch.ops.aten
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 
-class DryRun:
+class DryRun(TorchDispatchMode):
     """Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
 
     Inside `running`, tensors that are made from nothing but token ids, positions, masks, image grids and
@@ -249,36 +247,21 @@ class DryRun:
     Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
     """
 
-    def __init__(self) -> None:
-        self._values = _Values()
+    making_weights = False
 
+    @classmethod
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(cls) -> Iterator[DryRun]:
         """A context in which tensors that depend on weights have no values."""
-        with self._values, _Place():
-            yield
+        with cls() as dry, _Place():
+            yield dry
 
     @contextmanager
     def weights(self) -> Iterator[None]:
         """A context in which every new floating-point tensor is a weight."""
-        self._values.making_weights = True
+        self.making_weights = True
         yield
-        self._values.making_weights = False
-
-
-CHECKPOINTING = {
-    "use_reentrant": False,
-    "determinism_check": "none",
-    "context_fn": lambda: (nullcontext(), _Place()),
-}
-"""The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
-outside of function modes, so the mode that names the device is entered again."""
-
-
-class _Values(TorchDispatchMode):
-    """Decides operation by operation whether there are values to compute with."""
-
-    making_weights = False
+        self.making_weights = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -309,6 +292,14 @@ class _Values(TorchDispatchMode):
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         return "device" in kwargs and bool(dtype.is_floating_point)
 
+
+CHECKPOINTING = {
+    "use_reentrant": False,
+    "determinism_check": "none",
+    "context_fn": lambda: (nullcontext(), _Place()),
+}
+"""The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
+outside of function modes, so the mode that names the device is entered again."""
 
 _DRAWS = {aten.uniform_.default, aten.normal_.default}
 """The operations that fill new weights with random values."""
@@ -354,7 +345,7 @@ class _Place(TorchFunctionMode):
             return args[0]
         if isinstance(func, OpOverload | OpOverloadPacket):
             return func(*args, **kwargs)
-        # `_Values` decides what is computed.
+        # `DryRun` decides what is computed.
         here = META if func is Tensor.to and args[0].is_meta else CPU
         if func is Tensor.to:
             args = tuple(here if isinstance(x, torch.device | str) else x for x in args)

@@ -169,12 +169,8 @@ class Questions:
         return entry, buffer.getvalue()
 
 
-_ASKED = {"prompt": True}
-"""What is said of the step that poses the problem."""
-
-
 def sample_to_atif(
-    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, entry: dict[str, Any] | None
+    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
 ) -> AtifTrajectory:
     """Return a sample as a trajectory. Images are in the folder ``images`` beside its file.
 
@@ -182,22 +178,17 @@ def sample_to_atif(
         settings: The store's settings.
         row: The line of the store that the sample stands in.
         sample: The sample.
-        entry: What the report's gallery knows of the problem: question, target, image (as it is called in the
-            folder of images); the question and the image become the first step. None where it knows nothing.
+        ask: Finds what the report's gallery knows of the problem: question, target, image (as it is called in
+            the folder of images); the question and the image become the first step.
     """
+    entry, _ = ask() or (None, None)
     fields = asdict(replace(sample, steps=[]))
     del fields["steps"], fields["text"]
     if sample.steps:
-        messages = [
-            Message(
-                step.text,
-                step.images,
-                {name: value for name, value in asdict(step).items() if name not in ("text", "images")},
-                step.channel,
-                step.finish,
-            )
-            for step in sample.steps
-        ]
+        messages = []
+        for step in sample.steps:
+            about = {name: value for name, value in asdict(step).items() if name not in ("text", "images")}
+            messages.append(Message(step.text, step.images, about, step.channel, step.finish))
         if sample.text != "".join(step.text for step in sample.steps):
             fields["text"] = sample.text
     else:
@@ -228,12 +219,10 @@ def sample_to_atif(
 
 def _asked(entry: Mapping[str, Any]) -> AtifStep:
     """The problem as the first step: its image, if there is one, before the question."""
-    question = str(entry.get("question") or "")
-    image = entry.get("image")
-    message: Content = question
-    if image:
-        message = [image_part(str(image)), AtifContent(type="text", text=question)]
-    return AtifStep(step_id=1, source="user", message=message, extra={OURS: _ASKED})
+    message: Content = str(entry.get("question") or "")
+    if image := entry.get("image"):
+        message = [image_part(str(image)), AtifContent(type="text", text=message)]
+    return AtifStep(step_id=1, source="user", message=message, extra={OURS: {"prompt": True}})
 
 
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
@@ -274,21 +263,18 @@ class _Item:
     images: list[str]
     ask: Callable[[], Asked | None] = lambda: None
 
-    def found(self) -> dict[str, Path]:
-        """The files of its images by name.
+    def check_images(self) -> None:
+        """See that its images are there.
 
         Raises:
             DataError: One is missing, or its name leads elsewhere.
         """
-        return {name: self._file(name) for name in self.images}
-
-    def _file(self, name: str) -> Path:
-        path = self.folder / name
-        if name != path.name:
-            raise DataError(f"{self.place}: {name[:80]!r} is no name of an image in {self.folder}")
-        if not path.is_file():
-            raise DataError(f"{self.place}: the image {path} is missing; restore it or leave it out")
-        return path
+        for name in self.images:
+            path = self.folder / name
+            if name != path.name:
+                raise DataError(f"{self.place}: {name[:80]!r} is no name of an image in {self.folder}")
+            if not path.is_file():
+                raise DataError(f"{self.place}: the image {path} is missing; restore it or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,32 +319,28 @@ def export_atif(
     portion = portion or Portion()
     held, items, unknown = (_rollouts if rollouts else _samples)(source, portion)
     about = without_surrogates({**held, "format": VERSION, **asdict(portion)})
-    shown = [item.found() for item in items]
+    for item in items:
+        item.check_images()
     make_output_folder(output)
+    new, copied = 0, set[str]()
     with only_writer(output):
         _begin(output, about)
-        new, copied = _write_all(output, items, shown, progress)
-        count = {"complete": True, "trajectories": len(items), "images": copied}
+        for number, item in enumerate(items, start=1):
+            for name in {*item.images} - copied:
+                _put(output / SHOWN_IMAGES / name, _checked(item.folder / name))
+                copied.add(name)
+            entry, image = item.ask() or ({}, None)
+            if image is not None and entry["image"] not in copied:
+                _put(output / SHOWN_IMAGES / entry["image"], image)
+                copied.add(entry["image"])
+            value = item.make().model_dump(exclude_none=True)
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
+            new += _put(output / item.file, text.encode("utf-8", "replace") + b"\n")
+            if progress is not None:
+                progress(number, len(items))
+        count = {"complete": True, "trajectories": len(items), "images": len(copied)}
         write_json(output / EXPORT_FILE, {"about": about, **count})
-    return Exported(len(items), new, copied, unknown)
-
-
-def _write_all(
-    output: Path, items: list[_Item], shown: list[dict[str, Path]], progress: Progress | None
-) -> tuple[int, int]:
-    """Write trajectories and what they show; the numbers of new trajectories and of images."""
-    new, copied = 0, set[str]()
-    for number, (item, images) in enumerate(zip(items, shown, strict=True), start=1):
-        for name in images.keys() - copied:
-            _put(output / SHOWN_IMAGES / name, _checked(images[name]))
-            copied.add(name)
-        if (asked := item.ask()) is not None and asked[1] is not None and asked[0]["image"] not in copied:
-            _put(output / SHOWN_IMAGES / asked[0]["image"], asked[1])
-            copied.add(asked[0]["image"])
-        new += _write(output / item.file, item.make())
-        if progress is not None:
-            progress(number, len(items))
-    return new, len(copied)
+    return Exported(len(items), new, len(copied), unknown)
 
 
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
@@ -376,7 +358,7 @@ def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item
         items += [
             _Item(
                 f"problem-{row.index:06d}-sample-{sample.sample:02d}.json",
-                partial(_sample, settings, row, sample, ask),
+                partial(sample_to_atif, settings, row, sample, ask),
                 f"problem {problem}, sample {sample.sample}",
                 store.parent / IMAGES,
                 [name for step in sample.steps for name in step.images],
@@ -385,13 +367,6 @@ def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item
             for sample in row.samples
         ]
     return {"kind": "samples", "settings": settings}, items[: portion.limit], questions.unknown
-
-
-def _sample(
-    settings: Mapping[str, Any], row: StoredProblem, sample: StoredSample, ask: Callable[[], Asked | None]
-) -> AtifTrajectory:
-    asked = ask()
-    return sample_to_atif(settings, row, sample, None if asked is None else asked[0])
 
 
 def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
@@ -468,14 +443,6 @@ def _checked(source: Path) -> bytes:
     return content
 
 
-def _write(path: Path, trajectory: AtifTrajectory) -> bool:
-    """Write a trajectory, unless the same is there; return whether it was written."""
-    value = trajectory.model_dump(exclude_none=True)
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
-    content = text.encode("utf-8", "replace") + b"\n"
-    return _put(path, content)
-
-
 def _put(path: Path, content: bytes) -> bool:
     """Write a file whole or not at all, unless it is there; return whether it was written.
 
@@ -502,10 +469,6 @@ class Written:
 
     conversations: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-
-    def leave_out(self, reason: str) -> None:
-        """Count a sample that is left out."""
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
 def export_conversations(
@@ -537,10 +500,10 @@ def export_conversations(
                     return
                 line = _unwanted(sample, keep) or _row(remade, row, sample, settings)
                 if isinstance(line, str):
-                    written.leave_out(line)
-                    continue
-                written.conversations += 1
-                yield line
+                    written.left_out[line] = written.left_out.get(line, 0) + 1
+                else:
+                    written.conversations += 1
+                    yield line
 
     try:
         write_conversations(output, conversations())

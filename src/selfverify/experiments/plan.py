@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,10 +61,9 @@ class PlannedStep:
     def __init__(self, recipe: Recipe, groups: int, heard: int | None) -> None:
         self.recipe, self.method = recipe, make_method(recipe.method.name, **recipe.method.options)
         self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
-        dry = DryRun()
         # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
         settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
-        with dry.running(), self.meter:
+        with DryRun.running() as dry, self.meter:
             with dry.weights(), self.meter.span("weights"):
                 self.policy = policy = Policy(load_structure(settings), settings)
             if settings.gradient_checkpointing:
@@ -83,10 +83,9 @@ class PlannedStep:
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
         self.apart = ApartGradients(lambda: self.trainable)
-        mode = recipe.learner.channels
-        self.moments = [""] if mode == "joint" else [*method.channels]
+        self.moments = [""] if recipe.learner.channels == "joint" else [*method.channels]
         """The channels that have moments of their own."""
-        self.gradients = self.moments if mode == "separate" else []
+        self.gradients = self.moments if recipe.learner.channels == "separate" else []
         """The channels that have gradients of their own."""
         self.optimizer = self._optimizer(recipe.learner)
         with torch.no_grad():
@@ -141,7 +140,9 @@ class PlannedStep:
                 last_bh, prefilled = prefill(policy.forward, lengths.prompts)
             meter.relabel((x for pair in prefilled.prompt_keys.values() for x in pair), "caches")
             layout = prefilled.to_grow(g, scores_at_once(policy.forward))
-            layout.least_room = room(total - 1)
+            layout.least_room = SharedLayout.FIRST_ROOM
+            while layout.least_room < total - 1:  # as it grows by itself
+                layout.least_room *= 2
             for kept in (total - 2, total // 2):
                 with meter.span() as drawing:
                     voice.choose(last_bh[:, None].expand(b, g, -1), torch.zeros(b, g))
@@ -183,25 +184,21 @@ class PlannedStep:
             rows = [_Row(len(lengths.trained) * [0], lengths.trained)] * lengths.group_size
             lists = [rows] * len(lengths.prompts)
         else:
-            lists = self._demonstrations()
+            lists = [*islice(cycle(self._demonstrations()), len(lengths.prompts))]
             longest = max((row.trained for rows in lists for row in rows), key=len)
             most = max(len(rows) for rows in lists)
             stated = f"{lengths.stated}, with their demonstrations"
             self.lengths = replace(lengths, group_size=most, trained=longest, stated=stated)
         kl = float(self.method.config.needs_reference)
-        names = self.method.channels
-        return [
-            _streams(prompt, rows, kl, names) for prompt, rows in zip(lengths.prompts, lists, strict=True)
-        ]
+        pairs = zip(lengths.prompts, lists, strict=True)
+        return [_streams(prompt, rows, kl, self.method.channels) for prompt, rows in pairs]
 
     def _demonstrations(self) -> list[list[_Row]]:
         task = make_task(self.recipe.task.name, **self.recipe.task.options)
         problems = self.lengths.problems
-        made = self.method.rollout(
-            self.policy, task, problems, list(range(len(problems))), self.recipe.sampling
-        )
-        drawn = [[_demonstrated(t, self.policy.encoder) for t in group.trajectories] for group in made.groups]
-        return [drawn[n % len(drawn)] for n in range(len(self.lengths.prompts))]
+        seeds = [*range(len(problems))]
+        made = self.method.rollout(self.policy, task, problems, seeds, self.recipe.sampling)
+        return [[_demonstrated(t, self.policy.encoder) for t in group.trajectories] for group in made.groups]
 
     def _backward(self, loss: torch.Tensor, channel: str | None = None, more: bool = False) -> None:
         """Do what `Parallel.backward` does, in one process."""
@@ -306,14 +303,6 @@ def _streams(prompt: Prompt, rows: Sequence[_Row], kl: float, channels: tuple[st
     return replace(streams, images=images if any(images) else [])
 
 
-def room(tokens: int) -> int:
-    """The own tokens that conversations have room for once there are ``tokens``; see `SharedLayout`."""
-    found = SharedLayout.FIRST_ROOM
-    while found < tokens:
-        found *= 2
-    return found
-
-
 ROLLOUT = ("images", "sampling", "scores")
 """Phases for which all weights are gathered at once, since processes sample for different times."""
 
@@ -399,9 +388,7 @@ def make_plan(recipe: Recipe, gpus: int = 1, sharded: bool = False, heard: int |
     step = PlannedStep(recipe, -(-recipe.learner.groups_per_step // gpus), heard)
     every = [*step.policy.model.parameters()]
     counts = sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
-    notes = []
-    if recipe.sampling.engine == "vllm":
-        notes.append("sampling by vLLM is not planned")
+    notes = ["sampling by vLLM is not planned"] if recipe.sampling.engine == "vllm" else []
     memory = {
         phase: {item: size for item, size in span.peak.items() if size > 0}
         for phase, span in step.phases.items()
@@ -418,8 +405,9 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
     FSDP2 gives each its part. It gathers all weights for the rollout, and later a layer when it is needed
     (the next one in advance). DDP keeps all on each GPU, and its buckets hold gradients that stay.
     """
-    total, learning, block, root = _weight_bytes(step.policy)
+    model = step.policy.model
     if not sharded:
+        learning = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         held["gradients"] = learning + (held.get("gradients", 0) if step.gradients else 0)
         return
     for item in SHARDED:
@@ -427,20 +415,10 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
             held[item] = -(-held[item] // gpus)
     if phase == "optimiser":
         held["activations"] = -(-held.get("activations", 0) // gpus)
-    elif phase in ROLLOUT:
-        held["gathered"] = total
-    else:
-        layers = 3 if phase == "update" else 2  # and one layer's gradients until they are scattered
-        held["gathered"] = root + layers * block
-
-
-def _weight_bytes(policy: Policy) -> tuple[int, int, int, int]:
-    """The bytes of all parameters, of those that learn, of the largest layer, and outside of layers."""
-    every = [*policy.model.parameters()]
-    layers = [
-        sum(p.nbytes for p in layer.parameters())
-        for layer in getattr(policy.loaded.family.backbone(policy.model), "layers", [])
-    ]
-    total = sum(p.nbytes for p in every)
-    learning = sum(p.nbytes for p in every if p.requires_grad)
-    return total, learning, max(layers, default=0), total - sum(layers)
+        return
+    held["gathered"] = sum(p.nbytes for p in model.parameters())
+    if phase not in ROLLOUT:
+        layers = getattr(step.policy.loaded.family.backbone(model), "layers", [])
+        sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
+        most = 3 if phase == "update" else 2  # and one layer's gradients until they are scattered
+        held["gathered"] += most * max(sizes, default=0) - sum(sizes)

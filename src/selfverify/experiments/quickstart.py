@@ -148,7 +148,13 @@ def quickstart(
     console.print(f"{shown.title}. Everything goes to {folder}.", markup=False, highlight=False)
     with held_folder(folder):
         if not overwrite and (folder / RECIPE_FILE).is_file():
-            _refuse_other(load_recipe(folder), recipe)
+            held = load_recipe(folder).model_dump(mode="json")
+            if changed := differences(held, recipe.model_dump(mode="json")):
+                more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+                raise ConfigError(
+                    f"{folder} holds a run with other settings: {'; '.join(changed[:3])}{more}. --output "
+                    "OTHER writes elsewhere, --overwrite deletes it and starts over"
+                )
             console.print(f"It goes on with what is in {folder} already; --overwrite starts over.")
         with TrainingProgress() as progress:
             run = _trained if recipe.stopping is None else _looked
@@ -164,15 +170,6 @@ def quickstart(
     return report
 
 
-def _refuse_other(held: Recipe, wanted: Recipe) -> None:
-    if changed := differences(held.model_dump(mode="json"), wanted.model_dump(mode="json")):
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise ConfigError(
-            f"{wanted.output} holds a run with other settings: {'; '.join(changed[:3])}{more}. --output "
-            "OTHER writes elsewhere, --overwrite deletes it and starts over"
-        )
-
-
 def _trained(
     recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress
 ) -> tuple[dict[str, Any], Headline]:
@@ -182,10 +179,8 @@ def _trained(
     task, evaluation = recipe_task(recipe, measured=True), recipe.evaluation
     made = [task.problem(evaluation.split, 0, index) for index in range(evaluation.problems or 0)]
     problems = {problem.id: problem for problem in made}
-    before, after = (
-        with_rule_scores(read_samples(folder / f"samples-{when}.jsonl")[1], task, problems)
-        for when in ("before", "after")
-    )
+    stored = [read_samples(folder / f"samples-{when}.jsonl")[1] for when in ("before", "after")]
+    before, after = (with_rule_scores(samples, task, problems) for samples in stored)
     changes = paired_difference(before, after, evaluation.score) | paired_metrics(before, after, task.metrics)
     table = headline(metrics["after"], metrics["before"], changes, shown.stored, shown.notes)
     return metrics, table
@@ -200,13 +195,9 @@ def _looked(
     looks = CappedLooks(recipe, recipe.policy.path, verifier, output=folder / LOOKING)
     found = compare_stopping(looks, {}, partial(progress.on_phase, "what ends looking"))
     options = recipe.task.options | {"stop": "verifier", "verifier": verifier}
-    ended = recipe.model_copy(
-        update={
-            "policy": recipe.policy.for_model(recipe.policy.path),
-            "task": recipe.task.model_copy(update={"options": options}),
-        }
-    )
-    shown_by = partial(progress.on_phase, "with the verifier")
-    summary = evaluate_recipe(ended, output=folder, progress=shown_by)
+    task = recipe.task.model_copy(update={"options": options})
+    ended = recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path), "task": task})
+    progressing = partial(progress.on_phase, "with the verifier")
+    summary = evaluate_recipe(ended, output=folder, progress=progressing)
     metrics = {"after": summary, "stopping": found, "settings": recipe.model_dump(mode="json")}
     return metrics | {"version": __version__}, headline(found, stored=shown.stored, notes=shown.notes)

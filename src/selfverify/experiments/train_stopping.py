@@ -118,10 +118,8 @@ class CappedLooks:
             )
         if not task.judges:
             raise ConfigError(f"task {task.name} knows no right answers, so that there is nothing to compare")
-        named = {"verifier": self.verifier, "verifier_base": self.base}
-        return task.looking_by(
-            {**named, "stop": "never", "terminate": "refuse", "rule": None, "epsilon": None}
-        )
+        held = {"stop": "never", "terminate": "refuse", "rule": None, "epsilon": None}
+        return task.looking_by(held | {"verifier": self.verifier, "verifier_base": self.base})
 
     def hold(self, split: Literal["validation", "test"], progress: Progress | None = None) -> CappedArrays:
         """Hold the conversations of a split, or go on with them, and return all.
@@ -132,8 +130,7 @@ class CappedLooks:
         """
         start_processes(self.recipe)
         settings = self.recipe.policy.for_model(self.model) if self.model else self.recipe.policy
-        folder = self.output or self.recipe.folder / "looking"
-        task = self.task()
+        folder, task = self.output or self.recipe.folder / LOOKING, self.task()
         with held_folder(folder):
             rows = run_to_cap(
                 Policy.load(settings),
@@ -175,9 +172,8 @@ class FittedStop:
         def listed(value: Any) -> Any:
             return [None if np.isnan(one) else one for one in value.tolist()]
 
-        plain: dict[str, Any] = json.loads(
-            json.dumps(asdict(self) | {"path": str(self.path)}, default=listed)
-        )
+        text = json.dumps(asdict(self) | {"path": str(self.path)}, default=listed)
+        plain: dict[str, Any] = json.loads(text)
         return plain
 
 
@@ -251,8 +247,8 @@ def compare_stopping(
         stored = StopCalibration.load(Path(looks.verifier).expanduser())
         epsilons = {stored.rule: stored.epsilon}
     looked = looks.hold("test", progress)
-    found = compared(looked, epsilons)
-    return {**found, "conversations": {"held": len(looked.lengths), "left_out": looked.left_out}}
+    held = {"held": len(looked.lengths), "left_out": looked.left_out}
+    return {**compared(looked, epsilons), "conversations": held}
 
 
 logger = logging.getLogger(__name__)
@@ -283,23 +279,6 @@ def train_stopping(
     how = recipe.stopping
     if how is None:
         raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
-    _check(recipe)
-    folder = recipe.folder
-    with held_folder(folder):
-        if not resume:
-            clear_run(folder)
-            for name in (LOOKS, VERIFIER, LOOKING):
-                shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / RECIPE_FILE, to_yaml(recipe))
-        _make_pairs(recipe, how, _phase(on_phase, "what the policy looks at"))
-        train(_on_pairs(recipe), resume, on_step, on_phase)
-        verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
-        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
-    return folder
-
-
-def _check(recipe: Recipe) -> None:
     if recipe.method.name != "dpo":
         raise ConfigError(
             f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "
@@ -312,6 +291,21 @@ def _check(recipe: Recipe) -> None:
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
+    folder = recipe.folder
+    pairs = NamedConfig(name="pairs", options={"train": str(folder / LOOKS / PAIRS)})
+    changed = {"task": pairs, "evaluation_task": {}, "stopping": None, "output": str(folder / VERIFIER)}
+    with held_folder(folder):
+        if not resume:
+            clear_run(folder)
+            for name in (LOOKS, VERIFIER, LOOKING):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        write_text(folder / RECIPE_FILE, to_yaml(recipe))
+        _make_pairs(recipe, how, _phase(on_phase, "what the policy looks at"))
+        train(recipe.model_copy(update=changed), resume, on_step, on_phase)
+        verifier = folder / VERIFIER / MODEL_FOLDER
+        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
+        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
+    return folder
 
 
 def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) -> None:
@@ -332,20 +326,8 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) 
     leaks = leak_test(read_pairs(folder), words=10)
     write_json(recipe.folder / "leaks.json", asdict(leaks) | {"passes": leaks.passes})
     if not leaks.passes:
-        logger.warning(
-            "words alone tell the better side of %.0f %% of the pairs, and %.0f %% may be; see leaks.json",
-            100 * leaks.accuracy,
-            100 * MOST,
-        )
-
-
-def _on_pairs(recipe: Recipe) -> Recipe:
-    """The recipe of the training itself."""
-    task = NamedConfig(name="pairs", options={"train": str(recipe.folder / LOOKS / PAIRS)})
-    changed = {
-        "task": task, "evaluation_task": {}, "stopping": None, "output": str(recipe.folder / VERIFIER)
-    }  # fmt: skip
-    return recipe.model_copy(update=changed)
+        text = "words alone tell the better side of %.0f %% of the pairs, and %.0f %% may be; see leaks.json"
+        logger.warning(text, 100 * leaks.accuracy, 100 * MOST)
 
 
 def _phase(on_phase: Any, name: str) -> Callable[[int, int], None] | None:

@@ -27,19 +27,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from PIL.Image import Image
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from selfverify.clients.replies import text_of, usable_choices
 from selfverify.core import event_loop
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.files import naming, read_regular, write_json, written_whole
-from selfverify.core.jsonl_store import STRICT, read_journal
+from selfverify.core.files import naming, read_regular, write_json, write_text
+from selfverify.core.jsonl_store import STRICT, parse_rows, read_journal
 from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
 from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, written_images
@@ -70,9 +71,7 @@ if TYPE_CHECKING:
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
 Way = Literal["branched", "induced", "hurried"]
-SOURCES = {
-    "sampled": COLLECTED, "branched": "branched.jsonl", "induced": "induced.jsonl", "hurried": "hurried.jsonl"
-}  # fmt: skip
+SOURCES = {"sampled": COLLECTED} | {way: f"{way}.jsonl" for way in get_args(Way)}
 """Journals by the source of their traces."""
 
 
@@ -88,8 +87,8 @@ def image_keeper(folder: Path) -> Callable[[Image], str]:
     return keep
 
 
-def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[TaughtProblem]]:
-    """The header and the lines of one of a folder's journals, in order.
+def read_traces(folder: Path, source: str) -> tuple[dict[str, Any], list[tuple[TaughtProblem, VisualTrace]]]:
+    """The header and the traces of one of a folder's journals, in order, each with its line.
 
     Raises:
         ConfigError: There is no such journal.
@@ -99,10 +98,12 @@ def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Taught
     if not path.is_file():
         raise ConfigError(f"{folder} has no {path.name}; `selfverify visual collect` makes it")
     settings, rows = read_journal(path, TaughtProblem)
-    for row in rows.values():
+    found: list[tuple[TaughtProblem, VisualTrace]] = []
+    for _, row in sorted(rows.items()):
         if fault := _fault(row):
             raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
-    return settings, [rows[index] for index in sorted(rows)]
+        found += [(row, trace) for trace in _traces_of(row, source, str(settings.get("task", "")))]
+    return settings, found
 
 
 def _fault(row: TaughtProblem) -> str:
@@ -134,14 +135,17 @@ def all_traces(folder: Path) -> Iterator[VisualTrace]:
         ConfigError: Nothing was collected there.
         DataError: A journal is damaged.
     """
-    for source, name in SOURCES.items():
-        if source == "sampled" or (folder / name).is_file():
-            settings, rows = read_lessons(folder, source)
-            for row in rows:
-                yield from traces_of(row, source, str(settings.get("task", "")))
+    return (trace for _, trace in _lines_and_traces(folder, SOURCES))
 
 
-def traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
+def _lines_and_traces(folder: Path, sources: Iterable[str]) -> Iterator[tuple[TaughtProblem, VisualTrace]]:
+    """The traces of a folder's journals, each with its line; only ``collected.jsonl`` has to be there."""
+    for source in sources:
+        if source == "sampled" or (folder / SOURCES[source]).is_file():
+            yield from read_traces(folder, source)[1]
+
+
+def _traces_of(row: TaughtProblem, source: str, task: str) -> Iterator[VisualTrace]:
     """The traces in a line of a journal."""
     about, begun = row.about, _Beginning.model_validate(row.about)
     name = f"{about.get('parent') or row.problem}{'' if source == 'sampled' else f'/{source}'}"
@@ -170,43 +174,21 @@ def read_pairs(path: Path) -> list[Pair]:
         DataError: A line is no pair, or its pair stands there twice; the message names it.
     """
     path = path / PAIRS if path.is_dir() else path
-    reader, found, lines = TypeAdapter(Pair), [], Lines(path)
-    for number, line in _raw_lines(path):
-        try:
-            pair = reader.validate_json(line)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            name = ".".join(str(part) for part in fault["loc"])
-            raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
-        if why := _pair_fault(pair):
+    found, lines = [], dict[str, int]()
+    for number, pair in read_lines(path, Pair):
+        if why := _pair_fault(pair) or stands_twice(pair.id, number, lines):
             raise DataError(f"{path}, line {number}: {why}")
-        lines.add(pair.id, number)
         found.append(pair)
     return found
 
 
-class Lines:
-    """The lines in which a file's ids stand, each once: what stands there twice would be learnt twice.
+def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
+    """What is wrong with an id that stands in a line before, since it would be learnt twice; else empty.
 
-    Args:
-        path: The file.
+    ``lines`` has the ids of the file's lines so far, with their numbers, and takes up this one.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._found: dict[str, int] = {}
-
-    def add(self, id: str, number: int) -> None:
-        """Take note of an id.
-
-        Raises:
-            DataError: It stands in a line before.
-        """
-        first = self._found.setdefault(id, number)
-        if first != number:
-            raise DataError(
-                f"{self.path}, line {number}: {id[:200]} stands in line {first}, too; take one of them out"
-            )
+    first = lines.setdefault(id, number)
+    return "" if first == number else f"{id[:200]} stands in line {first}, too; take one of them out"
 
 
 def _pair_fault(pair: Pair) -> str:
@@ -229,26 +211,18 @@ def fault_in(messages: Sequence[Message]) -> str:
     return "" if messages else "it has no messages"
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The lines of a file of JSON lines with their numbers, from 1.
+def read_lines(path: Path, row: type[Any] = dict[str, Any]) -> Iterator[tuple[int, Any]]:
+    """The lines of a file of JSON lines as rows, with their numbers, from 1.
 
     Raises:
         ConfigError: There is no such file.
-        DataError: A line is no JSON.
+        DataError: A line is no such row.
     """
-    for number, line in _raw_lines(path):
-        try:
-            yield number, json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
-
-
-def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}; `selfverify visual sets` writes it")
     with naming(path):
         lines = read_regular(path).splitlines()
-    return enumerate(lines, start=1)
+    return enumerate(parse_rows(path, lines, row), start=1)
 
 
 INDUCE = (
@@ -260,7 +234,7 @@ INDUCE = (
 _EXAMPLES = "Here are examples of how questions about images were worked on, each from its question on."
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CollectedLooks:
     """What a collection has come to.
 
@@ -268,13 +242,13 @@ class CollectedLooks:
         traces: How many conversations were held.
         correct: How many of them came to a right end.
         lost: How many broke off.
-        reason: Why the first of these did.
+        reason: Why the first of these did, or the first problem could not be made; empty if there is none.
     """
 
-    traces: int = 0
-    correct: int = 0
-    lost: int = 0
-    reason: str = ""
+    traces: int
+    correct: int
+    lost: int
+    reason: str
 
 
 def collect_looks(
@@ -315,8 +289,8 @@ def collect_looks(
         if examples:
             drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:shot_count]
             shown = _with_examples(problem, [examples[place] for place in drawn])
-        about = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
-        about |= _judged_by(problem)
+        known = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
+        about = known | _judged_by(problem)
         return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
 
     settings = school.settings() | {"shots": None if shots is None else [str(shots), shot_count]}
@@ -354,14 +328,18 @@ def branch_looks(
         raise ConfigError(
             "a script cannot go on from the middle; name --own or --server URL with --model NAME"
         )
-    held, rows = read_lessons(folder, "sampled")
+    about, held = read_traces(folder, "sampled")
     task = recipe_task(recipe)
     for name, ours in (("task", task.name), ("seed", recipe.seed)):
-        if held.get(name) != ours:
+        if about.get(name) != ours:
             raise ConfigError(
-                f"{folder}: it was collected with {name} {held.get(name)!r}, and the recipe has {ours!r}"
+                f"{folder}: it was collected with {name} {about.get(name)!r}, and the recipe has {ours!r}"
             )
-    parents = _parents(rows, task.name)[:most]
+    parents = [
+        (row, trace)
+        for row, trace in held
+        if trace.correct and not trace.lost and trace.finish == "stop" and len(trace.turns) > 1
+    ][:most]
     if not parents:
         raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
     school, keep = Teaching(recipe, task, teacher, samples), image_keeper(folder)
@@ -373,17 +351,15 @@ def branch_looks(
         problem = task.problem("train", recipe.seed, row.index)
         rng = np.random.default_rng([recipe.seed, index])
         kept = int(rng.integers(1, len(trace.turns)))
-        told = _beginning(trace, kept)
-        shown = go_on_from(problem, told[trace.told :], folder / IMAGES, words)
-        about = dict(row.about) | {
-            "problem": trace.problem, "parent": trace.id, "cuts": trace.cuts[:kept],
-            "steps": trace.steps[:kept],
-        }  # fmt: skip
+        said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
+        told = trace.messages[: said[kept]]
+        heard = told[trace.told :]
+        shown = go_on_from(problem, heard, folder / IMAGES, words)
+        cut = {"cuts": trace.cuts[:kept], "steps": trace.steps[:kept]}
+        about = row.about | {"problem": trace.problem, "parent": trace.id} | cut
 
         def begin(seed: int) -> RecordingEpisode:
-            return RecordingEpisode(
-                ResumedEpisode(task.open(problem, seed), told[trace.told :], keep), told, keep
-            )
+            return RecordingEpisode(ResumedEpisode(task.open(problem, seed), heard, keep), told, keep)
 
         return Asked(shown, begin, about)
 
@@ -398,25 +374,6 @@ def _judged_by(problem: Problem) -> dict[str, Any]:
         return dict(json.loads(json.dumps(asked, allow_nan=False)))
     except (TypeError, ValueError):
         return {"question": asked["question"]}
-
-
-def _parents(rows: Sequence[TaughtProblem], task: str) -> list[tuple[TaughtProblem, VisualTrace]]:
-    """Right traces with a step, with their lines."""
-    return [
-        (row, trace)
-        for row in rows
-        for trace in traces_of(row, "sampled", task)
-        if not trace.lost
-        and trace.finish == "stop"
-        and worth_imitating(trace.rewards)
-        and len(trace.turns) > 1
-    ]
-
-
-def _beginning(trace: VisualTrace, turns: int) -> list[Message]:
-    """A trace's messages up to the reply to so many turns."""
-    said = [place for place, message in enumerate(trace.messages) if message["role"] == "assistant"]
-    return trace.messages[: said[turns]]
 
 
 def go_on_from(problem: Problem, told: Sequence[Message], images: Path, words: str) -> Problem:
@@ -457,16 +414,10 @@ def read_transcripts(file: Path) -> list[str]:
 
 def transcript(messages: Sequence[Message]) -> str:
     """A conversation as one text; its images are numbered as its model saw them."""
-    lines, images = [], 0
+    lines, numbers = [], count(1)
     for message in messages:
-        words = ""
-        for part in parts_of(message):
-            if is_image(part):
-                images += 1
-                words += f"[image {images}]"
-            else:
-                words += part["text"]
-        lines.append(f"{'You' if message['role'] == 'assistant' else 'Shown'}: {words}")
+        parts = (f"[image {next(numbers)}]" if is_image(p) else p["text"] for p in parts_of(message))
+        lines.append(f"{'You' if message['role'] == 'assistant' else 'Shown'}: {''.join(parts)}")
     return "\n".join(lines)
 
 
@@ -480,16 +431,10 @@ def _with_examples(problem: Problem, examples: Sequence[str]) -> Problem:
 
 
 def _summary(rows: Sequence[TaughtProblem]) -> CollectedLooks:
-    found = CollectedLooks()
-    for row in rows:
-        for told in row.conversations:
-            found.traces += 1
-            found.correct += worth_imitating(told.rewards)
-            if told.lost:
-                found.lost, found.reason = found.lost + 1, found.reason or told.lost
-        if row.unusable and not found.reason:
-            found.reason = row.unusable
-    return found
+    held = [one for row in rows for one in row.conversations]
+    correct, lost = sum(worth_imitating(one.rewards) for one in held), sum(bool(one.lost) for one in held)
+    reasons = (why for row in rows for why in (*(one.lost for one in row.conversations), row.unusable))
+    return CollectedLooks(len(held), correct, lost, next(filter(None, reasons), ""))
 
 
 AT_ONCE = 32
@@ -539,15 +484,11 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
     """
     if judge.server is None:
         raise ConfigError("answers are judged by a model behind a server: name it with --server and --model")
-    asked: list[tuple[VisualTrace, str]] = []
-    for source in SOURCES:
-        if source == "induced" or (source != "sampled" and not (folder / SOURCES[source]).is_file()):
-            continue
-        settings, rows = read_lessons(folder, source)
-        for row in rows:
-            for trace in traces_of(row, source, str(settings.get("task", ""))):
-                if trace.correct and not trace.lost and trace.turns:
-                    asked.append((trace, _question(row.about, trace)))
+    asked = [
+        (trace, _question(row.about, trace))
+        for row, trace in _lines_and_traces(folder, [source for source in SOURCES if source != "induced"])
+        if trace.correct and not trace.lost and trace.turns
+    ]
     about = {
         "judge": judge.model_dump(mode="json", exclude={"timeout"}),
         "traces": [trace.id for trace, _ in asked],
@@ -565,11 +506,8 @@ def _question(about: dict[str, Any], trace: VisualTrace) -> str:
         raise DataError(
             f"{trace.id}: its problem has no question and target in words, so that no model can judge it"
         )
-    return _ASKED.format(
-        question=about["question"],
-        target=about["target"],
-        answer=trace.turns[-1]["content"][-_LONGEST_ANSWER:],
-    )
+    answer = trace.turns[-1]["content"][-_LONGEST_ANSWER:]
+    return _ASKED.format(question=about["question"], target=about["target"], answer=answer)
 
 
 async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: TeacherConfig) -> list[OnAnswer]:
@@ -593,10 +531,6 @@ async def _ask(
     if len(words_said) != 1:
         return OnAnswer(index, trace.id, None, f"it says neither: {said[:200]!r}")
     return OnAnswer(index, trace.id, words_said == {"CORRECT"})
-
-
-JUDGED_WRONG = "a model judged the answer wrong"
-NOT_JUDGED = "no model has judged the answer"
 
 
 @dataclass(slots=True)
@@ -707,13 +641,14 @@ def _as_judged(traces: Iterable[VisualTrace], folder: Path, dropped: Counter[str
     for trace in traces:
         right = opinions.get(trace.id)
         if trace.correct and not right:
-            dropped[NOT_JUDGED if right is None else JUDGED_WRONG] += 1
+            dropped[
+                "no model has judged the answer" if right is None else "a model judged the answer wrong"
+            ] += 1
         else:
             kept.append(trace)
     return kept
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    with written_whole(path) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    write_text(path, text)
