@@ -325,7 +325,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"\\[dt]?frac(?= *[A-Za-z])", " ", text)  # of letters: a unit
+    text = re.sub(r"\\[dt]?frac(?= *[A-Za-z])|(?<=cm)[23]", " ", text)  # of letters: a unit, with its power
     text = re.sub(
         r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)?$", "", text.split("=")[-1]
     )
