@@ -223,10 +223,8 @@ def evaluate(
     """
     config = config or EvaluationConfig()
     answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
-    answerer.check(config)
-    if extractor is None and config.extractor is not None:
-        extractor = answerer.extractor(config.extractor)
-    answerer.introduce(task)
+    named = answerer.prepare(task, config)
+    extractor = extractor or named
     backend = answerer.image_backend
     settings = {
         **measured_with(answerer.weights(), task, config, max_new_tokens, describe),
@@ -275,25 +273,18 @@ def _rows(
     """What is stored of a rollout about the problems with these indices."""
     if extractor is not None:
         read_again(asked.task, rollout.groups, extractor)
-    return [
-        StoredProblem(
-            index,
-            group.problem.digest(),
-            [
-                _stored(
-                    asked.task, group, number, asked.seeds[index], asked.store,
-                    rollout.held_again[place, number],
-                )
-                for number in range(len(group.trajectories))
-            ],
-        )
-        for place, (index, group) in enumerate(zip(indices, rollout.groups, strict=True))
-    ]  # fmt: skip
+    rows = []
+    for place, (index, group) in enumerate(zip(indices, rollout.groups, strict=True)):
+        samples = [
+            _stored(asked, group, number, asked.seeds[index], rollout.held_again[place, number])
+            for number in range(len(group.trajectories))
+        ]
+        rows.append(StoredProblem(index, group.problem.digest(), samples))
+    return rows
 
 
-def _stored(
-    task: Task, group: Group, number: int, seed: int, store: Path | None, retries: int
-) -> StoredSample:
+def _stored(asked: AskedProblems, group: Group, number: int, seed: int, retries: int) -> StoredSample:
+    task = asked.task
     trajectory = group.trajectories[number]
     judged, rewards = trajectory.parsed, trajectory.rewards
     judged = judged if isinstance(judged, Verdict) else None
@@ -324,27 +315,23 @@ def _stored(
         read_by=judged.read_by if judged and judged.answer is not None else None,
         lost=trajectory.lost,
         retries=retries,
-        steps=stored_steps(trajectory, store),
+        steps=stored_steps(trajectory, asked.store),
     )
 
 
 def _summary(
-    task: Task,
-    held_out: HeldOut,
-    rows: Mapping[int, StoredProblem],
-    score: str,
-    fusion: Fusion | None,
+    task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem], score: str, fusion: Fusion | None
 ) -> dict[str, Any]:
     problems = held_out.known(sorted(rows))
     if not problems:
         raise DataError(f"there is nothing to evaluate: {held_out.why()}")
     samples = [sample for index in problems for sample in rows[index].samples]
-    samples = samples if fusion is None else with_fused(samples, fusion)
+    if fusion is not None:
+        samples = with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
     samples = with_rule_scores(samples, task, known)
-    boxes = target_boxes(task, known.values())
     summary = (
-        summarise(samples, boxes, score, task.errors)
+        summarise(samples, target_boxes(task, known.values()), score, task.errors)
         | breakdown(samples, task, known, score)
         | held_out.left_out()
     )
@@ -383,13 +370,7 @@ def shown_entry(task: Task, problem: Problem, image: str) -> dict[str, Any]:
     if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
         # Answers are places: the size that their coordinates refer to, and outlines of what is meant.
         entry["frame"] = problem.meta.get("screen") or problem.images[0].size
-        entry["regions"] = [
-            *problem.meta.get("polygons", ()),
-            *map(_corners, problem.meta.get("ui_boxes", ())),
-        ]
+        boxes = problem.meta.get("ui_boxes", ())
+        corners = [[[x1, y1], [x2, y1], [x2, y2], [x1, y2]] for x1, y1, x2, y2 in boxes]
+        entry["regions"] = [*problem.meta.get("polygons", ()), *corners]
     return entry
-
-
-def _corners(box: Sequence[float]) -> list[list[float]]:
-    x1, y1, x2, y2 = box
-    return [[x1, y1], [x2, y1], [x2, y2], [x1, y2]]
