@@ -171,6 +171,15 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
     return statistic
 
 
+def ranking_statistics(score: ArrayLike, correct: ArrayLike) -> dict[str, Statistic]:
+    """Return ``auc``, ``ap`` and ``within_problem_auc`` of scores ``[P, G]``."""
+    return {
+        "auc": auc_statistic(score, correct),
+        "ap": average_precision_statistic(score, correct),
+        "within_problem_auc": mean_statistic(within_problem_auc(score, correct)),
+    }
+
+
 def _threshold_counts(score: ArrayLike, correct: ArrayLike) -> Callable[[Floats], tuple[Floats, Floats]]:
     """From weights ``[B, P]``, right and wrong samples ``[B, T]`` with at least the t-th highest score.
 
