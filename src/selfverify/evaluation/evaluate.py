@@ -52,42 +52,6 @@ NAMED = 10
 """A summary lists at most so many reasons."""
 
 
-def measured_with(
-    weights: str,
-    task: Task,
-    config: EvaluationConfig,
-    max_new_tokens: int,
-    more: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """All that decides what an evaluation stores; a store goes on with the same alone.
-
-    Args:
-        weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
-        task: Its options count, too.
-        config: What changes nothing that is stored is left out.
-        max_new_tokens: Length limit of a response.
-        more: What else decides it; its entries come last.
-    """
-    return {
-        "task": task.name,
-        "task_options": task.config.model_dump(mode="json"),
-        "max_new_tokens": max_new_tokens,
-        "weights": weights,
-        **config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
-        **(more or {}),
-    }
-
-
-def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> SamplingConfig:
-    """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
-    return SamplingConfig(
-        group_size=config.samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_new_tokens=max_new_tokens,
-    )
-
-
 class HeldOut:
     """The problems of `EvaluationConfig.split`, by index.
 
@@ -135,6 +99,34 @@ class HeldOut:
                 message = f"a problem is left out: {error}"
                 note(logger, "problem_skipped", message, problem=name, reason=str(error))
         return problems
+
+    def settings(
+        self, weights: str, max_new_tokens: int, more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return all that decides what is stored of the problems; a store goes on with the same alone.
+
+        Args:
+            weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
+            max_new_tokens: Length limit of a response.
+            more: What else decides it; its entries come last.
+        """
+        return {
+            "task": self.task.name,
+            "task_options": self.task.config.model_dump(mode="json"),
+            "max_new_tokens": max_new_tokens,
+            "weights": weights,
+            **self.config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
+            **(more or {}),
+        }
+
+    def sampling(self, max_new_tokens: int) -> SamplingConfig:
+        """Return how a problem's samples are drawn, each turn of at most so many tokens."""
+        return SamplingConfig(
+            group_size=self.config.samples,
+            temperature=self.config.temperature,
+            top_p=self.config.top_p,
+            max_new_tokens=max_new_tokens,
+        )
 
     def share(self) -> None:
         """Tell all processes what each of them has made and left out. All processes have to call this."""
@@ -223,18 +215,17 @@ def evaluate(
     """
     config = config or EvaluationConfig()
     answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
-    named = answerer.prepare(task, config)
+    held_out, named = HeldOut(task, config), answerer.prepare(task, config)
     extractor = extractor or named
     backend = answerer.image_backend
     settings = {
-        **measured_with(answerer.weights(), task, config, max_new_tokens, describe),
+        **held_out.settings(answerer.weights(), max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
         **({IMAGE_BACKEND: backend} if backend else {}),
         # Its samples depend on no seed, so that they are not mixed with those that do.
         **({"engine": engine} if engine != "own" else {}),
     }
-    sampling = sampling_of(config, max_new_tokens).model_copy(update={"engine": engine})
-    held_out = HeldOut(task, config)
+    sampling = held_out.sampling(max_new_tokens).model_copy(update={"engine": engine})
     path = None if store is None else Path(store)
     if path is not None:
         task.set_cache_folder(path.parent)
@@ -325,11 +316,9 @@ def _summary(
     problems = held_out.known(sorted(rows))
     if not problems:
         raise DataError(f"there is nothing to evaluate: {held_out.why()}")
-    samples = [sample for index in problems for sample in rows[index].samples]
-    if fusion is not None:
-        samples = with_fused(samples, fusion)
+    stored = [sample for index in problems for sample in rows[index].samples]
     known = {problem.id: problem for problem in problems.values()}
-    samples = with_rule_scores(samples, task, known)
+    samples = with_rule_scores(with_fused(stored, fusion), task, known)
     summary = (
         summarise(samples, target_boxes(task, known.values()), score, task.errors)
         | breakdown(samples, task, known, score)
