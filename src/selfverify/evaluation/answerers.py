@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -125,12 +126,9 @@ class ServerAnswerer:
     def __init__(self, config: PolicyConfig) -> None:
         from selfverify.clients.openai_client import ModelOnServer
 
-        if not is_served(config.path):
-            raise ConfigError(f"policy.path={config.path}: a model behind a server is given as URL#MODEL")
         if ranks.count() > 1:
             raise ConfigError(f"policy.path={config.path}: one process asks a server; start it alone")
         self.config, how = config, config.server
-        self._like: Loaded | None = None
         self.served = ModelOnServer.of(config.path, "policy.path", how.timeout_s, how.tries)
 
     def prepare(self, task: Task, config: EvaluationConfig) -> Extractor | None:
@@ -207,22 +205,23 @@ class ServerAnswerer:
         )
         rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
 
+    @cached_property
+    def _like(self) -> Loaded:
+        config = self.config.model_copy(update={"path": self.config.server.like, "device": "meta"})
+        with torch.device("meta"):
+            return load_structure(config)
+
     def space(self, size: tuple[int, int]) -> tuple[int, int]:
         """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
 
         Raises:
             ConfigError: It names none.
         """
-        like = self.config.server.like
-        if like is None:
+        if self.config.server.like is None:
             raise ConfigError(
                 "this task has places in images, and families of models write them in different units: name "
                 "a model of the served one's family with policy.server.like=FOLDER_OR_ID"
             )
-        if self._like is None:
-            with torch.device("meta"):
-                config = self.config.model_copy(update={"path": like, "device": "meta"})
-                self._like = load_structure(config)
         loaded = self._like
         return loaded.family.coordinate_space(loaded.model, loaded.image_processor, size)
 
