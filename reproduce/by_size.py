@@ -125,7 +125,7 @@ def figures_by_size(
     found: dict[tuple[int, str], MeasuredRun] = {}
     for n in wanted:
         for name in ["first"] if n == 1 else strategies:
-            components = chosen.found.get((find_strategy(name).figure, n), {})
+            components = chosen.get((find_strategy(name).figure, n), {})
             parts: dict[Place, tuple[Floats, Floats]] = {}
             for metric in metrics_of(task):
                 part, over = components.get(metric.part), components.get(metric.over or metric.part)

@@ -11,8 +11,8 @@ from PIL import Image
 
 from known_answers import GROUNDED, Answers, grounding_rows, judged
 from samples import sample
-from selfverify.evaluation.breakdown import breakdown, choices, paired_metrics
-from selfverify.evaluation.metrics import SampleTable, curves, summarise
+from selfverify.evaluation.breakdown import breakdown, choices
+from selfverify.evaluation.metrics import SampleTable, curves, paired_difference, summarise
 from selfverify.evaluation.samples import StoredSample
 from selfverify.tasks.base import EVERY, Metric, Task
 from selfverify.tasks.digits import DigitsSum
@@ -157,7 +157,7 @@ def test_choices_agree_with_the_curves(kind: str) -> None:
     rows_, problems = judged(task, answers)
     boxes = {p.id: p.target for p in problems.values()} if kind == "boxes" else None
     table = SampleTable.from_samples(rows_, target_boxes=boxes)
-    expected, chosen = curves(table), choices(table, task, problems).found
+    expected, chosen = curves(table), choices(table, task, problems)
     for rule, curve in expected.items():
         if (rule, 1) in chosen:
             assert curve == pytest.approx(
@@ -208,8 +208,8 @@ def test_paired_figures_of_single_answers_by_hand() -> None:
             for k, part in enumerate(parts)
         ]
 
-    found = paired_metrics(two(1.0, None), two(1.0, 3.0), metrics)
-    assert found == {
+    found = paired_difference(two(1.0, None), two(1.0, 3.0), metrics=metrics)
+    assert {name: change for name, change in found.items() if name.startswith("metrics.")} == {
         "metrics.mean": {"difference": 1.0, "interval": [1.0, 1.0]},  # from 1 to 2
         "metrics.ratio": {"difference": 0.75, "interval": [0.75, 0.75]},  # from 1/4 to 4/4
         "metrics.of-all": {"difference": 1.5, "interval": [1.5, 1.5]},  # from 1/2 to 4/2

@@ -24,11 +24,9 @@ from selfverify.evaluation.visual_metrics import (
     as_arrays,
     compared,
     never,
-    oracle,
     outcomes,
     own_end,
     run_to_cap,
-    self_stop,
     shuffled,
     stopped,
     verifier_steps,
@@ -96,9 +94,10 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
     assert steps[0].tool == "crop" and steps[-1].error and steps[0].tokens > 5
     # A thumbnail has one token, each crop has four.
     assert looked.visual[0, :2].tolist() == [1, 5] and looked.visual[0, -1] > 0
-    stops = self_stop(looked)
+    found = outcomes(looked, {})
+    stops = found["self-stop"]
     assert stops.right.all() and stops.steps.tolist() == needed
-    assert oracle(looked).steps.tolist() == needed and oracle(looked).right.all()
+    assert found["oracle"].steps.tolist() == needed and found["oracle"].right.all()
     assert always(looked, 2).right.mean() == np.mean([looks <= 2 for looks in needed])
     # Again it is read, not held; under other settings it is refused.
     count = len(asked)
@@ -197,7 +196,7 @@ def test_a_fixed_number_of_steps() -> None:
 def test_the_model_stops_itself() -> None:
     """With its first own answer, or at the cap."""
     assert own_end(four()).tolist() == [4, 2, 1, 4] and never(four()) == 4
-    assert rows(self_stop(four())) == ([1, 1, 0, 0], [3, 1, 0, 1], [16, 8, 4, 8])
+    assert rows(outcomes(four(), {})["self-stop"]) == ([1, 1, 0, 0], [3, 1, 0, 1], [16, 8, 4, 8])
 
 
 def test_the_verifier_stops() -> None:
@@ -220,15 +219,13 @@ def test_the_verifier_stops() -> None:
 def test_the_oracle_and_what_is_early_or_late() -> None:
     """It stops where everything has been shown; where it never has, at the end, which is early for all."""
     looked = four()
-    found = oracle(looked)
+    found = outcomes(looked, {})["oracle"]
     assert rows(found) == ([1, 0, 0, 0], [2, 1, 3, 1], [12, 8, 12, 8])
     assert found.early is not None and found.late is not None
     assert found.early.tolist() == [0, 0, 1, 1] and found.late.tolist() == [0, 0, 0, 0]
     last = always(looked, 3)
     assert last.early is not None and last.late is not None
     assert last.early.tolist() == [0, 0, 1, 1] and last.late.tolist() == [1, 1, 0, 0]
-    with pytest.raises(ConfigError, match="no oracle"):
-        oracle(four(enough=None))
     assert always(four(enough=None), 3).early is None and "oracle" not in outcomes(four(enough=None), {})
 
 

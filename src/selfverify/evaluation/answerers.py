@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,6 @@ from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor, make_extractor
 from selfverify.evaluation.samples import ResumableBatches, note_time
-from selfverify.policy.encoding import Encoder
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
@@ -48,7 +47,7 @@ class AskedProblems:
         second_turn: A request to re-examine every answer; None for the task's own conversations.
         retries: How often a lost conversation is held again at most.
         store: Beside which it is noted how long conversations took; None notes nothing.
-        scores: Whether the scores behind answers are read in all ways, or as they were written alone.
+        scores: Whether a server is asked for the probabilities of scores, too.
     """
 
     task: Task
@@ -65,73 +64,32 @@ MakeRows = Callable[[Sequence[int], Rollout], list[Row]]
 """Makes the rows of the problems with these indices from a rollout about them."""
 
 
-class Answerer(ABC):
-    """Answers problems, and says what of it tells its answers from those of others."""
+class PolicyAnswerer:
+    """Answers with a policy of this process."""
 
-    encoder: Encoder | None = None
-    """Refuses problems that cannot be encoded; None where nobody here encodes them."""
-    image_backend: str = ""
-    """See `Policy.image_backend`."""
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.encoder, self.image_backend = policy, policy.encoder, policy.image_backend
 
-    def check(self, config: EvaluationConfig) -> None:
-        """Refuse an evaluation that cannot be had of it; by default none.
+    def prepare(self, task: Task, config: EvaluationConfig) -> Extractor | None:
+        """Tell a task who answers, and return the second reader of answers that a configuration names."""
+        extractor = None if config.extractor is None else make_extractor(config.extractor, self.policy)
+        task.set_coordinate_space(self.policy.coordinate_space)
+        task.set_policy(self.policy)
+        return extractor
 
-        Raises:
-            ConfigError: The settings are such.
-        """
-
-    @abstractmethod
-    def introduce(self, task: Task) -> None:
-        """Tell a task who answers.
-
-        Raises:
-            ConfigError: It is not known how places in images are written, and the task has such.
-        """
-
-    @abstractmethod
     def weights(self) -> str:
-        """What tells the weights apart. All processes have to call this."""
-
-    @abstractmethod
-    def extractor(self, path: str) -> Extractor:
-        """The second reader of answers that a configuration names."""
+        """Return the fingerprint of the weights. All processes have to call this."""
+        return self.whole(self.policy.fingerprint)
 
     def whole(self, work: Callable[[], T]) -> T:
         """Do some work with whole weights."""
-        return work()
-
-    @abstractmethod
-    def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
-        """Answer a share of a sweep, and store the rows. All processes have to call this."""
-
-
-class PolicyAnswerer(Answerer):
-    """A policy of this process."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.encoder = policy.encoder
-        self.image_backend = policy.image_backend
-
-    def introduce(self, task: Task) -> None:
-        """See `Answerer`."""
-        task.set_coordinate_space(self.policy.coordinate_space)
-        task.set_policy(self.policy)
-
-    def weights(self) -> str:
-        """See `Answerer`: the fingerprint."""
-        return self.policy.whole(self.policy.fingerprint)
-
-    def extractor(self, path: str) -> Extractor:
-        """See `Answerer`: a model of this library, or the policy itself."""
-        return make_extractor(path, self.policy)
-
-    def whole(self, work: Callable[[], T]) -> T:
-        """See `Answerer`."""
         return self.policy.whole(work)
 
     def answer(self, asked: AskedProblems, sweep: ResumableBatches[Row], make_rows: MakeRows[Row]) -> None:
-        """See `Answerer`. The share is answered as one batch, and its scores are read in all ways."""
+        """Answer a share of a sweep as one batch, and store the rows. All processes have to call this.
+
+        The scores behind answers are read in all ways.
+        """
 
         def answered() -> list[Row]:
             if not asked.problems:
@@ -142,17 +100,16 @@ class PolicyAnswerer(Answerer):
             made = rollout(sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits)
             if asked.store is not None and made.seconds and ranks.index() == 0:
                 note_time(asked.store, len(problems) * size, made.seconds)
-            if asked.scores:
-                read_rollout_scores(self.policy, made, as_written=True)
+            read_rollout_scores(self.policy, made, as_written=True)
             return make_rows([*asked.problems], made)
 
         sweep.store(ranks.everywhere(answered))
 
 
-class ServerAnswerer(Answerer):
+class ServerAnswerer:
     """Asks an OpenAI-compatible server. Each problem is stored as soon as all its answers are there.
 
-    What `Answerer.weights` says is the model's address: nobody here sees whether the server's weights change.
+    What `weights` says is the model's address: nobody here sees whether the server's weights change.
 
     Args:
         config: Its ``path`` is ``URL#MODEL``; ``server`` says how it is asked.
@@ -162,39 +119,54 @@ class ServerAnswerer(Answerer):
             installed.
     """
 
+    encoder: None = None
+    """Problems are not encoded here, so that none is refused for it."""
+    image_backend = ""
+    """The server prepares images."""
+
     def __init__(self, config: PolicyConfig) -> None:
         from selfverify.clients.openai_client import ModelOnServer
 
-        if not is_served(config.path):
-            raise ConfigError(f"policy.path={config.path}: a model behind a server is given as URL#MODEL")
         if ranks.count() > 1:
             raise ConfigError(f"policy.path={config.path}: one process asks a server; start it alone")
         self.config, how = config, config.server
-        self._like: Loaded | None = None
         self.served = ModelOnServer.of(config.path, "policy.path", how.timeout_s, how.tries)
 
-    def check(self, config: EvaluationConfig) -> None:
-        """See `Answerer`: a server does not say which score is the likeliest."""
+    def prepare(self, task: Task, config: EvaluationConfig) -> Extractor | None:
+        """Tell a task who answers, and return the second reader of answers that a configuration names.
+
+        Raises:
+            ConfigError: The answers are to be read again by the server's model, or scores as the likeliest,
+                which a server does not say; or see `introduce`.
+        """
         if config.score == "greedy":
             raise ConfigError(
                 "evaluation.score=greedy cannot be read from a server; say soft (it needs the probabilities "
                 "of tokens) or sampled"
             )
+        if config.extractor == SELF:
+            raise ConfigError("evaluation.extractor=self: a served model reads nothing again; name a model")
+        self.introduce(task)
+        if config.extractor is None:
+            return None
+        return PolicyExtractor(Policy.load(self.config.for_model(config.extractor)), config.extractor)
 
     def introduce(self, task: Task) -> None:
-        """See `Answerer`. A task's judge that is the policy itself has nobody to ask."""
+        """Tell a task who answers. A task's judge that is the policy itself has nobody to ask.
+
+        Raises:
+            ConfigError: It is not known how places in images are written, and the task has such.
+        """
         if task.writes_places or self.config.server.like is not None:
             task.set_coordinate_space(self.space)
 
     def weights(self) -> str:
-        """See `Answerer`: the address."""
+        """Return the model's address."""
         return self.served.address
 
-    def extractor(self, path: str) -> Extractor:
-        """See `Answerer`: a model of this library."""
-        if path == SELF:
-            raise ConfigError("evaluation.extractor=self: a served model reads nothing again; name a model")
-        return PolicyExtractor(Policy.load(self.config.for_model(path)), path)
+    def whole(self, work: Callable[[], T]) -> T:
+        """Do some work; there are no weights here."""
+        return work()
 
     def answer(
         self,
@@ -204,7 +176,7 @@ class ServerAnswerer(Answerer):
         begin: OpenEpisode | None = None,
         limits: RolloutLimits | None = None,
     ) -> None:
-        """See `Answerer`. Problems that have a row are not asked again.
+        """Answer a share of a sweep, and store the rows. Problems that have a row are not asked again.
 
         Args:
             asked: What is asked.
@@ -219,7 +191,6 @@ class ServerAnswerer(Answerer):
         indices = [*left]
         if begin is None:
             begin, limits = opening(asked.task, asked.second_turn)
-
         turns = (limits or asked.task.limits).turns
 
         def keep(place: int, group: Group, again: Counter[int], seconds: dict[str, float]) -> None:
@@ -228,12 +199,18 @@ class ServerAnswerer(Answerer):
             held_again = Counter({(0, number): count for number, count in again.items()})
             sweep.store(make_rows([indices[place]], Rollout([], [group], retries=held_again)))
 
-        at_once = self.config.server.concurrent
         scores = asked.scores and SCORE_TAG in asked.task.tags
+        concurrent = self.config.server.concurrent
         rollouts = ServerRollouts(
-            self.served, asked.task, asked.sampling, at_once, begin, limits, asked.retries, scores
+            self.served, asked.task, asked.sampling, concurrent, begin, limits, asked.retries, scores
         )
         rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
+
+    @cached_property
+    def _like(self) -> Loaded:
+        config = self.config.model_copy(update={"path": self.config.server.like, "device": "meta"})
+        with torch.device("meta"):
+            return load_structure(config)
 
     def space(self, size: tuple[int, int]) -> tuple[int, int]:
         """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
@@ -241,16 +218,11 @@ class ServerAnswerer(Answerer):
         Raises:
             ConfigError: It names none.
         """
-        like = self.config.server.like
-        if like is None:
+        if self.config.server.like is None:
             raise ConfigError(
                 "this task has places in images, and families of models write them in different units: name "
                 "a model of the served one's family with policy.server.like=FOLDER_OR_ID"
             )
-        if self._like is None:
-            with torch.device("meta"):
-                config = self.config.model_copy(update={"path": like, "device": "meta"})
-                self._like = load_structure(config)
         loaded = self._like
         return loaded.family.coordinate_space(loaded.model, loaded.image_processor, size)
 
@@ -258,3 +230,7 @@ class ServerAnswerer(Answerer):
 def make_answerer(config: PolicyConfig) -> Policy | ServerAnswerer:
     """Load a policy, or make what asks the server that the path names."""
     return ServerAnswerer(config) if is_served(config.path) else Policy.load(config)
+
+
+Answerer = PolicyAnswerer | ServerAnswerer
+"""Who answers problems, and says what of it tells its answers from those of others."""

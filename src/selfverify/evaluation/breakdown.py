@@ -6,8 +6,9 @@ over boxes make a box of their own, of boxes that nobody wrote, whose components
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from selfverify.evaluation.statistics import (
     Statistic,
     bootstrap_interval,
     on_all,
-    paired,
     ratio_statistic,
     transitions,
 )
@@ -72,15 +72,19 @@ def breakdown(
     found = {
         "turns_by_category": turns_by_category(table, columns),
         "metrics": _figures(chosen, task.metrics, np.ones(len(asked), dtype=bool)),
-        "categories": {
-            column: {
-                value: {"problems": int(mask.sum()), **_figures(chosen, (ACCURACY, *task.metrics), mask)}
-                for value, mask in masks.items()
-            }
-            for column, masks in columns.items()
-        },
+        "categories": by_value(columns, lambda mask: _figures(chosen, (ACCURACY, *task.metrics), mask)),
     }
     return {name: part for name, part in found.items() if part}
+
+
+def by_value(
+    columns: Columns, measure: Callable[[NDArray[np.bool_]], Mapping[str, Any]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return each category's number of ``problems`` and what is measured of them, by column and value."""
+    return {
+        column: {value: {"problems": int(mask.sum()), **measure(mask)} for value, mask in masks.items()}
+        for column, masks in columns.items()
+    }
 
 
 def columns_of(categories: Sequence[Mapping[str, Sequence[str]]]) -> Columns:
@@ -104,13 +108,7 @@ def turns_by_category(table: SampleTable, columns: Columns) -> dict[str, Any]:
     if CORRECT_1 not in table.rewards:
         return {}
     first, second = table.rewards[CORRECT_1] > 0, table.correct > 0
-    return {
-        column: {
-            value: {"problems": int(mask.sum()), **transitions(first[mask].ravel(), second[mask].ravel())}
-            for value, mask in masks.items()
-        }
-        for column, masks in columns.items()
-    }
+    return by_value(columns, lambda mask: transitions(first[mask].ravel(), second[mask].ravel()))
 
 
 @dataclass(slots=True)
@@ -126,48 +124,19 @@ class Expected:
     present: Floats
 
 
-@dataclass(slots=True)
-class Choices:
-    """Expected components of what is chosen, on average over the size-N subsets of the samples.
-
-    Args:
-        problems: P.
-        found: The expectations by what chooses and by the component's name.
-    """
-
-    problems: int
-    found: dict[Choice, dict[str, Expected]] = field(default_factory=dict)
-
-    def add(self, choice: Choice, rows: slice | int, share: Floats, parts: Mapping[str, Floats]) -> None:
-        """Note what is chosen for some problems.
-
-        Args:
-            choice: What chooses.
-            rows: The problems.
-            share: The probabilities ``[..., M]`` of what can be chosen.
-            parts: The components ``[..., M]`` of that by name; NaN where it lacks one.
-        """
-        of = self.found.setdefault(choice, {})
-        for name, values in parts.items():
-            known = ~np.isnan(values)
-            expected = of.setdefault(name, Expected(np.zeros(self.problems), np.zeros(self.problems)))
-            expected.value[rows] = (share * np.where(known, values, 0.0)).sum(-1)
-            expected.present[rows] = (share * known).sum(-1)
-
-
 def choices(
     table: SampleTable,
     task: Task,
     problems: Mapping[str, Problem],
     among: Sequence[Strategy] = tuple(STRATEGIES.values()),
     sizes: Sequence[int] | None = None,
-) -> Choices:
-    """Expected components of what each strategy chooses, for N = 1..G.
+) -> dict[Choice, dict[str, Expected]]:
+    """Expected components of what each strategy chooses, for N = 1..G, by what chooses and by name.
 
-    Strategies that need scores are left out where there are none, and votes of what cannot be compared.
-    Components are `CORRECT`, `EVERY`, each
-    sample's rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
-    measured of it.
+    They are means over the size-N subsets of the samples. Strategies that need scores are left out where
+    there are none, and votes of what cannot be compared. Components are `CORRECT`, `EVERY`, each sample's
+    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is measured of
+    it.
 
     Args:
         table: The samples.
@@ -181,10 +150,19 @@ def choices(
     if candidates.boxes is None and task.kind == "continuous":
         candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
     scored = not np.isnan(candidates.score).all()
-    strategies = [s for s in among if scored or s.needs != "score"]
-    strategies = [s for s in strategies if table.comparable or not s.compares]
+    strategies = [s for s in among if (scored or s.needs != "score") and (table.comparable or not s.compares)]
     stored = table.rewards | {CORRECT: table.correct, EVERY: np.ones_like(table.correct)}
-    result = Choices(count)
+    found: dict[Choice, dict[str, Expected]] = {}
+
+    def add(choice: Choice, rows: slice | int, share: Floats, parts: Mapping[str, Floats]) -> None:
+        """Note the components ``[..., M]`` of what is chosen with probabilities ``share`` ``[..., M]``."""
+        of = found.setdefault(choice, {})
+        for name, values in parts.items():
+            known = ~np.isnan(values)
+            expected = of.setdefault(name, Expected(np.zeros(count), np.zeros(count)))
+            expected.value[rows] = (share * np.where(known, values, 0.0)).sum(-1)
+            expected.present[rows] = (share * known).sum(-1)
+
     for block in blocks(count):
         part = candidates.rows(block)
         chosen = {
@@ -199,13 +177,13 @@ def choices(
                 made = {choice: mixture.likely(place) for choice, mixture in votes.items()}
                 own, *voted = _measure(task, problems[name], part.boxes[place], made)
                 for (choice, (share, _)), measured in zip(made.items(), voted, strict=True):
-                    result.add(choice, block.start + place, share, measured)
+                    add(choice, block.start + place, share, measured)
                 for component, values in own.items():
                     parts.setdefault(component, np.full(part.keys.shape, np.nan))[place] = values
         for choice, mixture in chosen.items():
             if mixture.boxes is None:
-                result.add(choice, block, mixture.probability, parts)
-    return result
+                add(choice, block, mixture.probability, parts)
+    return found
 
 
 def _measure(
@@ -225,24 +203,22 @@ def _measure(
     return measured
 
 
-def _figures(chosen: Choices, metrics: Sequence[Metric], mask: NDArray[np.bool_]) -> dict[str, Figure]:
-    found = {metric.name: _figure(chosen, metric, mask) for metric in metrics}
-    return {name: figure for name, figure in found.items() if figure["curves"]}
-
-
-def _figure(chosen: Choices, metric: Metric, mask: NDArray[np.bool_]) -> Figure:
-    """Return a figure of the problems in ``mask``, without the strategies of which nothing is known."""
-    figure: Figure = {"curves": {}, "intervals": {}}
-    problems, most = int(mask.sum()), max(n for _, n in chosen.found)
-    for rule in (strategy.figure for strategy in STRATEGIES.values()):
-        found = [_statistic(chosen.found.get((rule, n), {}), metric, mask) for n in range(1, most + 1)]
+def _figures(
+    chosen: Mapping[Choice, Mapping[str, Expected]], metrics: Sequence[Metric], mask: NDArray[np.bool_]
+) -> dict[str, Figure]:
+    """Return figures of the problems in ``mask``, without what nothing is known of."""
+    figures: dict[str, Figure] = {metric.name: {"curves": {}, "intervals": {}} for metric in metrics}
+    problems, most = int(mask.sum()), max(n for _, n in chosen)
+    for metric, rule in product(metrics, [strategy.figure for strategy in STRATEGIES.values()]):
+        found = [_statistic(chosen.get((rule, n), {}), metric, mask) for n in range(1, most + 1)]
         values = [on_all(statistic, problems) for statistic in found if statistic is not None]
         if not np.isnan(values).all():
-            figure["curves"][rule] = [None if np.isnan(value) else value for value in values]
+            own = [None if np.isnan(value) else value for value in values]
+            figures[metric.name]["curves"][rule] = own
         if rule in WITH_INTERVAL and found[-1] is not None:
             interval = bootstrap_interval(found[-1], problems)
-            figure["intervals"] |= {rule: interval} if interval else {}
-    return figure
+            figures[metric.name]["intervals"] |= {rule: interval} if interval else {}
+    return {name: figure for name, figure in figures.items() if figure["curves"]}
 
 
 def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.bool_]) -> Statistic | None:
@@ -255,33 +231,6 @@ def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.b
         if needed is None or not needed.value[mask].sum() >= least * needed.present[mask].sum() > 0:
             return None
     return ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
-
-
-def paired_metrics(
-    a: Sequence[StoredSample], b: Sequence[StoredSample], metrics: Sequence[Metric]
-) -> dict[str, dict[str, Any]]:
-    """Return how much higher a task's figures of single answers are in ``b`` than in ``a`` (`paired`).
-
-    Their names begin with ``metrics.``. A figure that is given only where another reaches a number is left
-    out.
-
-    Args:
-        a: Samples.
-        b: Samples about the same problems.
-        metrics: The task's figures.
-    """
-    first = SampleTable.from_samples(a)
-    second = SampleTable.from_samples(b, order=first.problems)
-    named = {f"metrics.{metric.name}": metric for metric in metrics if metric.needs is None}
-    left, right = ({n: _of_singles(t, m) for n, m in named.items()} for t in (first, second))
-    return paired(left, right, len(first.problems))
-
-
-def _of_singles(table: SampleTable, metric: Metric) -> Statistic:
-    part = table.reward(metric.part)
-    over = ~np.isnan(part) if metric.over is None else table.reward(metric.over)
-    over = np.ones_like(part) if metric.over == EVERY else over
-    return ratio_statistic(np.nansum(part, axis=-1), np.nansum(over, axis=-1))
 
 
 MOST_VALUES = 20

@@ -67,8 +67,10 @@ def fusion_of_samples(samples: Sequence[StoredSample]) -> Fusion:
     return fit_fusion(table.scores["soft"], table.scores["logprob"], table.correct)
 
 
-def with_fused(samples: Sequence[StoredSample], fusion: Fusion) -> list[StoredSample]:
-    """Return the samples with a score ``fused`` too; the others stay as they are."""
+def with_fused(samples: Sequence[StoredSample], fusion: Fusion | None) -> Sequence[StoredSample]:
+    """Return the samples with a score ``fused`` too, where there is a fusion; other scores stay."""
+    if fusion is None:
+        return samples
     return [
         replace(s, scores={**s.scores, FUSED: fusion.of(s.scores.get("soft"), s.logprob)}) for s in samples
     ]
@@ -93,13 +95,6 @@ class Fitted:
     risk: float | None
 
 
-def sample_candidate(sample: StoredSample, verifier: str) -> Candidate:
-    """Return a stored sample as a candidate with one verifier's score."""
-    return Candidate(
-        sample.answer, sample.key, sample.scores.get(verifier), sample.logprob, sample.tokens, sample.text
-    )
-
-
 def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: str) -> tuple[Floats, Floats]:
     """Return the confidence of each problem's chosen answer, NaN where unknown, and whether it is right.
 
@@ -115,16 +110,14 @@ def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: 
         raise ConfigError(f"no sample has a score {verifier!r}; scores: {', '.join(known) or 'none'}")
     if find_strategy(strategy).votes and any(s.key is None and is_box(s.answer) for s in samples):
         raise DataError(f"strategy {strategy} answers with boxes of its own; calibrate best instead")
-    chosen = [
-        (choose([sample_candidate(s, verifier) for s in group], strategy), group)
-        for group in by_problem(samples).values()
-    ]
-    confidence = [np.nan if choice.confidence is None else choice.confidence for choice, _ in chosen]
-    return np.array(confidence), np.array([float(group[choice.index].correct) for choice, group in chosen])
-
-
-def _fused(samples: Sequence[StoredSample], fusion: Fusion | None) -> Sequence[StoredSample]:
-    return samples if fusion is None else with_fused(samples, fusion)
+    confidence, correct = [], []
+    for group in by_problem(samples).values():
+        choice = choose(
+            [Candidate(s.answer, s.key, s.scores.get(verifier), s.logprob) for s in group], strategy
+        )
+        confidence.append(np.nan if choice.confidence is None else choice.confidence)
+        correct.append(float(group[choice.index].correct))
+    return np.array(confidence), np.array(correct)
 
 
 def calibrate(
@@ -152,7 +145,7 @@ def calibrate(
         DataError: Too few samples, only right or only wrong ones, or no threshold keeps the risk.
     """
     fusion = fusion_of_samples(samples) if verifier == FUSED else None
-    confidence, correct = chosen_confidence(_fused(samples, fusion), verifier, strategy)
+    confidence, correct = chosen_confidence(with_fused(samples, fusion), verifier, strategy)
     about = {
         "verifier": verifier,
         "strategy": strategy,
@@ -176,11 +169,11 @@ def calibrate(
 
     whole = replace(fit(confidence, correct), fitted_on=about, fusion=fusion)
     if held_out is not None:
-        judged, (values, labels) = whole, chosen_confidence(_fused(held_out, fusion), verifier, strategy)
+        judged, (values, labels) = whole, chosen_confidence(with_fused(held_out, fusion), verifier, strategy)
     else:
         if fusion is not None:  # what is reported on must not have chosen the weight
             half = [sample for rows in [*by_problem(samples).values()][::2] for sample in rows]
-            halves = _fused(samples, fusion_of_samples(half))
+            halves = with_fused(samples, fusion_of_samples(half))
             confidence, correct = chosen_confidence(halves, verifier, strategy)
         judged = fit(confidence[::2], correct[::2])
         values, labels = confidence[1::2], correct[1::2]

@@ -52,42 +52,6 @@ NAMED = 10
 """A summary lists at most so many reasons."""
 
 
-def measured_with(
-    weights: str,
-    task: Task,
-    config: EvaluationConfig,
-    max_new_tokens: int,
-    more: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """All that decides what an evaluation stores; a store goes on with the same alone.
-
-    Args:
-        weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
-        task: Its options count, too.
-        config: What changes nothing that is stored is left out.
-        max_new_tokens: Length limit of a response.
-        more: What else decides it; its entries come last.
-    """
-    return {
-        "task": task.name,
-        "task_options": task.config.model_dump(mode="json"),
-        "max_new_tokens": max_new_tokens,
-        "weights": weights,
-        **config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
-        **(more or {}),
-    }
-
-
-def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> SamplingConfig:
-    """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
-    return SamplingConfig(
-        group_size=config.samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_new_tokens=max_new_tokens,
-    )
-
-
 class HeldOut:
     """The problems of `EvaluationConfig.split`, by index.
 
@@ -135,6 +99,34 @@ class HeldOut:
                 message = f"a problem is left out: {error}"
                 note(logger, "problem_skipped", message, problem=name, reason=str(error))
         return problems
+
+    def settings(
+        self, weights: str, max_new_tokens: int, more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return all that decides what is stored of the problems; a store goes on with the same alone.
+
+        Args:
+            weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
+            max_new_tokens: Length limit of a response.
+            more: What else decides it; its entries come last.
+        """
+        return {
+            "task": self.task.name,
+            "task_options": self.task.config.model_dump(mode="json"),
+            "max_new_tokens": max_new_tokens,
+            "weights": weights,
+            **self.config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
+            **(more or {}),
+        }
+
+    def sampling(self, max_new_tokens: int) -> SamplingConfig:
+        """Return how a problem's samples are drawn, each turn of at most so many tokens."""
+        return SamplingConfig(
+            group_size=self.config.samples,
+            temperature=self.config.temperature,
+            top_p=self.config.top_p,
+            max_new_tokens=max_new_tokens,
+        )
 
     def share(self) -> None:
         """Tell all processes what each of them has made and left out. All processes have to call this."""
@@ -223,20 +215,17 @@ def evaluate(
     """
     config = config or EvaluationConfig()
     answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
-    answerer.check(config)
-    if extractor is None and config.extractor is not None:
-        extractor = answerer.extractor(config.extractor)
-    answerer.introduce(task)
+    held_out, named = HeldOut(task, config), answerer.prepare(task, config)
+    extractor = extractor or named
     backend = answerer.image_backend
     settings = {
-        **measured_with(answerer.weights(), task, config, max_new_tokens, describe),
+        **held_out.settings(answerer.weights(), max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
         **({IMAGE_BACKEND: backend} if backend else {}),
         # Its samples depend on no seed, so that they are not mixed with those that do.
         **({"engine": engine} if engine != "own" else {}),
     }
-    sampling = sampling_of(config, max_new_tokens).model_copy(update={"engine": engine})
-    held_out = HeldOut(task, config)
+    sampling = held_out.sampling(max_new_tokens).model_copy(update={"engine": engine})
     path = None if store is None else Path(store)
     if path is not None:
         task.set_cache_folder(path.parent)
@@ -275,25 +264,18 @@ def _rows(
     """What is stored of a rollout about the problems with these indices."""
     if extractor is not None:
         read_again(asked.task, rollout.groups, extractor)
-    return [
-        StoredProblem(
-            index,
-            group.problem.digest(),
-            [
-                _stored(
-                    asked.task, group, number, asked.seeds[index], asked.store,
-                    rollout.retries[place, number],
-                )
-                for number in range(len(group.trajectories))
-            ],
-        )
-        for place, (index, group) in enumerate(zip(indices, rollout.groups, strict=True))
-    ]  # fmt: skip
+    rows = []
+    for place, (index, group) in enumerate(zip(indices, rollout.groups, strict=True)):
+        samples = [
+            _stored(asked, group, number, asked.seeds[index], rollout.retries[place, number])
+            for number in range(len(group.trajectories))
+        ]
+        rows.append(StoredProblem(index, group.problem.digest(), samples))
+    return rows
 
 
-def _stored(
-    task: Task, group: Group, number: int, seed: int, store: Path | None, retries: int
-) -> StoredSample:
+def _stored(asked: AskedProblems, group: Group, number: int, seed: int, retries: int) -> StoredSample:
+    task = asked.task
     trajectory = group.trajectories[number]
     judged, rewards = trajectory.parsed, trajectory.rewards
     judged = judged if isinstance(judged, Verdict) else None
@@ -324,27 +306,21 @@ def _stored(
         read_by=judged.read_by if judged and judged.answer is not None else None,
         lost=trajectory.lost,
         retries=retries,
-        steps=stored_steps(trajectory, store),
+        steps=stored_steps(trajectory, asked.store),
     )
 
 
 def _summary(
-    task: Task,
-    held_out: HeldOut,
-    rows: Mapping[int, StoredProblem],
-    score: str,
-    fusion: Fusion | None,
+    task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem], score: str, fusion: Fusion | None
 ) -> dict[str, Any]:
     problems = held_out.known(sorted(rows))
     if not problems:
         raise DataError(f"there is nothing to evaluate: {held_out.why()}")
-    samples = [sample for index in problems for sample in rows[index].samples]
-    samples = samples if fusion is None else with_fused(samples, fusion)
+    stored = [sample for index in problems for sample in rows[index].samples]
     known = {problem.id: problem for problem in problems.values()}
-    samples = with_rule_scores(samples, task, known)
-    boxes = target_boxes(task, known.values())
+    samples = with_rule_scores(with_fused(stored, fusion), task, known)
     summary = (
-        summarise(samples, boxes, score, task.errors)
+        summarise(samples, target_boxes(task, known.values()), score, task.errors)
         | breakdown(samples, task, known, score)
         | held_out.left_out()
     )
@@ -383,13 +359,7 @@ def shown_entry(task: Task, problem: Problem, image: str) -> dict[str, Any]:
     if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
         # Answers are places: the size that their coordinates refer to, and outlines of what is meant.
         entry["frame"] = problem.meta.get("screen") or problem.images[0].size
-        entry["regions"] = [
-            *problem.meta.get("polygons", ()),
-            *map(_corners, problem.meta.get("ui_boxes", ())),
-        ]
+        boxes = problem.meta.get("ui_boxes", ())
+        corners = [[[x1, y1], [x2, y1], [x2, y2], [x1, y2]] for x1, y1, x2, y2 in boxes]
+        entry["regions"] = [*problem.meta.get("polygons", ()), *corners]
     return entry
-
-
-def _corners(box: Sequence[float]) -> list[list[float]]:
-    x1, y1, x2, y2 = box
-    return [[x1, y1], [x2, y1], [x2, y2], [x1, y2]]

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 SELF = "self"
 """The value of `EvaluationConfig.extractor` that means the policy that is measured."""
+MAX_NEW_TOKENS = 128
+"""The length limit of a reading."""
+BATCH = 32
+"""How many responses are read at once."""
 REQUEST = """\
 Here are a question and somebody's reply. Find the final answer that the reply arrives at and copy it, \
 letter by letter, into <answer></answer>. Do not solve the question. If the reply arrives at no answer, \
@@ -36,12 +40,10 @@ Reply: {response}"""
 
 
 class Extractor(Protocol):
-    """Finds answers in responses."""
+    """Finds answers in responses. Stored samples say under its name who read them."""
 
     @property
-    def name(self) -> str:
-        """The name under which stored samples say who read them."""
-        ...
+    def name(self) -> str: ...
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
         """Return one answer per response, copied from it; None where there is none."""
@@ -54,8 +56,6 @@ class PolicyExtractor:
 
     policy: Policy
     name: str
-    max_new_tokens: int = 128
-    batch: int = 32
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
         """See `Extractor.extract`. A response that cannot be put into a prompt has no answer."""
@@ -67,9 +67,9 @@ class PolicyExtractor:
                 asked.append((place, self.policy.encode([Problem(problem.id, user_turn(text, 0))])[0]))
             except DataError as error:
                 logger.warning("%s cannot read a response to %s: %s", self.name, problem.id, error)
-        sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=self.max_new_tokens)
-        for first in range(0, len(asked), self.batch):
-            part = asked[first : first + self.batch]
+        sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
+        for first in range(0, len(asked), BATCH):
+            part = asked[first : first + BATCH]
             drawn = self.policy.sample([prompt for _, prompt in part], sampling, seeds=[0] * len(part))
             for (place, _), [sample] in zip(part, drawn, strict=True):
                 text = token_ends(self.policy.tokenizer, sample.tokens)[0]
@@ -96,15 +96,13 @@ class _Unread:
 
     def take(self, judged: Verdict) -> None:
         """Let a verdict count."""
+        right = float(judged.correct)
         if self.first is not None:
             self.first.parsed = judged
-            self.trajectory.rewards[CORRECT_1] = float(judged.correct)
+            self.trajectory.rewards[CORRECT_1] = right
         else:
             self.trajectory.parsed = judged
-            self.trajectory.rewards |= judged.parts | {
-                "answer": judged.reward,
-                "correct": float(judged.correct),
-            }
+            self.trajectory.rewards |= judged.parts | {"answer": judged.reward, "correct": right}
 
 
 def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> None:
@@ -131,33 +129,24 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
 
 def _unread(group: Group, trajectory: Trajectory) -> list[_Unread]:
     """The responses of a trajectory that the rules found no answer in."""
-    found = []
     own = [s for s in trajectory.segments if s.author == "policy"]
-    in_turns = CORRECT_1 in trajectory.rewards
-    if in_turns and own and _unanswered(own[0].parsed):
-        text = _turn(trajectory, own[0].turn)
-        found.append(_Unread(group.problem, trajectory, text, own[0]))
-    last = own[-1].turn if own else 0
+
+    def unread(parsed: object, turn: int, first: Segment | None = None) -> list[_Unread]:
+        if not isinstance(parsed, Verdict) or parsed.answer is not None or parsed.unjudged:
+            return []
+        text = "".join(s.text for s in own if s.turn == turn)
+        return [_Unread(group.problem, trajectory, text, first)]
+
+    last, in_turns = own[-1].turn if own else 0, CORRECT_1 in trajectory.rewards
+    firsts = unread(own[0].parsed, own[0].turn, own[0]) if in_turns and own else []
     # A first turn that was cut off is no second answer.
-    if _unanswered(trajectory.parsed) and not (in_turns and last == 0):
-        found.append(_Unread(group.problem, trajectory, _turn(trajectory, last)))
-    return found
-
-
-def _unanswered(parsed: object) -> bool:
-    return isinstance(parsed, Verdict) and parsed.answer is None and not parsed.unjudged
-
-
-def _turn(trajectory: Trajectory, turn: int) -> str:
-    """Return what the policy wrote in a turn."""
-    return "".join(s.text for s in trajectory.segments if s.turn == turn and s.author == "policy")
+    return firsts + ([] if in_turns and last == 0 else unread(trajectory.parsed, last))
 
 
 def _question(problem: Problem) -> str:
     options = problem.meta.get("options") or {}
-    return "\n".join(
-        [str(problem.meta.get("question", "")), *(f"{a}. {text}" for a, text in options.items())]
-    )
+    shown = [f"{letter}. {text}" for letter, text in options.items()]
+    return "\n".join([str(problem.meta.get("question", "")), *shown])
 
 
 def stands_in(answer: str, response: str) -> bool:

@@ -148,17 +148,15 @@ def headline(
         notes: What else has to be known.
     """
     columns = ["", "value", "95 % interval"]
-    if "rules" in after:
-        rows = [[title, _number(value), _ends(ends)] for title, value, ends in _stopping(after)]
-    elif before is None:
-        rows = [
-            [title, _number(value), _ends(_interval(after, key))]
-            for key, title in _titles(after)
-            if (value := _value(after, key)) is not None
-        ]
+    if before is None or "rules" in after:
+        told = ((title, *_value(after, key)) for key, title in _titles(after))
+        found = _stopping(after) if "rules" in after else told
+        rows = [[title, _number(value), _ends(ends)] for title, value, ends in found if value is not None]
     else:
         columns = ["", "before", "after", "change, 95 % interval"]
-        values = {title: (key, _value(before, key), _value(after, key)) for key, title in _titles(after)}
+        values = {
+            title: (key, _value(before, key)[0], _value(after, key)[0]) for key, title in _titles(after)
+        }
         rows = [
             [title, _number(was), _number(now), _change((changes or {}).get(key), was, now)]
             for title, (key, was, now) in values.items()
@@ -171,19 +169,14 @@ def headline(
         if before is not None:
             figures = [_number(one.before), _number(one.value), _change(None, one.before, one.value)]
         rows.append([f"stored: {one.title} [{sources.index(one.source) + 1}]", *figures])
-    told = [f"[{n}] stored, not measured in this run: {source}" for n, source in enumerate(sources, start=1)]
-    return Headline(columns, rows, [*_notes(after), *notes, *told])
-
-
-def _notes(summary: Mapping[str, Any]) -> list[str]:
-    """What has to be known of an evaluation besides its figures."""
-    notes = [summary["score_missing"]] if summary.get("score_missing") else []
-    if count := summary.get("unjudged"):
-        notes.append(f"{count} answers have no verdict, and count as wrong")
-    out = summary.get("left_out") or {}
+    where = [f"[{n}] stored, not measured in this run: {source}" for n, source in enumerate(sources, start=1)]
+    own = [after["score_missing"]] if after.get("score_missing") else []
+    if count := after.get("unjudged"):
+        own.append(f"{count} answers have no verdict, and count as wrong")
+    out = after.get("left_out") or {}
     if count := out.get("problems", 0) + out.get("rows", 0):
-        notes.append(f"{count} problems were left out, as they cannot be used: `left_out` says why")
-    return notes
+        own.append(f"{count} problems were left out, as they cannot be used: `left_out` says why")
+    return Headline(columns, rows, [*own, *notes, *where])
 
 
 def _titles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -209,23 +202,15 @@ def _kind(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*own.items(), *CONVERSATIONS]
 
 
-def _value(summary: Mapping[str, Any], key: str) -> float | None:
-    """A figure by its name in summaries; of a task's own figures the one of a single answer."""
+def _value(summary: Mapping[str, Any], key: str) -> tuple[float | None, Sequence[float] | None]:
+    """A figure by its name in summaries, and its interval; of a task's own figures those of one answer."""
     table, _, name = key.partition(".")
+    found = (summary.get(table) or {}).get(name) if name else summary.get(key)
+    intervals = summary.get("intervals") or {}
     if table == "metrics":
-        curves = ((summary.get(table) or {}).get(name) or {}).get("curves") or {}
-        found = (curves.get(_SINGLE) or [None])[-1]
-    else:
-        found = (summary.get(table) or {}).get(name) if name else summary.get(key)
-    return found if isinstance(found, (int, float)) else None
-
-
-def _interval(summary: Mapping[str, Any], key: str) -> Sequence[float] | None:
-    table, _, name = key.partition(".")
-    if table == "metrics":
-        summary, key = (summary.get(table) or {}).get(name) or {}, _SINGLE
-    found: Sequence[float] | None = (summary.get("intervals") or {}).get(key)
-    return found
+        figure, key = found or {}, _SINGLE
+        found, intervals = (figure.get("curves", {}).get(key) or [None])[-1], figure.get("intervals", {})
+    return found if isinstance(found, (int, float)) else None, intervals.get(key)
 
 
 def _stopping(found: Mapping[str, Any]) -> Iterator[tuple[str, float | None, Sequence[float] | None]]:

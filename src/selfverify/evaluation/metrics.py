@@ -17,8 +17,8 @@ right answers are compared with that class alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,11 @@ from selfverify.evaluation.samples import (
 from selfverify.evaluation.statistics import (
     Statistic,
     auc_statistic,
-    average_precision_statistic,
     bootstrap_interval,
     mean_statistic,
     on_all,
     paired,
+    ranking_statistics,
     ratio_statistic,
     row_mean,
     spread,
@@ -51,6 +51,7 @@ from selfverify.evaluation.statistics import (
 from selfverify.selection.calibration import FUSED
 from selfverify.selection.rules import Candidates, Floats, box_array, number_keys
 from selfverify.selection.strategies import STRATEGIES, expected_correctness, find_strategy
+from selfverify.tasks.base import EVERY, Metric
 
 
 def brier(confidence: ArrayLike, correct: ArrayLike) -> float | None:
@@ -84,15 +85,11 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Fl
     Equal confidences come in random order; the risk is the expected one.
     """
     values, labels = _known(confidence, correct)
-    wrong = 1.0 - labels
     order = np.argsort(-values, kind="stable")
-    ranked, wrong = values[order], wrong[order]
-    _, group = np.unique(-ranked, return_inverse=True)
-    expected = (
-        (np.bincount(group, wrong) / np.maximum(np.bincount(group), 1))[group] if len(ranked) else wrong
-    )
-    count = np.arange(1, len(ranked) + 1)
-    return count / max(len(ranked), 1), np.cumsum(expected) / count
+    _, group = np.unique(-values[order], return_inverse=True)
+    expected = (np.bincount(group, 1.0 - labels[order]) / np.bincount(group))[group]
+    count = np.arange(1, len(values) + 1)
+    return count / max(len(values), 1), np.cumsum(expected) / count
 
 
 def aurc(confidence: ArrayLike, correct: ArrayLike) -> float | None:
@@ -134,64 +131,39 @@ ERRORS = "errors"
 """The table of a summary that has these figures, and the beginning of their names."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorClasses:
-    """Which of the samples ``[P, G]`` err in which way.
+def error_classes(
+    rows: Sequence[Sequence[StoredSample]], named: Sequence[str] = ()
+) -> tuple[dict[str, NDArray[np.bool_]], int]:
+    """Return the samples ``[P, G]`` of each class, and how many wrong answers were stored without theirs.
 
-    Args:
-        masks: The samples of each class; empty where there are no classes.
-        without: How many answers are wrong and readable and have no class.
-    """
-
-    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    without: int = 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether answers were stored without their classes: some are wrong, and not one has a class."""
-        return self.without > 0 and not any(mask.any() for n, mask in self.masks.items() if n != MALFORMED)
-
-
-def error_classes(rows: Sequence[Sequence[StoredSample]], named: Sequence[str] = ()) -> ErrorClasses:
-    """Return the samples of each class: those that the task has named, in its order, and `MALFORMED`.
-
-    Classes that samples have and the task has not named follow. There are none where neither the task nor a
-    sample names a class. An answer that could not be judged has none.
+    The classes are those that the task has named, in its order, those that samples have besides, and
+    `MALFORMED`. There are none where neither the task nor a sample names a class. An answer that could not be
+    judged has none. Answers count as stored without classes where some that could be read are wrong, and not
+    one has a class.
     """
     found = {s.error for row in rows for s in row if s.error}
     if not named and not found:
-        return ErrorClasses()
-
-    def of(sample: StoredSample) -> str | None:
-        unread = sample.answer is None and not sample.correct and sample.finish != Finish.ERROR
-        return sample.error or (MALFORMED if unread else None)
-
-    own = np.array([[of(sample) or "" for sample in row] for row in rows])
+        return {}, 0
     wrong = np.array([[not s.correct and s.finish != Finish.ERROR for s in row] for row in rows])
+    unread = wrong & np.array([[s.answer is None for s in row] for row in rows])
+    own = np.array([[s.error or "" for s in row] for row in rows], dtype=object)
+    own[unread & (own == "")] = MALFORMED
     masks = {name: own == name for name in dict.fromkeys([*named, *sorted(found), MALFORMED])}
-    return ErrorClasses(masks, int((wrong & (own == "")).sum()))
+    return masks, 0 if found - {MALFORMED} else int((wrong & (own == "")).sum())
 
 
-def error_statistics(
-    classes: ErrorClasses, correct: Floats, score: Floats, logprob: Floats
-) -> dict[str, Statistic]:
+def error_statistics(table: SampleTable) -> dict[str, Statistic]:
     """Return the figures of each class, named ``errors.CLASS.FIGURE``, as functions of problem weights.
 
     ``share`` is the share of all answers. ``within_problem_auc`` and ``auc`` compare right answers with the
     class alone, in the same problem and over all. ``logprob_within_problem_auc`` is what the answer's mean
     log-probability reaches without having been taught. Where the classes were not stored, shares are unknown.
-
-    Args:
-        classes: The classes.
-        correct: ``[P, G]`` in {0, 1}.
-        score: ``[P, G]``; NaN where a sample has no score.
-        logprob: ``[P, G]``, likewise.
     """
     found: dict[str, Statistic] = {}
-    for name, mask in classes.masks.items():
-        share = np.where(classes.lost and name != MALFORMED, np.nan, row_mean(mask))
-        compared = mask | (correct > 0.5)
-        own, free = (np.where(compared, values, np.nan) for values in (score, logprob))
+    correct, readings = table.correct, (table.scores[table.headline], table.scores["logprob"])
+    for name, mask in table.errors.items():
+        share = np.where(table.unclassed and name != MALFORMED, np.nan, row_mean(mask))
+        own, free = (np.where(mask | (correct > 0.5), values, np.nan) for values in readings)
         found |= {
             f"{ERRORS}.{name}.share": mean_statistic(share),
             f"{ERRORS}.{name}.within_problem_auc": mean_statistic(within_problem_auc(own, correct)),
@@ -201,43 +173,36 @@ def error_statistics(
     return found
 
 
-def error_table(
-    classes: ErrorClasses, correct: Floats, values: Mapping[str, float | None]
-) -> dict[str, dict[str, Any]]:
+def error_table(table: SampleTable, values: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
     """Return each class's figures, how many ``answers`` it has, and why figures are ``missing``.
 
     Args:
-        classes: The classes.
-        correct: ``[P, G]`` in {0, 1}.
+        table: The samples.
         values: The figures by the names of `error_statistics`; None where undefined.
     """
-    table = {}
-    for name, mask in classes.masks.items():
-        start, lost = f"{ERRORS}.{name}.", classes.lost and name != MALFORMED
+    found: dict[str, dict[str, Any]] = {}
+    for name, mask in table.errors.items():
+        start, lost = f"{ERRORS}.{name}.", table.unclassed and name != MALFORMED
         own = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-        lacking = [figure for figure, value in own.items() if value is None]
-        why = NOT_STORED.format(count=classes.without) if lost else _why(mask, correct)
-        table[name] = {
-            "answers": None if lost else int(mask.sum()),
-            **own,
-            **({MISSING: why} if lacking else {}),
-        }
-    return table
+        found[name] = {"answers": None if lost else int(mask.sum()), **own}
+        if None not in own.values():
+            continue
+        if lost:
+            why = NOT_STORED.format(count=table.unclassed)
+        elif not mask.any():
+            why = "no answer is of this class"
+        elif not (table.correct > 0.5).any():
+            why = "no answer is right"
+        else:
+            why = "no problem has a right answer and one of this class that both have a score"
+        found[name][MISSING] = why
+    return found
 
 
 NOT_STORED = (
     "{count} wrong answers were stored without their class, by another version: delete them, evaluate again"
 )
 """Why nothing is known of a class that samples of another version do not have."""
-
-
-def _why(mask: NDArray[np.bool_], correct: Floats) -> str:
-    """Why right answers and those of a class cannot be compared."""
-    if not mask.any():
-        return "no answer is of this class"
-    if not (correct > 0.5).any():
-        return "no answer is right"
-    return "no problem has a right answer and one of this class that both have a score"
 
 
 MISSING = "missing"
@@ -293,7 +258,8 @@ class SampleTable:
         targets: The true boxes ``[P, 4]``, where answers are boxes and the true ones are known.
         talks: How long conversations were and how they ended ``[P, G]``, by name (`talk_figures`); empty
             where the policy has always spoken once.
-        errors: Which samples are of each class of error; empty where the task names none.
+        errors: Which samples ``[P, G]`` are of each class of error; empty where there are no classes.
+        unclassed: How many wrong answers were stored without their classes.
         headline: The name of the scores that a metric reads if its name has no other.
         comparable: Whether it can be said which answers are the same; not of conversations that nobody has
             reduced to an answer. Votes have no figures then.
@@ -307,7 +273,8 @@ class SampleTable:
     boxes: Floats | None
     targets: Floats | None
     talks: dict[str, Floats]
-    errors: ErrorClasses
+    errors: Mapping[str, NDArray[np.bool_]]
+    unclassed: int
     headline: str = HEADLINE
     comparable: bool = True
 
@@ -347,28 +314,29 @@ class SampleTable:
                     "every problem needs the same number"
                 )
 
-        def array(read: Callable[[StoredSample], float | None]) -> Floats:
-            return np.array(
-                [[np.nan if (value := read(s)) is None else float(value) for s in row] for row in rows]
-            )
+        ordered = [sample for row in rows for sample in row]
+
+        def array(values: Iterable[float | None]) -> Floats:
+            return np.array([*values], dtype=np.float64).reshape(len(rows), -1)
 
         decodings = dict.fromkeys([*DECODINGS, *(name for sample in samples for name in sample.scores)])
-        scores = {name: array(lambda s, name=name: s.scores.get(name)) for name in decodings}  # type: ignore[misc]
+        scores = {name: array(s.scores.get(name) for s in ordered) for name in decodings}
         names = sorted({name for sample in samples for name in sample.rewards})
-        ordered = [sample for row in rows for sample in row]
         boxes = box_array([sample.answer for sample in ordered], [sample.key for sample in ordered])
         talks = talk_figures(rows)
+        classes, unclassed = error_classes(rows, errors)
         comparable = boxes is not None or not talks or any(sample.key is not None for sample in ordered)
         return cls(
             problems=problems,
             keys=np.array([number_keys([sample.key for sample in row]) for row in rows]),
-            correct=array(lambda s: s.correct),
-            scores=scores | {"logprob": array(lambda s: s.logprob)},
-            rewards={name: array(lambda s, name=name: s.rewards.get(name)) for name in names},  # type: ignore[misc]
+            correct=array(s.correct for s in ordered),
+            scores=scores | {"logprob": array(s.logprob for s in ordered)},
+            rewards={name: array(s.rewards.get(name) for s in ordered) for name in names},
             boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
-            targets=None if boxes is None else _targets(problems, target_boxes),
+            targets=None if boxes is None or target_boxes is None else _targets(problems, target_boxes),
             talks=talks,
-            errors=error_classes(rows, errors),
+            errors=classes,
+            unclassed=unclassed,
             headline=headline,
             comparable=comparable,
         )
@@ -382,16 +350,12 @@ class SampleTable:
 
         Boxes have no clusters yet; `Candidates.take` makes them.
         """
-        values = self.scores.get(score)
-        values = np.full(self.correct.shape, np.nan) if values is None else values
+        values = self.scores.get(score, np.full(self.correct.shape, np.nan))
         return Candidates(self.keys, values, self.boxes, self.correct)
 
 
-def _targets(problems: Sequence[str], target_boxes: Boxes | None) -> Floats | None:
-    if target_boxes is None:
-        return None
-    missing = [problem for problem in problems if problem not in target_boxes]
-    if missing:
+def _targets(problems: Sequence[str], target_boxes: Boxes) -> Floats:
+    if missing := [problem for problem in problems if problem not in target_boxes]:
         raise DataError(f"no target box for {len(missing)} problems, such as {missing[:3]}")
     return np.array([target_boxes[problem] for problem in problems], dtype=np.float64)
 
@@ -466,23 +430,26 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     best, voted = accuracies[f"best@{total}"], accuracies[f"majority@{total}"]
     accuracies[f"best_over_majority@{total}"] = None if best is None or voted is None else best - voted
     readable = table.reward("format")
-    others = {
-        "within_problem_auc": within_problem_auc(score, correct),
+    others: dict[str, Floats | None] = {
         f"logprob.best@{total}": accuracy(table, "best", total, "logprob"),
         "logprob.within_problem_auc": within_problem_auc(table.scores["logprob"], correct),
         "score_mean": row_mean(score),
         "score_spread": spread(score),
         "format_rate": row_mean(np.where(np.isnan(readable), np.nan, readable > 0)),
-        **_beside(table),
     }
+    for name in _told_beside(table):
+        others |= {
+            f"{name}.best@{total}": accuracy(table, "best", total, name),
+            f"{name}.weighted@{total}": accuracy(table, "weighted", total, name),
+            f"{name}.within_problem_auc": within_problem_auc(table.scores[name], correct),
+        }
     return {
         **_means(accuracies),
-        "auc": auc_statistic(score, correct),
-        "ap": average_precision_statistic(score, correct),
+        **ranking_statistics(score, correct),
         **_means(others),
         "score_right": _mean_score(score, correct > 0.5),
         "score_wrong": _mean_score(score, correct <= 0.5),
-        **error_statistics(table.errors, correct, score, table.scores["logprob"]),
+        **error_statistics(table),
         **({} if np.isnan(first).any() else turn_statistics(first, correct)),
         **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
         **_means({f"rewards.{n}": row_mean(table.rewards[n]) for n in TOOL_COUNTS if n in table.rewards}),
@@ -495,36 +462,13 @@ def _mean_score(score: Floats, of: NDArray[np.bool_]) -> Statistic:
     return ratio_statistic(np.where(known, score, 0.0).sum(-1), known.sum(-1))
 
 
-def _beside(table: SampleTable) -> dict[str, Floats | None]:
-    """What choosing by the other reading, and by those scores of `BESIDE` that there are, reaches ``[P]``."""
-    found: dict[str, Floats | None] = {}
-    total = table.correct.shape[1]
-    for name in _told_beside(table):
-        for strategy in ("best", "weighted"):
-            found[f"{name}.{find_strategy(strategy).at(total)}"] = accuracy(table, strategy, total, name)
-        found[f"{name}.within_problem_auc"] = within_problem_auc(table.scores[name], table.correct)
-    return found
-
-
 def _told_beside(table: SampleTable) -> list[str]:
+    """The other reading, and those scores of `BESIDE` that there are."""
     return [other_reading(table.headline), *(name for name in BESIDE if name in table.scores)]
 
 
 def _means(per_problem: Mapping[str, Floats | None]) -> dict[str, Statistic]:
     return {name: mean_statistic(values) for name, values in per_problem.items() if values is not None}
-
-
-def verification(table: SampleTable, score: str) -> dict[str, float | None]:
-    """Return how well scores that were read in one way judge the answers, and what best@G by them reaches."""
-    values, correct = table.scores[score], table.correct
-    problems, total = correct.shape
-    best = accuracy(table, "best", total, score)
-    return {
-        f"best@{total}": None if best is None else float(best.mean()),
-        "auc": _number(on_all(auc_statistic(values, correct), problems)),
-        "ap": _number(on_all(average_precision_statistic(values, correct), problems)),
-        "within_problem_auc": _number(on_all(mean_statistic(within_problem_auc(values, correct)), problems)),
-    }
 
 
 def summarise(
@@ -553,6 +497,14 @@ def summarise(
     for table_name in ("turns", "conversations", *_told_beside(table)):
         own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
         tables |= {table_name: own} if own else {}
+    for name in dict.fromkeys([*other_scores(table), *_told_beside(table)]):
+        read, best = table.scores[name], accuracy(table, "best", total, name)
+        ranking = ranking_statistics(read, table.correct)
+        tables[name] = {
+            f"best@{total}": None if best is None else float(best.mean()),
+            **{figure: _number(on_all(statistic, problems)) for figure, statistic in ranking.items()},
+            **tables.get(name, {}),
+        }
     score = table.scores[headline]
     score = score[~np.isnan(score)]
     return {
@@ -560,11 +512,7 @@ def summarise(
         f"best_over_majority@{total}": None,
         **{name: value for name, value in values.items() if "." not in name},
         **tables,
-        **{
-            name: verification(table, name) | tables.get(name, {})
-            for name in dict.fromkeys([*other_scores(table), *_told_beside(table)])
-        },
-        **({ERRORS: error_table(table.errors, table.correct, values)} if table.errors.masks else {}),
+        **({ERRORS: error_table(table, values)} if table.errors else {}),
         "score": headline,
         "problems": problems,
         "samples": problems * total,
@@ -580,9 +528,19 @@ def summarise(
 
 
 def paired_difference(
-    a: Sequence[StoredSample], b: Sequence[StoredSample], headline: str = HEADLINE
+    a: Sequence[StoredSample],
+    b: Sequence[StoredSample],
+    headline: str = HEADLINE,
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return how much higher each headline metric is in run ``b`` than in run ``a``, on the same problems.
+
+    Args:
+        a: Samples.
+        b: Samples about the same problems.
+        headline: The scores that metrics read.
+        metrics: The task's figures, which are told of single answers under names that begin with
+            ``metrics.``; one that is given only where another reaches a number is left out.
 
     Returns:
         ``{metric: {"difference": float, "interval": [low, high]}}`` for the metrics defined in both runs.
@@ -600,7 +558,20 @@ def paired_difference(
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
     second = SampleTable.from_samples(b, order=first.problems, headline=headline)
-    return paired(statistics(first), statistics(second), len(first.problems))
+    left, right = (statistics(table) | _of_singles(table, metrics) for table in (first, second))
+    return paired(left, right, len(first.problems))
+
+
+def _of_singles(table: SampleTable, metrics: Sequence[Metric]) -> dict[str, Statistic]:
+    found = {}
+    for metric in metrics:
+        part = table.reward(metric.part)
+        over = ~np.isnan(part) if metric.over is None else table.reward(metric.over)
+        over = np.ones_like(part) if metric.over == EVERY else over
+        if metric.needs is None:
+            statistic = ratio_statistic(np.nansum(part, axis=-1), np.nansum(over, axis=-1))
+            found[f"metrics.{metric.name}"] = statistic
+    return found
 
 
 def _number(value: float) -> float | None:

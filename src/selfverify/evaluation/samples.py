@@ -303,17 +303,15 @@ def stored_steps(trajectory: Trajectory, store: Path | None) -> list[StoredStep]
 
 
 def _step(segments: list[Segment], store: Path | None) -> StoredStep:
-    first, last = segments[0], segments[-1]
+    first, images = segments[0], [image for segment in segments for image in segment.images]
     judged = next((s.parsed for s in segments if isinstance(s.parsed, Verdict)), None)
     return StoredStep(
         author=first.author,
         turn=first.turn,
         channel=first.channel,
         text="".join(segment.text for segment in segments),
-        images=[]
-        if store is None
-        else written_images(store.parent / IMAGES, (i for s in segments for i in s.images)),
-        finish=last.finish,
+        images=[] if store is None else written_images(store.parent / IMAGES, images),
+        finish=segments[-1].finish,
         values={name: value for segment in segments for name, value in segment.values.items()},
         verdict=None if judged is None else StoredVerdict(judged.answer, judged.key, judged.correct),
         record=next((s.parsed for s in segments if isinstance(s.parsed, dict)), None),
@@ -360,12 +358,14 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     own = [[step for step in sample.steps if step.author == "policy"] for sample in samples]
     # A single answer has no steps; a conversation that was over before the policy spoke has no tokens.
     turns = [len(steps) or int(sample.tokens > 0) for sample, steps in zip(samples, own, strict=True)]
-    figures = {"turns": turns, "retries": [sample.retries for sample in samples]}
-    figures["lost"] = [sample.lost for sample in samples]
-    figures |= {str(finish): [sample.finish == finish for sample in samples] for finish in Finish}
+    figures = {
+        "turns": turns,
+        "retries": [sample.retries for sample in samples],
+        "lost": [sample.lost for sample in samples],
+        **{str(finish): [sample.finish == finish for sample in samples] for finish in Finish},
+    }
     if any(TOOL_ERRORS in sample.rewards for sample in samples):
-        failed = [sum(step.values.get(TOOL_ERRORS, 0.0) > 0 for step in steps) for steps in own]
-        figures["failed_turns"] = failed
+        figures["failed_turns"] = [sum(s.values.get(TOOL_ERRORS, 0.0) > 0 for s in steps) for steps in own]
     return {
         name: np.array(values, dtype=np.float64).reshape(len(rows), -1) for name, values in figures.items()
     }
@@ -390,21 +390,9 @@ def mean_time(store: Path) -> dict[str, float]:
     Raises:
         DataError: A complete line is corrupt.
     """
-    rows = [
-        row
-        for row in read_rows(timing_file(store))
-        if all(isinstance(row.get(name), (int, float)) for name in ("conversations", *_columns()))
-    ]
+    rows = read_rows(timing_file(store))
     total = sum(row["conversations"] for row in rows)
-    if total <= 0:
-        return {}
-    return {
-        phase: sum(row[name] for row in rows) / total for phase, name in zip(PHASES, _columns(), strict=True)
-    }
-
-
-def _columns() -> list[str]:
-    return [f"{phase}_s" for phase in PHASES]
+    return {phase: sum(row[f"{phase}_s"] for row in rows) / total for phase in PHASES} if rows else {}
 
 
 TEXT_RULES = ("text_rule", "text_rule_read")
@@ -426,9 +414,11 @@ def with_rule_scores(
     """
     if SCORE_TAG not in task.tags:
         return [*samples]
-    return [replace(s, scores={**s.scores, **_scores(s, task, problems[s.problem])}) for s in samples]
-
-
-def _scores(sample: StoredSample, task: Task, problem: Problem) -> dict[str, float]:
-    tagged = parse_tagged(sample.text, task.tags)
-    return {} if sample.steps or not tagged.answer_ok else task.text_rules(problem, tagged)
+    found = []
+    for sample in samples:
+        tagged = parse_tagged(sample.text, task.tags)
+        if tagged.answer_ok and not sample.steps:
+            rules = task.text_rules(problems[sample.problem], tagged)
+            sample = replace(sample, scores=sample.scores | rules)
+        found.append(sample)
+    return found

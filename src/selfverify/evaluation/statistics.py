@@ -34,8 +34,7 @@ def on_all(statistic: Statistic, problems: int) -> float:
 
 def draws(statistic: Statistic, problems: int) -> Floats:
     """Return the statistic on `DRAWS` draws of the problems; all statistics see the same draws."""
-    rng = np.random.default_rng(0)
-    weights = _draw(rng, problems)
+    weights = _draw(np.random.default_rng(0), problems)
     return np.concatenate([statistic(weights[start : start + _BLOCK]) for start in range(0, DRAWS, _BLOCK)])
 
 
@@ -80,9 +79,8 @@ def pooled_draws(by_seed: Sequence[Floats]) -> Floats:
     Returns:
         ``[DRAWS]``; with one seed its own values.
     """
-    values = np.stack([*by_seed])
-    seeds = _draw(np.random.default_rng(1), len(values)) / len(values)
-    mean: Floats = (seeds.T * values).sum(0)
+    seeds = _draw(np.random.default_rng(1), len(by_seed)) / len(by_seed)
+    mean: Floats = (seeds.T * np.stack([*by_seed])).sum(0)
     return mean
 
 
@@ -112,12 +110,7 @@ def mean_statistic(per_problem: ArrayLike) -> Statistic:
     """Return the mean over problems of a value per problem ``[P]``; problems with NaN take no part."""
     values = np.asarray(per_problem, dtype=np.float64)
     defined = ~np.isnan(values)
-    filled = np.where(defined, values, 0.0)
-
-    def statistic(weights: Floats) -> Floats:
-        return ratio(weights @ filled, weights @ defined.astype(np.float64))
-
-    return statistic
+    return ratio_statistic(np.where(defined, values, 0.0), defined)
 
 
 def ratio_statistic(above: ArrayLike, below: ArrayLike) -> Statistic:
@@ -176,6 +169,15 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
         return np.where(misses[:, -1] > 0, ratio(area, hits[:, -1]), np.nan)
 
     return statistic
+
+
+def ranking_statistics(score: ArrayLike, correct: ArrayLike) -> dict[str, Statistic]:
+    """Return ``auc``, ``ap`` and ``within_problem_auc`` of scores ``[P, G]``."""
+    return {
+        "auc": auc_statistic(score, correct),
+        "ap": average_precision_statistic(score, correct),
+        "within_problem_auc": mean_statistic(within_problem_auc(score, correct)),
+    }
 
 
 def _threshold_counts(score: ArrayLike, correct: ArrayLike) -> Callable[[Floats], tuple[Floats, Floats]]:

@@ -11,7 +11,7 @@ sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
-from selfverify.evaluation.evaluate import HeldOut, measured_with, sampling_of
+from selfverify.evaluation.evaluate import HeldOut
 from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio
 from selfverify.policy.policy import Policy
@@ -150,19 +150,17 @@ def run_to_cap(
     task = task.looking_by({"stop": "never", "answer_each_step": True})
     task.set_coordinate_space(policy.coordinate_space)
     task.set_policy(policy)
-    looking = {"looking": task.settings.model_dump(mode="json")}
-    weights = policy.whole(policy.fingerprint)
-    settings = measured_with(weights, task, config, max_new_tokens, {**looking, **(describe or {})})
-    sampling = sampling_of(config, max_new_tokens)
+    more = {"looking": task.settings.model_dump(mode="json"), **(describe or {})}
     held_out = HeldOut(task, config)
+    settings = held_out.settings(policy.whole(policy.fingerprint), max_new_tokens, more)
+    sampling = held_out.sampling(max_new_tokens)
+    total, batch, new = held_out.total, config.batch_problems, (VERIFIER_WEIGHTS,)
 
     def held() -> Mapping[int, CappedProblem]:
-        total, batch = held_out.total, config.batch_problems
-        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
+        sweep = ResumableBatches(store, CappedProblem, settings, total, batch, progress, new)
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
-            hold = partial(_held, policy, task, problems, config, sampling)
-            sweep.store(ranks.everywhere(hold))
+            sweep.store(ranks.everywhere(partial(_held, policy, task, problems, config, sampling)))
         return sweep.rows
 
     return policy.whole(held)
@@ -214,19 +212,18 @@ def _talk(
     final, steps, seen = _verdict(trajectory), [], task.seen(problem, records)
     for number, record in enumerate(records):
         following = [s for s in trajectory.segments if s.author == "environment" and s.turn == number + 1]
-        last = number + 1 == len(records)
         asked, refused = record["asked"], record["own"]
         if asked is not None:
-            correct = _right(asked)
+            correct = asked["correct"]
         else:
             # The conversation's own answer follows the last step; without one there is none to be judged.
-            correct = final if last else 0.0
+            correct = final if number + 1 == len(records) else False
         steps.append(
             CappedStep(
                 record["delta_r"],
                 record["delta_r_plan"],
-                correct,
-                None if refused is None else _right(refused),
+                None if correct is None else float(correct),
+                None if refused is None or refused["correct"] is None else float(refused["correct"]),
                 sum(len(s.tokens) for s in own if s.turn == number),
                 0 if image is None else sum(s.tokens.count(image) for s in following),
                 record["tool"],
@@ -235,10 +232,6 @@ def _talk(
             )
         )
     return CappedConversation(steps, before, final, task.enough(problem, records), trajectory.lost)
-
-
-def _right(answer: Mapping[str, Any]) -> float | None:
-    return None if answer["correct"] is None else float(answer["correct"])
 
 
 Ints = NDArray[np.int64]
@@ -290,52 +283,49 @@ def as_arrays(rows: Mapping[int, CappedProblem]) -> CappedArrays:
     Raises:
         DataError: None is left.
     """
-    kept: list[tuple[int, CappedProblem, CappedConversation]] = []
-    left_out, place = 0, 0
-    for index in sorted(rows):
-        whole = [talk for talk in rows[index].talks if _is_whole(talk)]
-        left_out += len(rows[index].talks) - len(whole)
-        kept += [(place, rows[index], talk) for talk in whole]
-        place += bool(whole)
+    kept, left_out = [], 0
+    for _, row in sorted(rows.items()):
+        whole = [
+            talk
+            for talk in row.talks
+            if not (talk.lost or None in (talk.before, talk.final, *(step.correct for step in talk.steps)))
+        ]
+        left_out += len(row.talks) - len(whole)
+        if whole:
+            kept.append((row, whole))
     if not kept:
         raise DataError(
             f"all {left_out} conversations failed or have no verdict; there is nothing to compare"
         )
-    talks = [talk for _, _, talk in kept]
+    talks, each = [talk for _, whole in kept for talk in whole], [len(whole) for _, whole in kept]
     most = max(1, *(len(talk.steps) for talk in talks))
 
     def steps(figure: Callable[[CappedStep], float | None]) -> Floats:
         filled = np.full((len(talks), most), np.nan)
         for row, talk in zip(filled, talks, strict=True):
-            values = [figure(step) for step in talk.steps]
-            row[: len(values)] = [np.nan if value is None else value for value in values]
+            row[: len(talk.steps)] = np.array([figure(step) for step in talk.steps], dtype=np.float64)
         return filled
 
+    none = np.zeros(len(talks))
     before = np.array([talk.before for talk in talks], dtype=np.float64)
-    first = np.array([row.visual_tokens for _, row, _ in kept], dtype=np.float64)
-    shown = np.nan_to_num(steps(lambda step: step.visual_tokens))
+    first = np.repeat([float(row.visual_tokens) for row, _ in kept], each)
+    shown = np.cumsum(np.nan_to_num(steps(lambda step: step.visual_tokens)), axis=1)
     enough = [talk.enough for talk in talks]
     known = all(step.seen is not None for talk in talks for step in talk.steps) and None not in enough
-    seen = np.column_stack([np.zeros(len(talks)), steps(lambda step: step.seen)])
     return CappedArrays(
-        np.array([number for number, _, _ in kept], dtype=np.int64),
-        np.array([len(talk.steps) for talk in talks], dtype=np.int64),
-        steps(lambda step: step.delta_r),
-        steps(lambda step: step.delta_r_plan),
-        np.column_stack([before, steps(lambda step: step.correct)]),
-        steps(lambda step: step.own),
-        np.array([talk.final for talk in talks], dtype=np.float64),
-        first[:, None] + np.column_stack([np.zeros(len(talks)), np.cumsum(shown, axis=1)]),
-        None if None in enough else np.array(enough, dtype=np.int64),
-        left_out,
-        seen if known else None,
-        [row.problem for row in {id(row): row for _, row, _ in kept}.values()],
+        problem=np.repeat(np.arange(len(kept)), each),
+        lengths=np.array([len(talk.steps) for talk in talks]),
+        delta_r=steps(lambda step: step.delta_r),
+        delta_r_plan=steps(lambda step: step.delta_r_plan),
+        correct=np.column_stack([before, steps(lambda step: step.correct)]),
+        own=steps(lambda step: step.own),
+        final=np.array([talk.final for talk in talks], dtype=np.float64),
+        visual=first[:, None] + np.column_stack([none, shown]),
+        enough=None if None in enough else np.array(enough, dtype=np.int64),
+        left_out=left_out,
+        seen=np.column_stack([none, steps(lambda step: step.seen)]) if known else None,
+        names=[row.problem for row, _ in kept],
     )
-
-
-def _is_whole(talk: CappedConversation) -> bool:
-    verdicts: Sequence[float | None] = [talk.before, talk.final, *(step.correct for step in talk.steps)]
-    return not talk.lost and None not in verdicts
 
 
 WITHIN = 0.01
@@ -362,7 +352,7 @@ class StopOutcome:
     visual: Floats
     early: Floats | None
     late: Floats | None
-    seen: Floats | None = None
+    seen: Floats | None
 
 
 def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
@@ -382,7 +372,13 @@ def stopped(looked: CappedArrays, at: Ints, on_stop: Literal["run", "skip"] = "r
     takes_own = ~ends & (place > 0) & ~np.isnan(own)
     place = place - (takes_own | (~ends & (place > 0) & (on_stop == "skip")))
     answered = np.where(ends, looked.final, looked.correct[rows, place])
-    return _outcome(looked, np.where(takes_own, own, answered), place)
+    right, enough = np.where(takes_own, own, answered).astype(np.float64), looked.enough
+    early = late = None
+    if enough is not None:
+        early = ((enough == 0) | (place < enough)).astype(np.float64)
+        late = ((enough > 0) & (place > enough)).astype(np.float64)
+    seen = None if looked.seen is None else looked.seen[rows, place]
+    return StopOutcome(right, place.astype(np.float64), looked.visual[rows, place], early, late, seen)
 
 
 def own_end(looked: CappedArrays) -> Ints:
@@ -394,11 +390,6 @@ def own_end(looked: CappedArrays) -> Ints:
 def never(looked: CappedArrays) -> int:
     """A step beyond all conversations."""
     return looked.delta_r.shape[1] + 1
-
-
-def self_stop(looked: CappedArrays) -> StopOutcome:
-    """The model ends looking by itself, with the first answer that it gives of its own accord."""
-    return stopped(looked, own_end(looked))
 
 
 def always(looked: CappedArrays, steps: int) -> StopOutcome:
@@ -420,48 +411,19 @@ def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
     The mean over all permutations of the times, each as likely; no permutation is drawn.
     """
     times, counts = np.unique(at, return_counts=True)
-    parts = [stopped(looked, np.full(len(at), time)) for time in times]
-
-    def mean(of: Callable[[StopOutcome], Floats | None]) -> Floats:
-        whole: Floats = np.average([of(part) for part in parts], axis=0, weights=counts)
-        return whole
-
-    found = StopOutcome(
-        mean(lambda o: o.right), mean(lambda o: o.steps), mean(lambda o: o.visual), None, None
+    parts = zip(*(astuple(always(looked, time)) for time in times), strict=True)
+    return StopOutcome(
+        *(None if part[0] is None else np.average(part, axis=0, weights=counts) for part in parts)
     )
-    if looked.enough is None:
-        return found
-    seen = None if looked.seen is None else mean(lambda o: o.seen)
-    return replace(found, early=mean(lambda o: o.early), late=mean(lambda o: o.late), seen=seen)
-
-
-def oracle(looked: CappedArrays) -> StopOutcome:
-    """Looking ends with the first step after which everything needed has been shown.
-
-    Raises:
-        ConfigError: The task does not know what is needed.
-    """
-    if looked.enough is None:
-        raise ConfigError("this task does not know which looks are needed, so that it has no oracle")
-    return stopped(looked, np.where(looked.enough > 0, looked.enough, never(looked)))
-
-
-def _outcome(looked: CappedArrays, right: Floats, steps: Ints) -> StopOutcome:
-    visual = looked.visual[np.arange(len(steps)), steps]
-    made = StopOutcome(right.astype(np.float64), steps.astype(np.float64), visual, None, None)
-    if looked.enough is None:
-        return made
-    early = ((looked.enough == 0) | (steps < looked.enough)).astype(np.float64)
-    late = ((looked.enough > 0) & (steps > looked.enough)).astype(np.float64)
-    seen = None if looked.seen is None else looked.seen[np.arange(len(steps)), steps]
-    return replace(made, early=early, late=late, seen=seen)
 
 
 def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
     """What all rules come to, by name.
 
-    With ``accept`` the model may end looking before the verifier does, with ``skip`` the step that ends
-    looking is dropped, and ``random`` gives the verifier's stopping times to other conversations.
+    ``always n`` ends looking after n steps, ``self-stop`` with the model's first own answer, and ``oracle``
+    with the first step after which everything needed has been shown. With ``accept`` the model may end
+    looking before the verifier does, with ``skip`` the step that ends looking is dropped, and ``random``
+    gives the verifier's stopping times to other conversations.
 
     Args:
         looked: The conversations.
@@ -477,7 +439,7 @@ def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
         found[f"{rule}, accept"] = stopped(looked, np.minimum(at, own))
         found[f"{rule}, random"] = shuffled(looked, at)
     if looked.enough is not None:
-        found["oracle"] = oracle(looked)
+        found["oracle"] = stopped(looked, np.where(looked.enough > 0, looked.enough, never(looked)))
     return found
 
 
@@ -505,11 +467,8 @@ def compared(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
             "steps": float(outcome.steps.mean()),
             "visual_tokens": float(outcome.visual.mean()),
         }
-        if outcome.early is not None and outcome.late is not None:
-            shares = {"too_early": float(outcome.early.mean()), "too_late": float(outcome.late.mean())}
-            rules[name] |= shares
-        if outcome.seen is not None:
-            rules[name]["crop_hit"] = float(outcome.seen.mean())
+        known = {"too_early": outcome.early, "too_late": outcome.late, "crop_hit": outcome.seen}
+        rules[name] |= {key: float(part.mean()) for key, part in known.items() if part is not None}
     fixed = {n: found[f"always {n}"] for n in range(1, looked.delta_r.shape[1] + 1)}
     best = max(fixed, key=lambda n: (fixed[n].right.mean(), -n), default=0)
     near = [n for n in fixed if fixed[n].right.mean() >= fixed[best].right.mean() - WITHIN]

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.files import differences, write_json
-from selfverify.evaluation.breakdown import paired_metrics
 from selfverify.evaluation.headline import Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import read_samples, with_rule_scores
@@ -181,7 +180,7 @@ def _trained(
     problems = {problem.id: problem for problem in made}
     stored = [read_samples(folder / f"samples-{when}.jsonl")[1] for when in ("before", "after")]
     before, after = (with_rule_scores(samples, task, problems) for samples in stored)
-    changes = paired_difference(before, after, evaluation.score) | paired_metrics(before, after, task.metrics)
+    changes = paired_difference(before, after, evaluation.score, task.metrics)
     table = headline(metrics["after"], metrics["before"], changes, shown.stored, shown.notes)
     return metrics, table
 

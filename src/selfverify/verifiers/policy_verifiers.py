@@ -12,7 +12,7 @@ import torch
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import CHECK, RATE, SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Finish, Group, Trajectory
@@ -119,7 +119,6 @@ class Repeated:
     repeats: int = 4
     form: Form = "continue"
     max_new_tokens: int = 64
-    seed: int = 0
     name: str = "repeated"
 
     def score(self, groups: Sequence[Group]) -> Scores:
@@ -130,7 +129,7 @@ class Repeated:
         def read(sample: Sample, group: Group, g: int) -> float | None:
             return self._parse(token_ends(self.policy.tokenizer, sample.tokens)[0])
 
-        return mean_of_samples(self.policy, groups, asked, self.repeats, length, read, self.seed)
+        return mean_of_samples(self.policy, groups, asked, self.repeats, length, read)
 
     def _parse(self, text: str) -> float | None:
         if self.form == "continue":
@@ -149,7 +148,6 @@ def mean_of_samples(
     repeats: int,
     max_new_tokens: int,
     read: Callable[[Sample, Group, int], float | None],
-    seed: int = 0,
 ) -> Scores:
     """Sample ``repeats`` answers to each prompt at temperature 1, and average what ``read`` finds in them.
 
@@ -157,7 +155,7 @@ def mean_of_samples(
     """
     found = no_scores(groups)
     sampling = SamplingConfig(group_size=repeats, temperature=1.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    seeds = [zlib.crc32(f"{seed}/{prompt.problem_id}/{g}".encode()) for _, g, prompt in asked]
+    seeds = [zlib.crc32(f"0/{prompt.problem_id}/{g}".encode()) for _, g, prompt in asked]
     drawn = policy.sample([prompt for _, _, prompt in asked], sampling, seeds=seeds)
     for (b, g, _), samples in zip(asked, drawn, strict=True):
         values = [value for sample in samples if (value := read(sample, groups[b], g)) is not None]
@@ -186,11 +184,10 @@ def _questions(groups: Sequence[Group]) -> list[Problem]:
 def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     """Return each answer's prompt followed by the answer, up to where the score is written."""
     prompts = policy.encode(_questions(groups))
-    read = [(b, g, _opened(policy, prompts[b], g, text)) for b, g, text in answers(groups)]
     return [
         (b, g, policy.encoder.extended(prompts[b], Continuation(ids)))
-        for b, g, ids in read
-        if ids is not None
+        for b, g, text in answers(groups)
+        if (ids := _opened(policy, prompts[b], g, text)) is not None
     ]
 
 
@@ -289,24 +286,16 @@ class TrajectoryRatio:
     have no score.
 
     Args:
-        policy: V_φ; None takes what was measured, and gives others no score.
-        base: V_φ0; None is V_φ without its adapter.
+        policy: V_φ, whose V_φ0 is itself without its adapter; None takes what was measured, and gives others
+            no score.
 
     Raises:
-        ConfigError: V_φ has neither base nor adapter.
+        ConfigError: V_φ has no adapter.
     """
 
-    def __init__(self, policy: Policy | None, base: Policy | None = None, name: str = "ratio") -> None:
-        if policy is None and base is not None:
-            raise ConfigError("a base without a verifier measures nothing")
-        self.policy = policy
-        self.base = policy.without_adapter() if policy is not None and base is None else base
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """See `Verifier`."""
-        return self._name
+    def __init__(self, policy: Policy | None, name: str = "ratio") -> None:
+        self.models = None if policy is None else (policy, policy.without_adapter())
+        self.name = name
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`.
@@ -317,34 +306,21 @@ class TrajectoryRatio:
         found = no_scores(groups)
         for b, group in enumerate(groups):
             for g, trajectory in enumerate(group.trajectories):
-                if trajectory.finish != Finish.ERROR:
-                    found[b][g] = trajectory.scores.get(LOG_RATIO)
-            if self.policy is None or self.base is None:
-                continue
-            anew = [
-                g
-                for g, trajectory in enumerate(group.trajectories)
-                if found[b][g] is None and trajectory.finish != Finish.ERROR and trajectory.written
-            ]
-            read = [group.trajectories[g] for g in anew]
-            for g, value in zip(anew, self._read(self.policy, self.base, group, read), strict=True):
+                if trajectory.finish == Finish.ERROR:
+                    continue
+                value = trajectory.scores.get(LOG_RATIO)
+                if value is None and self.models is not None and trajectory.written:
+                    value = self._read(self.models, group.problem, trajectory)
                 found[b][g] = value
         return found
 
     @torch.no_grad()
-    def _read(
-        self, policy: Policy, base: Policy, group: Group, trajectories: Sequence[Trajectory]
-    ) -> list[float]:
-        """r of some trajectories of a problem, each read by both models in one pass."""
-        values = []
-        for trajectory in trajectories:
-            written = torch.tensor([s.author == "policy" for s in trajectory.segments for _ in s.tokens])
-            rows = []
-            for model in (policy, base):
-                piece = with_images(model, group.problem.id, trajectory, trajectory.tokens)
-                needed = written[None, None]
-                rows.append(
-                    model.logprobs(model.encode([group.problem]), [[piece]], needed=needed)[0, 0].cpu()
-                )
-            values.append(step_log_ratios(rows[0], rows[1], written.long() - 1, 1).item())
-        return values
+    def _read(self, models: tuple[Policy, Policy], problem: Problem, trajectory: Trajectory) -> float:
+        """r of a trajectory, read by each of both models in one pass."""
+        written = torch.tensor([s.author == "policy" for s in trajectory.segments for _ in s.tokens])
+        rows = []
+        for model in models:
+            piece = with_images(model, problem.id, trajectory, trajectory.tokens)
+            needed = written[None, None]
+            rows.append(model.logprobs(model.encode([problem]), [[piece]], needed=needed)[0, 0].cpu())
+        return step_log_ratios(rows[0], rows[1], written.long() - 1, 1).item()
