@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 import requests
-from aiohttp import web
 from yarl import URL
 
 from selfverify.core.errors import ServerError
@@ -74,14 +73,11 @@ def streamed_text(fake: FakeUpstream, body: Body, settings: GatewayConfig) -> st
     ("text", "shown"),
     [
         (tagged("# Title\n\n1. *one*"), "# Title\n\n1. *one*"),
-        ("<think>half of a", ""),
         ("<Think>.</THINK>\n<Answer>9</ANSWER><Score>0.4</sCORE>", "9"),
         ("<Answer>9</Answer", "9"),
-        ("<ANSWER>9</ANSW", "9"),
         ("<Think>half of a", ""),
         ("9 <Score>0.4</Score>", "9"),
         ("<think>a</think><answer>nine</answer><answer>ten</answer>", "ten"),  # malformed: nobody's answer
-        ("no tags at all <score>0.4</score>", "no tags at all"),
     ],
 )
 def test_clients_that_know_nothing_see_no_tags(text: str, shown: str) -> None:
@@ -425,15 +421,10 @@ def test_an_upstream_gets_messages_as_they_are(path: str) -> None:
     assert status == 200 and fake.seen[0]["messages"][0]["content"][:4] == parts[:4]
 
 
-class Replies(FakeUpstream):
-    """Says what it is told to, whatever it is asked."""
-
-    def __init__(self, *replies: Body) -> None:
-        super().__init__()
-        self.replies = list(replies)
-
-    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-        return web.json_response(self.replies.pop(0))
+def replying(*replies: Body) -> FakeUpstream:
+    """Says these, whatever it is asked."""
+    left = list(replies)
+    return FakeUpstream(says=lambda body: left.pop(0))
 
 
 def choice(finish: str = "stop", **message: Any) -> Body:
@@ -467,9 +458,7 @@ def test_a_message_without_a_text_is_an_answer(model: str, stream: bool) -> None
             found.append(whole)
         return found
 
-    fake = Replies(*cases)
-    refused, thought, called = served(fake, use)
-    assert not fake.replies
+    refused, thought, called = served(replying(*cases), use)
     assert refused["message"]["refusal"] == "no" and not refused["message"].get("content")
     assert (thought["finish_reason"], thought["message"]["reasoning_content"]) == ("length", "hm")
     assert called["message"]["tool_calls"][0]["function"]["name"] == "f"
@@ -480,10 +469,10 @@ def test_garbage_inside_a_reply() -> None:
     """What a server says beside the text may be anything."""
     odd = choice(content=tagged("9", "0.9"))
     odd["choices"][0]["logprobs"] = {"content": [{"token": "<score>"}, {"token": "1", "top_logprobs": ["x"]}]}
-    status, reply = ask(Replies(odd, odd), question(best_of={"n": 1, "verifier": "soft"}))
+    status, reply = ask(replying(odd, odd), question(best_of={"n": 1, "verifier": "soft"}))
     assert status == 200 and reply["choices"][0]["verification"]["score"] == 0.9
     odd = choice(content="9", tool_calls=[{"index": -1, "function": {"name": "f", "arguments": "{}"}}])
-    assert ask(Replies(odd), question(best_of={"n": 1}))[0] == 200
+    assert ask(replying(odd), question(best_of={"n": 1}))[0] == 200
 
 
 def test_a_fault_of_the_gateways_own_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,7 +538,7 @@ def test_tools_are_chosen_by_vote() -> None:
     """Calls of tools arrive whole, and the same call counts as the same answer."""
     calls = [{"id": f"c{x}", "type": "function", "function": {"name": "tap", "arguments": x}} for x in "211"]
     choices = [choice("tool_calls", content=None, tool_calls=[call])["choices"][0] for call in calls]
-    replies = Replies({"choices": [one | {"index": i} for i, one in enumerate(choices)]})
+    replies = replying({"choices": [one | {"index": i} for i, one in enumerate(choices)]})
     _, reply = ask(replies, question(best_of={"n": 3}, tools=[{"type": "function"}]))
     [chosen] = reply["choices"]
     assert chosen["message"]["tool_calls"][0]["function"] == {"name": "tap", "arguments": "1"}
