@@ -69,6 +69,8 @@ class FakeUpstream:
     """False says no usage."""
     finish: str | None = "stop"
     """What it says of the end of whole replies."""
+    says: Callable[[Body], Any] = lambda body: None
+    """A reply of its own, a response or what becomes JSON; None writes candidates."""
     more: Body = field(default_factory=dict)
     """Further fields of its messages in whole replies."""
     delay_s: float = 0.0
@@ -111,6 +113,8 @@ class FakeUpstream:
             self.open -= 1
 
     async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        if (own := self.says(body)) is not None:
+            return own if isinstance(own, web.StreamResponse) else web.json_response(own)
         if body["model"] != self.name:
             text = f"The model `{body['model']}` does not exist."
             return web.json_response({"error": {"message": text, "code": "model_not_found"}}, status=404)

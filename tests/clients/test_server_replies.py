@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
-import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -30,8 +29,8 @@ from selfverify.clients.replies import (
 )
 from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
-from selfverify.serving.config import BestOf, GatewayConfig
-from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
+from selfverify.serving.config import BestOf
+from serving_servers import Body, FakeUpstream, ask, open_upstream, question, tagged
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,6 @@ def test_soft_score_by_enumeration() -> None:
     below = sum(p * int(d) / 10 for d, p in digits.items())
     assert found == pytest.approx((0.3 * 1 + 0.6 * below) / 0.9)
 
-
-def test_soft_score_of_whole_tokens() -> None:
     shares = {text: (i + 1) / 66 for i, text in enumerate(SCORE_TEXTS)}
     expected = sum(p * float(text) for text, p in shares.items())
     assert soft_score(entries(("9</answer><score>", {}), ("0.7", shares))) == pytest.approx(expected)
@@ -192,13 +189,10 @@ def test_an_unknown_reason_says_what_the_text_looks_like(
     ]
 
 
-def test_an_unknown_reason_beside_calls_says_whether_they_can_be_read() -> None:
+def test_a_reason_that_is_none_or_unknown_beside_calls() -> None:
     for arguments, expected in (('{"a": 1}', "whole"), ('{"a": ', "cut_off")):
         calls = [{"function": {"name": "tap", "arguments": arguments}}]
         assert ending("halted", "", calls) == expected
-
-
-def test_no_reason_is_a_whole_message_if_there_is_one() -> None:
     for nothing in (None, ""):
         assert ending(nothing, "9") == ending(nothing, "", [{}]) == "whole"
         assert ending(nothing, "") == "cut_off"
@@ -365,18 +359,8 @@ def test_thoughts_that_cannot_be_sent_back() -> None:
 def test_candidates_are_drawn_without_alternatives() -> None:
     """All that is read beside the candidates is a few tokens of each distinct one."""
     fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
-    servers = Loop()
-    try:
-        address, _ = servers.before(fake, GatewayConfig())
-        body = question(best_of=BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True))
-
-        async def ask() -> tuple[int, Body]:
-            async with aiohttp.ClientSession() as session:
-                return await post(session, f"{address}/chat/completions", body)
-
-        status, reply = asyncio.run(ask())
-    finally:
-        servers.close()
+    choosing = BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True)
+    status, reply = ask(fake, question(best_of=choosing))
     assert status == 200, json.dumps(reply)
     expected = (0.7 + 0.2 * BELOW) / 0.9
     assert [s["score"] for s in reply["best_of"]["samples"]] == pytest.approx([expected] * 8, abs=1e-3)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from environment_servers import serve, with_server
 from selfverify.connectors.content import ContentLimits
@@ -19,7 +24,11 @@ from selfverify.connectors.server import (
     Session,
     SessionLimits,
     SessionTable,
+    address_of,
+    open_port,
+    read_keys,
     start_server,
+    stop_asked,
 )
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
@@ -76,15 +85,11 @@ def test_silence_and_slowness_end_a_session() -> None:
     assert closed["type"] == ended["type"] == "closed"
 
 
-def test_who_speaks_out_of_turn_is_cut_off() -> None:
+def test_who_speaks_out_of_turn_or_too_much_is_cut_off() -> None:
     assert codes(talk(RESET, HANG, RESET, wait=False)) == ["closed"]
-
-
-def test_a_message_that_is_too_large_is_not_read() -> None:
     limits = SessionLimits(content=ContentLimits(message_bytes=1000))
-    assert (
-        talk({"type": "reset", "data": {"x": "y" * 2000}}, limits=limits, wait=False)[0]["type"] == "closed"
-    )
+    large = {"type": "reset", "data": {"x": "y" * 2000}}
+    assert codes(talk(large, limits=limits, wait=False)) == ["closed"]
 
 
 def test_an_environment_that_does_not_close_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,20 +122,23 @@ def test_one_session_does_one_thing_at_a_time() -> None:
     asyncio.run(main())
 
 
-def test_browsers_and_strangers_are_not_let_in() -> None:
+def test_several_environments_stand_below_their_names_and_strangers_are_not_let_in() -> None:
     async def use(url: str, _: Any) -> None:
+        right = {"Authorization": "Bearer right"}
         async with aiohttp.ClientSession() as http:
             for path, headers, status in (
                 ("/health", {}, 200),
-                ("/schema", {}, 401),
-                ("/counter/schema", {"Authorization": "Bearer right"}, 200),
+                ("/one/schema", {}, 401),
+                ("/one/schema", right, 200),
+                ("/two-b/schema", right, 200),
+                ("/schema", right, 404),
                 ("/health", {"Origin": url}, 403),
-                ("/ws", {"Authorization": "Bearer right", "Origin": "http://evil.example"}, 403),
+                ("/one/ws", right | {"Origin": "http://evil.example"}, 403),
             ):
                 async with http.get(url + path, headers=headers) as reply:
                     assert reply.status == status, path
 
-    with_server(use, keys=["right"])
+    with_server(use, keys=["right"], one=Counter, **{"two-b": Counter})
 
 
 def test_a_server_for_other_machines_needs_keys() -> None:
@@ -144,18 +152,6 @@ def test_a_server_for_other_machines_needs_keys() -> None:
     for names in ({}, {"a/b": Counter}, {"": Counter}):
         with pytest.raises(ConfigError, match="names of letters"):
             EnvironmentServer(names)
-
-
-def test_several_environments_stand_below_their_names() -> None:
-    async def use(url: str, _: Any) -> list[int]:
-        async with aiohttp.ClientSession() as http:
-            found = []
-            for path in ("/one/schema", "/two-b/schema", "/schema"):
-                async with http.get(url + path) as reply:
-                    found.append(reply.status)
-            return found
-
-    assert with_server(use, one=Counter, **{"two-b": Counter}) == [200, 200, 404]
 
 
 def test_shutting_down_ends_sessions_in_the_middle_of_a_call() -> None:
@@ -288,16 +284,14 @@ def test_openenvs_sessions_over_http_join_a_socket() -> None:
     with_rpc(use)
 
 
-@pytest.mark.parametrize(
-    "body", ["", "[1]", "{", '{"id": 1}', '{"jsonrpc": "1.0", "id": 1, "method": "ping"}']
-)
-def test_requests_that_are_none(body: str) -> None:
-    async def use(ask: Rpc, _: Any) -> int:
+def test_requests_that_are_none() -> None:
+    async def use(ask: Rpc, _: Any) -> None:
         await ask("initialize")
-        async with ask.http.post(ask.url, data=body, headers=ask.headers) as reply:
-            return int((await reply.json())["error"]["code"])
+        for body in ("", "[1]", "{", '{"id": 1}', '{"jsonrpc": "1.0", "id": 1, "method": "ping"}'):
+            async with ask.http.post(ask.url, data=body, headers=ask.headers) as reply:
+                assert (await reply.json())["error"]["code"] in (-32700, -32600), body
 
-    assert with_rpc(use) in (-32700, -32600)
+    with_rpc(use)
 
 
 def test_an_environment_that_cannot_be_made_is_said() -> None:
@@ -316,3 +310,54 @@ def test_an_environment_that_cannot_be_made_is_said() -> None:
         assert len(server.tables["none"]) == 0
 
     with_server(use, none=none)
+
+
+# --- ports, being told to stop, and bearer keys
+
+
+def test_a_free_port_is_found_and_a_taken_one_is_named() -> None:
+    async def use() -> None:
+        async with AsyncExitStack() as stack:
+            port = await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", 0)
+            assert port > 0
+            with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} cannot be opened"):
+                await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", port)
+        async with AsyncExitStack() as stack:  # closing the stack has freed it
+            assert await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", port) == port
+
+    asyncio.run(use())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="asyncio hears of no signals there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
+    async def use() -> bool:
+        stop = stop_asked()
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(20):
+            return await stop.wait()
+
+    assert asyncio.run(use())
+
+
+def test_addresses() -> None:
+    assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"
+
+
+def test_keys() -> None:
+    keys = Keys(["one", "two"])
+    assert all(map(keys.admit, ("Bearer one", "Bearer two", "bearer  two ")))
+    for wrong in (None, "", "two", "Bearer", "Bearer ", "Bearer three", "Basic two", "Bearer tw\udcff"):
+        assert not keys.admit(wrong)
+    assert not Keys([]) and Keys([]).admit(None)
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\none\n\n two \n")
+    assert read_keys(path) == ["one", "two"]
+    path.write_text("# none\n")
+    for wrong in (path, tmp_path / "missing"):
+        with pytest.raises(ConfigError):
+            read_keys(wrong)

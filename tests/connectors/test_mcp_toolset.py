@@ -38,7 +38,7 @@ def run(use: Callable[[McpToolset], Awaitable[Any]], **settings: Any) -> Any:
 
 
 def test_a_command() -> None:
-    """Its tools, images and errors."""
+    """Its tools, images and errors; each reset has a process of its own."""
 
     async def use(toolset: McpToolset) -> None:
         with pytest.raises(DataError, match=r"open\(\)"):
@@ -57,20 +57,11 @@ def test_a_command() -> None:
         ):
             assert why in (await toolset.step(call)).error
 
+        assert (await toolset.reset({}, seed=0)).round == 0
+        assert (await toolset.step(Call("count"))).text.startswith("0 drawn")
+
     run(use, command=DRAWING, env={"PAPER": "white"})
     assert "white" not in repr(McpConfig(command=DRAWING, env={"PAPER": "white"}))
-
-
-@pytest.mark.slow
-def test_each_reset_has_a_process_of_its_own() -> None:
-    async def use(toolset: McpToolset) -> None:
-        for _ in range(2):
-            await toolset.reset({}, seed=0)
-            assert (await toolset.step(Call("count"))).text.startswith("0 drawn")
-            shown = await toolset.step(Call("square", {"size": 5}))
-            assert shown.round == 2
-
-    run(use, command=DRAWING)
 
 
 @pytest.mark.slow

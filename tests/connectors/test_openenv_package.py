@@ -58,18 +58,6 @@ def test_the_generic_client() -> None:
     stock(use)
 
 
-def test_the_client_without_a_loop() -> None:
-    async def use(url: str) -> None:
-        def work() -> None:
-            with core.GenericEnvClient(base_url=url + "/counter").sync() as client:
-                assert client.reset(goal=5).done is False
-                assert client.state() == {"count": 0}
-
-        await asyncio.to_thread(work)
-
-    stock(use)
-
-
 def test_the_client_of_tools() -> None:
     mcp_client = pytest.importorskip("openenv.core.mcp_client")
     types = pytest.importorskip("openenv.core.env_server.mcp_types")
@@ -86,17 +74,6 @@ def test_the_client_of_tools() -> None:
             assert said["content"][0]["text"] == "6 of 5"
 
     stock(use)
-
-
-def test_a_full_server_says_so() -> None:
-    async def use(url: str) -> None:
-        async with core.GenericEnvClient(base_url=url) as first:
-            await first.reset(goal=5)
-            async with core.GenericEnvClient(base_url=url) as second:
-                with pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
-                    await second.reset(goal=5)
-
-    stock(use, SessionLimits(sessions=1))
 
 
 class Served:

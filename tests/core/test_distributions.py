@@ -78,14 +78,6 @@ def test_a_broken_distribution_is_named_and_the_others_work(
     )
 
 
-def test_two_tasks_of_one_name_are_refused(installed: dict[str, ModuleType | Exception]) -> None:
-    installed["copy"] = module(TASKS=[Copy])
-    with pytest.raises(
-        ConfigError, match="selfverify and the distribution copy both have a task 'word-sums'"
-    ):
-        registry.all_tasks()
-
-
 def weights(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).mkdir(parents=True)
@@ -102,13 +94,14 @@ def test_weights_of_a_distribution(installed: dict[str, ModuleType | Exception],
         resolve("builtin:seller")
 
 
-def test_two_policies_of_one_name_are_refused(
+def test_two_things_of_one_name_are_refused(
     installed: dict[str, ModuleType | Exception], tmp_path: Path
 ) -> None:
-    installed["copy"] = module(WEIGHTS=weights(tmp_path, "digits"))
-    with pytest.raises(
-        ConfigError, match="selfverify and the distribution copy both have a policy builtin:digits"
-    ):
+    installed["copy"] = module(TASKS=[Copy], WEIGHTS=weights(tmp_path, "digits"))
+    both = "selfverify and the distribution copy both have a"
+    with pytest.raises(ConfigError, match=f"{both} task 'word-sums'"):
+        registry.all_tasks()
+    with pytest.raises(ConfigError, match=f"{both} policy builtin:digits"):
         resolve("builtin:looking")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -49,15 +50,8 @@ async def loop_and_thread() -> tuple[int, str]:
 
 
 def test_all_threads_share_one_loop() -> None:
-    found = set()
-    threads = [
-        threading.Thread(target=lambda: found.add(event_loop.start(loop_and_thread()).result(10)))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda _: event_loop.start(loop_and_thread()).result(10), range(8)))
     assert found == {event_loop.start(loop_and_thread()).result(10)}
     assert next(iter(found))[1] == "selfverify-agents"
 

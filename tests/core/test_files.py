@@ -55,6 +55,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(case: str, tmp_pat
     with full_disk(), pytest.raises(SelfVerifyError) as caught:
         WRITERS[case](path)
     assert str(path) in str(caught.value)
+    assert case == "calibration" or "larger than this system allows" in str(caught.value)
     assert path.read_text() == "[]\n"
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
@@ -67,15 +68,6 @@ def test_a_full_disk_is_named_for_images_and_models(
     policy = load_policy()
     with full_disk(3000), pytest.raises(FileError, match=str(tmp_path / "model")):
         policy.save(tmp_path / "model")
-
-
-def test_the_error_of_a_command_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
-    with full_disk(5000):
-        result = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "r.html")])
-    assert result.exit_code == 2, result.exception
-    said = " ".join(result.stderr.split())
-    assert "r.html: the file would become larger than this system allows" in said
 
 
 def test_an_error_of_the_system_that_names_no_file_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

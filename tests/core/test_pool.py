@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -124,18 +125,8 @@ def test_map_keeps_the_order_and_uses_all_workers(tmp_path: Path) -> None:
 
 def test_threads_share_a_pool() -> None:
     with WorkerPool(functions.add, timeout_s=30, workers=2) as pool:
-        found: dict[int, CallOutcome] = {}
-
-        def work(start: int) -> None:
-            for i in range(start, start + 25):
-                found[i] = pool.call(i, 1)
-
-        threads = [threading.Thread(target=work, args=(25 * n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert {i: o.value for i, o in found.items()} == {i: i + 1 for i in range(100)}
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(lambda i: pool.call(i, 1).value, range(100))) == list(range(1, 101))
         assert len(pids(pool)) <= 2
 
 

@@ -63,12 +63,3 @@ def test_what_is_none(url: str) -> None:
         ConfigError, match=r"is no address of a server; one looks like http://127\.0\.0\.1:8000"
     ):
         check(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://me:pw-1@h:1/v1", "http://me@h", "http://h?key=pw-1", "http://h/#pw-1"]
-)
-def test_no_secret_belongs_into_one(url: str) -> None:
-    with pytest.raises(ConfigError, match="http://h: a key or a password does not belong") as refused:
-        check(url)
-    assert "pw-1" not in str(refused.value) and "me@" not in str(refused.value)

@@ -203,7 +203,7 @@ def test_eval_and_report(walker: Policy, tmp_path: Path, monkeypatch: pytest.Mon
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
     shown = whole(read_samples(tmp_path / "run" / "samples.jsonl")[1])
     assert shown and page.count('class="strip"') >= len(shown)
-    assert page.count("<image ") == 2 and page.count("<use ") == 2 * len(shown) - 2
+    assert page.count("<image ") == 2 and page.count("<use ") == 2 * len(shown) + 3
     next((tmp_path / "run" / "images").iterdir()).unlink()
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count("<image ") == 1 and "is missing or unreadable" in page

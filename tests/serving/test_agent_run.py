@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from tests.agents.phone.played import call
 from tests.policy.test_tool_templates import QWEN3
 
@@ -23,20 +22,20 @@ from serving_servers import FakeUpstream, Loop
 YES = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
 
 
-class AgentServer(FakeUpstream):
+def agent_server(*turns: Any) -> FakeUpstream:
     """A model server that speaks ``turns``: texts, or lists of calls as OpenAI's protocol has them."""
 
-    turns: list[Any]
-
-    async def _chat(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        said = self.turns[sum(message["role"] == "assistant" for message in body["messages"])]
-        message = {"role": "assistant", "content": said if isinstance(said, str) else None}
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        said = turns[sum(message["role"] == "assistant" for message in body["messages"])]
+        message: dict[str, Any] = {"role": "assistant", "content": said if isinstance(said, str) else None}
         if not isinstance(said, str):
             message["tool_calls"] = [
                 {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
                 for n, (name, arguments) in enumerate(said)
             ]
-        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    return FakeUpstream(says=says)
 
 
 def agent_task(settings: AgentSessionConfig) -> AgentTask:
@@ -59,23 +58,13 @@ def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -
     return session, told
 
 
-def test_a_script_needs_no_model(tmp_path: Path) -> None:
-    session, told = held(tmp_path / "a" / "p.html", {"template": "clock-add", "seed": 4}, {"expert": True})
-    assert session.error is None and session.ending is not None and session.page == tmp_path / "a" / "p.html"
-    assert session.ending.parsed.reward == pytest.approx(0.95) and session.worked.truth is not None
-    assert "Alarms" in told[0] and told[-1] == ""
-    page = session.page.read_text("utf-8")
-    assert "A script that knows the way" in page and "✓ done" in page and page.count("<section") == 6
-
-
 def test_a_server_calls_tools_and_a_judge_votes(tmp_path: Path, servers: Loop) -> None:
-    agent = AgentServer()
-    agent.turns = [
+    agent = agent_server(
         [("launch", '{"app": "clock"}')],
         [("tap", '{"id": "add"'), ("home", "{}")],
         call("tap", id="add"),
         [("submit", {"message": "Seen.", "evidences": [1]})],
-    ]
+    )
     judge = FakeUpstream(write=lambda body, i: YES)
     session, _ = held(
         tmp_path / "p.html", {"instruction": "Look at my <b>alarms</b>."},
@@ -98,8 +87,7 @@ def test_a_server_calls_tools_and_a_judge_votes(tmp_path: Path, servers: Loop) -
 
 
 def test_pictures_follow_in_a_message_of_the_user(tmp_path: Path, servers: Loop) -> None:
-    agent = AgentServer()
-    agent.turns = [[("launch", '{"app": "clock"}')], "I have finished."]
+    agent = agent_server([("launch", '{"app": "clock"}')], "I have finished.")
     session, _ = held(
         tmp_path / "p.html",
         {"instruction": "Look."},
@@ -117,8 +105,7 @@ def test_pictures_follow_in_a_message_of_the_user(tmp_path: Path, servers: Loop)
 
 
 def test_what_breaks_off_is_shown(tmp_path: Path, servers: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = AgentServer(fault=lambda body: None)
-    agent.turns = [[("launch", '{"app": "clock"}')], 3]
+    agent = agent_server([("launch", '{"app": "clock"}')], 3)
     session, _ = held(
         tmp_path / "p.html", {"instruction": "Look."}, {"server": servers.upstream(agent), "model": "m"}
     )
@@ -164,17 +151,6 @@ def test_an_own_model_acts(
     assert "The model own acted" in page and page.count("<section") == 2
     session, told = held(tmp_path / "q.html", {"template": "clock-add"}, actor)
     assert isinstance(session.error, ConfigError) and not told and session.page is None
-
-
-def test_options_of_the_phone_alone_are_given_where_they_are_not_as_usual() -> None:
-    usual = AgentSessionConfig(task=AgentRunConfig(instruction="x"), actor=ActorConfig(model="m"))
-    assert usual.options() == {"prompt": "principles", "agent": {"first_screen": "given"}}
-    other = AgentSessionConfig(
-        task=AgentRunConfig(instruction="x", hostile=True), judge="http://x", judge_model="m",
-        actor=ActorConfig(model="m", show="both"),
-    )  # fmt: skip
-    judge = {"kind": "model", "server": {"url": "http://x", "model": "m"}}
-    assert other.options() == usual.options() | {"hostile": True, "show": "both", "judge": judge}
 
 
 def test_a_task_that_cannot_be_asked_like_this_says_so(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.serving import upstream
 from selfverify.serving.app import Gateway, is_loopback, name_of
 from selfverify.serving.config import GatewayConfig, ListeningConfig
@@ -33,23 +32,6 @@ from serving_servers import (
     served,
     used,
 )
-
-
-@pytest.mark.parametrize(
-    ("more", "asks"),
-    [
-        ({}, True),
-        ({"response_format": {"type": "text"}, "tools": []}, True),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
-        ({"response_format": {"type": "json_object"}}, False),
-        ({"response_format": {"type": "json_object"}, "best_of": {"instruction": True}}, True),
-        ({"best_of": {"instruction": False}}, False),
-    ],
-)
-def test_the_format_is_not_asked_for_beside_another(more: Body, asks: bool) -> None:
-    fake = FakeUpstream()
-    assert ask(fake, question(**more))[0] == 200
-    assert (SCORE_INSTRUCTION in fake.seen[0]["messages"][0]["content"]) == asks
 
 
 def test_a_budget_holds_without_early_stopping() -> None:
@@ -240,16 +222,14 @@ def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | N
 
 
 def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
-    class Odd(FakeUpstream):
-        async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-            error = {"message": "no", "code": f"made-up-{len(self.seen)}"}
-            return web.json_response({"error": error}, status=400)
+    def refuse(body: Body) -> web.Response:
+        return web.json_response({"error": {"message": "no", "code": "made-up"}}, status=400)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[str, Body]:
         _, reply = await post(session, f"{url}/{CHAT}", question())
         return gateway.metrics.text().decode(), reply
 
-    metrics, _ = served(Odd(), use)
+    metrics, _ = served(FakeUpstream(says=refuse), use)
     assert "made-up" not in metrics and 'outcome="refused"' in metrics
 
     async def gone() -> Body:

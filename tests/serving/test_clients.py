@@ -97,13 +97,6 @@ def test_python_errors_have_their_types(client: openai.OpenAI, messages: Any, ad
         openai.OpenAI(base_url=address, api_key="wrong").models.list()
 
 
-def test_python_leaving_a_stream(client: openai.OpenAI, messages: Any, fake: FakeUpstream) -> None:
-    fake.delay_s = 30
-    with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.3).chat.completions.create(model="m", messages=messages, stream=True)
-    assert all_gone(fake) and fake.left == 1
-
-
 def test_javascript(address: str, picture: str, fake: FakeUpstream) -> None:
     node = shutil.which("node")
     if node is None:

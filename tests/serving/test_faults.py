@@ -11,53 +11,41 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+import pytest
+import requests
 
+from selfverify.serving.app import request_id
 from selfverify.serving.config import GatewayConfig
 from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
+from serving_servers import CHAT, Body, FakeUpstream, Loop, open_upstream, question, quick_gateway, tagged
 
 REQUESTS = 400
 AT_ONCE = 40
 FAULTS = (*[None] * 7, *[500, 429, 400, "garbage", "cut", "half"] * 2, "slow")
 
 
-class Client:
-    """Asks one question and keeps what it is told."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        dice = random.Random(number)
-        self.streams = dice.random() < 0.4
-        self.leaves = dice.random() < 0.1
-        self.outcome = ""
-        self.answers: list[str] = []
-        self.error: Body = {}
-
-    async def ask(self, session: aiohttp.ClientSession, url: str) -> None:
-        more: Body = {"stream": True} if self.streams else {}
-        body = question(f"question {self.number}?", best_of={"n": 4, "content": "answer"}, **more)
-        try:
-            async with asyncio.timeout(0.05 if self.leaves else 30):
-                async with session.post(f"{url}/chat/completions", json=body) as response:
-                    text = await response.text()
-        except TimeoutError:
-            self.outcome = "left" if self.leaves else "lost"
-            return
-        found = [text]
-        if response.content_type == "text/event-stream":
-            found = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-            if found[-1] == "[DONE]":
-                found.pop()
-        replies = [json.loads(part) for part in found]
-        errors = [reply["error"] for reply in replies if "error" in reply]
-        for error in errors:
-            self.error = error
-            assert error["message"] and error["type"] and error["code"]
-        parts = [c.get("delta", c.get("message")) for r in replies for c in r.get("choices", ())]
-        said = "".join(part.get("content") or "" for part in parts)
-        self.answers = [said] if said else []
-        assert len(errors) + len(self.answers) == 1, text
-        self.outcome = "error" if errors else "answer"
+async def asked(number: int, session: aiohttp.ClientSession, url: str) -> tuple[str, str]:
+    """How a client fares, ``left``, ``lost``, ``error`` or ``answer``, and the answer."""
+    dice = random.Random(number)
+    more: Body = {"stream": True} if dice.random() < 0.4 else {}
+    leaves = dice.random() < 0.1
+    body = question(f"question {number}?", best_of={"n": 4, "content": "answer"}, **more)
+    try:
+        async with asyncio.timeout(0.05 if leaves else 30):
+            async with session.post(f"{url}/chat/completions", json=body) as response:
+                text = await response.text()
+    except TimeoutError:
+        return ("left" if leaves else "lost"), ""
+    found = [text]
+    if response.content_type == "text/event-stream":
+        found = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    replies = [json.loads(part) for part in found]
+    errors = [reply["error"] for reply in replies if "error" in reply]
+    assert all(error["message"] and error["type"] and error["code"] for error in errors)
+    parts = [c.get("delta", c.get("message")) for r in replies for c in r.get("choices", ())]
+    said = "".join(part.get("content") or "" for part in parts)
+    assert len(errors) + bool(said) == 1, text
+    return ("error" if errors else "answer"), said
 
 
 def test_hundreds_of_requests() -> None:
@@ -77,7 +65,7 @@ def test_hundreds_of_requests() -> None:
         return fate
 
     fake = FakeUpstream(fault=fault, write=lambda body, i: tagged(f"to {number_of(body)}", "0.5"))
-    clients = [Client(number) for number in range(REQUESTS)]
+    fared: dict[int, tuple[str, str]] = {}
 
     async def main() -> tuple[str, int]:
         async with AsyncExitStack() as stack:
@@ -87,11 +75,11 @@ def test_hundreds_of_requests() -> None:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             )
-            waiting = iter(clients)
+            waiting = iter(range(REQUESTS))
 
             async def worker() -> None:
-                for client in waiting:
-                    await client.ask(session, f"http://127.0.0.1:{port}/v1")
+                for number in waiting:
+                    fared[number] = await asked(number, session, f"http://127.0.0.1:{port}/v1")
 
             async with asyncio.timeout(200):
                 await asyncio.gather(*[worker() for _ in range(AT_ONCE)])
@@ -100,14 +88,12 @@ def test_hundreds_of_requests() -> None:
             return gateway.metrics.text().decode(), gateway.in_flight
 
     metrics, in_flight = asyncio.run(main())
-    counts = collections.Counter(client.outcome for client in clients)
+    counts = collections.Counter(outcome for outcome, _ in fared.values())
     assert set(counts) == {"answer", "error", "left"} and sum(counts.values()) == REQUESTS
     assert counts["answer"] > 200 and counts["error"] > 8
-    for client in clients:
-        if client.outcome == "answer":
-            assert client.answers == [f"to {client.number}"]
-        if fates[str(client.number)] == [None] and not client.leaves:
-            assert client.outcome == "answer", (client.number, client.error)
+    for number, (outcome, answer) in fared.items():
+        assert outcome != "answer" or answer == f"to {number}"
+        assert fates[str(number)] != [None] or outcome in ("answer", "left"), number
     assert in_flight == 0 and fake.open == 0
     told = re.findall(
         r'selfverify_requests_total\{path="/v1/chat/completions",status="(\d+)"\} (\d+)', metrics
@@ -117,3 +103,37 @@ def test_hundreds_of_requests() -> None:
     # A client that leaves may do so before the gateway has heard of it.
     assert REQUESTS - counts["left"] <= total <= REQUESTS
     assert total - by_status["499"] >= counts["answer"] + counts["error"]
+
+
+# --- ids of requests, and headers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["abc", "A.b:c_d-9", "x" * 128, None, "", "a b", "x" * 129, "é", "a\n", "a\r\nSet-Cookie: b", "<b>"],
+)
+def test_an_id_is_taken_or_made(given: str | None) -> None:
+    taken = given in ("abc", "A.b:c_d-9", "x" * 128)
+    assert request_id(given) == given if taken else re.fullmatch(r"req-[0-9a-f]{24}", request_id(given))
+
+
+def test_a_clients_id_is_returned(servers: Loop) -> None:
+    """With every kind of answer, errors included."""
+    url, _ = servers.before(FakeUpstream())
+    bodies: list[tuple[Body, int]] = [
+        (question(), 200),
+        (question(stream=True), 200),
+        (question() | {"model": "m@plain"}, 200),
+        (question(stream=True) | {"model": "m@plain"}, 200),
+        (question(n=-1), 400),
+    ]
+    for i, (body, status) in enumerate(bodies):
+        given = {"x-request-id": f"mine-{i}"}
+        reply = requests.post(f"{url}/{CHAT}", json=body, headers=given, timeout=10)
+        assert (reply.status_code, reply.headers["x-request-id"]) == (status, f"mine-{i}")
+    sure = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
+    told = requests.post(f"{url}/{CHAT}", json=sure, timeout=10).headers
+    found = [told.get(f"x-best-of-{name}") for name in ("score", "abstained", "probability")]
+    assert found == ["0.1000", "true", None]
+    reply = requests.get(f"{url}/nowhere", headers={"x-request-id": "not mine"}, timeout=10)
+    assert reply.headers["x-request-id"].startswith("req-")

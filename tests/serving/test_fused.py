@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 import serving_servers
 from selfverify.core.errors import ConfigError
@@ -18,29 +16,16 @@ from serving_servers import Body, FakeUpstream, question, tagged
 FITTED = Calibration("temperature", fusion=Fusion(2.0, 3.0, 0.5), fitted_on={"verifier": "fused"})
 
 
-class WithLogprobs(FakeUpstream):
-    """Each candidate is one token of this log-probability; None tells none."""
-
-    logprob: float | None = -2.0
-
-    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-        texts = [tagged("9", "0.9") for _ in range(body.get("n", 1))]
-        choices = []
-        for i, text in enumerate(texts):
-            choice: Body = {"index": i, "message": {"role": "assistant", "content": text}}
-            if self.logprob is not None:
-                choice["logprobs"] = {"content": [{"token": text, "logprob": self.logprob}]}
-            choices.append(choice | {"finish_reason": "stop"})
-        return web.json_response({"choices": choices})
-
-
 def ask(
     best_of: Body, logprob: float | None = -2.0, calibration: Calibration | None = None
 ) -> tuple[int, Body]:
-    """Status and JSON of one chat completion."""
-    fake, body = WithLogprobs(), question(best_of={"n": 3} | best_of)
-    fake.logprob = logprob
-    return serving_servers.ask(fake, body, calibration=calibration)
+    """Status and JSON of one chat completion, whose candidates are tokens of this log-probability."""
+    text = tagged("9", "0.9")
+    told = {} if logprob is None else {"logprobs": {"content": [{"token": text, "logprob": logprob}]}}
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop", **told}
+    numbered = [{"index": i, **choice} for i in range(3)]
+    fake = FakeUpstream(says=lambda body: {"choices": numbered[: body.get("n", 1)]})
+    return serving_servers.ask(fake, question(best_of={"n": 3} | best_of), calibration=calibration)
 
 
 def told(reply: Body) -> Body:

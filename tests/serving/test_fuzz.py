@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from logging.handlers import MemoryHandler
 from typing import Any
 
-import aiohttp
 import pytest
+import requests
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selfverify.serving.config import GatewayConfig
-from serving_servers import Body, FakeUpstream, Loop, tagged
+from serving_servers import CHAT, FakeUpstream, Loop, tagged
 
 SECRET = "my-secret"
 
@@ -66,8 +66,6 @@ VALID = st.fixed_dictionaries(
 ASKED = st.builds(
     lambda more: {"model": "m", "messages": [{"role": "user", "content": SECRET}], **more}, VALID | FIELDS
 )
-
-CHAT = "chat/completions"
 
 CALLS = st.lists(objects(ANYTHING, "index", "id", "type", "function", "custom") | SCALARS, max_size=3)
 ENTRIES = st.lists(objects(ANYTHING, "token", "logprob", "top_logprobs", "bytes") | SCALARS, max_size=3)
@@ -123,55 +121,18 @@ SAYS = st.builds(
 )
 
 
-class Fuzzed(FakeUpstream):
-    """Says what it is told to."""
-
-    says: Says
-
-    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-        return self.says.response(bool(body.get("stream")))
-
-
-class Kept(logging.Handler):
-    """What is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-
-@dataclass
-class Target:
-    loop: Loop
-    fake: Fuzzed
-    url: str
-    session: aiohttp.ClientSession
-    log: Kept
-
-    async def ask(self, body: Any) -> tuple[int, str, str]:
-        async with asyncio.timeout(30):
-            data = json.dumps(body).encode()
-            headers = {"Content-Type": "application/json"}
-            async with self.session.post(f"{self.url}/{CHAT}", data=data, headers=headers) as response:
-                return response.status, response.content_type, await response.text()
+Target = tuple[FakeUpstream, str, MemoryHandler]
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    loop, fake, log = Loop(), Fuzzed(), Kept()
+    """A server that is told what to say, the gateway before it, and what is logged."""
+    loop, fake, log = Loop(), FakeUpstream(), MemoryHandler(1_000_000, logging.CRITICAL)
     root = logging.getLogger()
     level = root.level
     root.addHandler(log)
     root.setLevel(logging.INFO)
-    url, _ = loop.before(fake, GatewayConfig(timeout=5.0), tries=1)
-
-    async def opened() -> aiohttp.ClientSession:
-        return await loop.stack.enter_async_context(aiohttp.ClientSession())
-
-    yield Target(loop, fake, url, loop.run(opened()), log)
+    yield fake, loop.before(fake, GatewayConfig(timeout=5.0), tries=1)[0], log
     loop.close()
     root.removeHandler(log)
     root.setLevel(level)
@@ -187,11 +148,14 @@ def strict(text: str) -> Any:
 
 
 def check(target: Target, body: Any, says: Says) -> None:
-    target.fake.says = says
-    target.fake.seen.clear()
-    target.log.lines.clear()
-    status, kind, text = target.loop.run(target.ask(body))
-    if kind == "text/event-stream":
+    fake, url, log = target
+    fake.says = lambda body: says.response(bool(body.get("stream")))
+    log.buffer.clear()
+    headers = {"Content-Type": "application/json"}
+    reply = requests.post(f"{url}/{CHAT}", data=json.dumps(body), headers=headers, timeout=30)
+    text = reply.content.decode()
+    lines = [log.format(record) for record in log.buffer]
+    if reply.headers["Content-Type"].startswith("text/event-stream"):
         events = [e for e in text.split("\n\n") if "data:" in e and not e.startswith("event: candidate")]
         data = [
             line[5:].strip() for event in events for line in event.split("\n") if line.startswith("data:")
@@ -202,15 +166,15 @@ def check(target: Target, body: Any, says: Says) -> None:
     else:
         found = [strict(text)]
         is_answer = isinstance(found[0], dict) and "choices" in found[0]
-        assert is_answer if status == 200 else (set(found[0]) == {"error"}), text
-        errors = [] if status == 200 else found
+        assert is_answer if reply.status_code == 200 else (set(found[0]) == {"error"}), text
+        errors = [] if reply.status_code == 200 else found
     for error in errors:
         told = error["error"]
         assert told["message"] and "internal_error" not in (told["code"], told["type"]), (
             error,
-            target.log.lines,
+            lines,
         )
-    assert not [line for line in target.log.lines if SECRET in line]
+    assert not [line for line in lines if SECRET in line]
 
 
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]

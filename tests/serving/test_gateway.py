@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 import requests
-from aiohttp import web
 from yarl import URL
 
 from selfverify.core.errors import ServerError
@@ -55,17 +54,8 @@ def test_the_best_is_returned_and_everything_counted() -> None:
     assert reply["usage"]["completion_tokens_details"]["chosen_tokens"] == 7
     assert [s["answer"] for s in reply["best_of"]["samples"]] == ["7", "9", "7"]
     assert (reply["best_of"]["stopped"], reply["best_of"]["calls"]) == ("samples", 1)
-    [body] = fake.seen
-    assert body["messages"][0]["content"] == f"7+2? {SCORE_INSTRUCTION}"
-    assert (body["n"], body["seed"], body["model"]) == (3, 3, "m")
-    assert "best_of" not in body
-
-
-def test_plain_is_passed_on_as_it_is() -> None:
-    fake = scripted("7|0.2", "9|0.9")
-    status, reply = ask(fake, question(n=2) | {"model": "m@plain"})
-    assert status == 200 and [text_of(reply, i) for i in (0, 1)] == [tagged("7", "0.2"), tagged("9", "0.9")]
-    assert fake.seen[0] == question(n=2)
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    assert fake.seen == [question(f"7+2? {SCORE_INSTRUCTION}", n=3, seed=3, **streamed)]
 
 
 DEFAULT_CLIENTS = GatewayConfig(best_of=BestOf(n=2, content="answer", refusal="content"))
@@ -83,14 +73,11 @@ def streamed_text(fake: FakeUpstream, body: Body, settings: GatewayConfig) -> st
     ("text", "shown"),
     [
         (tagged("# Title\n\n1. *one*"), "# Title\n\n1. *one*"),
-        ("<think>half of a", ""),
         ("<Think>.</THINK>\n<Answer>9</ANSWER><Score>0.4</sCORE>", "9"),
         ("<Answer>9</Answer", "9"),
-        ("<ANSWER>9</ANSW", "9"),
         ("<Think>half of a", ""),
         ("9 <Score>0.4</Score>", "9"),
         ("<think>a</think><answer>nine</answer><answer>ten</answer>", "ten"),  # malformed: nobody's answer
-        ("no tags at all <score>0.4</score>", "no tags at all"),
     ],
 )
 def test_clients_that_know_nothing_see_no_tags(text: str, shown: str) -> None:
@@ -157,14 +144,6 @@ def test_abstention() -> None:
     assert "9" in text_of(reply) and not reply["choices"][0]["verification"]["abstained"]
 
 
-def test_headers_tell_how_sure_an_answer_is(servers: Loop) -> None:
-    url, _ = servers.before(scripted("9|0.9"))
-    asked = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
-    found = requests.post(f"{url}/{CHAT}", json=asked, timeout=10).headers
-    told = {name: found.get(f"x-best-of-{name}") for name in ("score", "abstained", "probability")}
-    assert told == {"score": "0.9000", "abstained": "true", "probability": None}
-
-
 def test_a_calibration_is_used_where_it_fits() -> None:
     use = {
         "verifier": "inline", "strategy": "best", "samples_per_problem": 2,
@@ -195,22 +174,6 @@ def test_without_scores_there_is_a_vote() -> None:
     assert text_of(reply) == "7" and reply["choices"][0]["verification"]["strategy"] == "majority"
 
 
-def test_a_judge_rates_each_distinct_answer_once() -> None:
-    def write(body: Body, i: int) -> str:
-        asked = body["messages"]
-        if len(asked) == 1:
-            return tagged("97"[i % 2], "0.5")
-        return f"<score>{0.9 if '7' in asked[1]['content'].partition('<answer>')[2] else 0.1}</score>"
-
-    fake = FakeUpstream(write=write, knows_logprobs=False)
-    _, reply = ask(fake, question(best_of={"n": 4, "strategy": "best", "verifier": "judge"}))
-    assert reply["choices"][0]["verification"]["answer"] == "7"
-    assert reply["choices"][0]["verification"]["score"] == 0.9
-    judged = [body["messages"][1]["content"] for body in fake.seen if len(body["messages"]) > 1]
-    assert len(set(judged)) == 2 and "<score>" not in "".join(judged)
-    assert reply["usage"]["completion_tokens_details"]["verification_tokens"] == 14
-
-
 def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
     body = question(best_of={"n": 2, "verifier": "soft"})
     fake = scripted("9|0.9")
@@ -219,43 +182,6 @@ def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
     fake.knows_logprobs = False
     _, reply = ask(fake, body)
     assert reply["choices"][0]["verification"]["score"] == 0.9
-
-
-def test_tools_are_chosen_by_vote() -> None:
-    """Calls of tools arrive whole, and the same call counts as the same answer."""
-    fake = FakeUpstream(knows_streams=False)
-    real = fake._chat
-
-    async def chat(request: Any, body: Body) -> Any:
-        response = await real(request, body)
-        data = json.loads(response.body)
-        for i, choice in enumerate(data["choices"]):
-            call = {"name": "tap", "arguments": json.dumps({"x": 1 if i else 2})}
-            tool = {"id": f"c{i}", "type": "function", "function": call}
-            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [tool]}
-            choice["finish_reason"] = "tool_calls"
-        response.text = json.dumps(data)
-        return response
-
-    fake._chat = chat  # type: ignore[method-assign]
-    _, reply = ask(
-        fake, question(best_of={"n": 3}, tools=[{"type": "function", "function": {"name": "tap"}}])
-    )
-    message = reply["choices"][0]["message"]
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
-    assert reply["choices"][0]["finish_reason"] == "tool_calls" and message["content"] is None
-
-
-def test_images_go_on_as_they_came(picture: str) -> None:
-    fake = FakeUpstream()
-    content = [
-        {"type": "image_url", "image_url": {"url": picture, "detail": "low"}},
-        {"type": "text", "text": "What?"},
-    ]
-    status, _ = ask(fake, question() | {"messages": [{"role": "user", "content": content}]})
-    assert status == 200
-    image, text = fake.seen[0]["messages"][0]["content"]
-    assert image == content[0] and text["text"] == f"What? {SCORE_INSTRUCTION}"
 
 
 @pytest.mark.parametrize(
@@ -289,18 +215,24 @@ def told(reply: requests.Response) -> tuple[int, str]:
 
 
 def test_bad_bodies_and_paths(servers: Loop) -> None:
-    url, _ = servers.before(FakeUpstream(), GatewayConfig(max_body_mb=200_000 / 2**20))
+    """A page in a browser may send other types to any server, this one on the loopback included."""
+    fake = FakeUpstream()
+    url, _ = servers.before(fake, GatewayConfig(max_body_mb=200_000 / 2**20))
 
     def sent(data: bytes, **headers: str) -> tuple[int, str]:
         headers = {"Content-Type": "application/json"} | headers
         return told(requests.post(f"{url}/{CHAT}", data=data, headers=headers, timeout=10))
+
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        sending = sent(json.dumps(question()).encode(), **{"Content-Type": kind})
+        assert sending == (415, "unsupported_media_type")
 
     infinite = json.dumps(question(top_k=float("inf"))).encode()
     for data in (b"{", b"\xff", b"[" * 10_000, infinite):
         assert sent(data) == (400, "invalid_json")
     assert sent(b"x" * 250_000) == (413, "request_too_large")
     assert sent(b"{}", **{"Content-Encoding": "gzip"}) == (415, "unsupported_encoding")
-    assert told(requests.get(f"{url}/nothing", timeout=10)) == (404, "not_found")
+    assert told(requests.get(f"{url}/nothing", timeout=10)) == (404, "not_found") and not fake.seen
 
 
 def test_a_slow_body_keeps_to_the_timeout() -> None:
@@ -332,28 +264,6 @@ def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
 def test_who_refuses_the_gateways_key_may_quote_it_to_nobody() -> None:
     told = api_error(ServerError("incorrect API key: sk-secret", status=401))
     assert told is not None and told.status == 502 and "sk-secret" not in str(error_response(told).text)
-
-
-def test_the_best_of_what_came_in_time() -> None:
-    """Half of the candidates hang: at the deadline the others are chosen from, the hanging calls ended."""
-    count = iter(range(100))
-    fake = FakeUpstream(
-        fault=lambda body: "slow" if next(count) % 2 else None, write=lambda b, i: tagged("9")
-    )
-    begun = time.monotonic()
-    status, reply = ask(fake, question(best_of={"n": 4, "timeout_s": 0.5}), separate=True)
-    assert status == 200 and time.monotonic() - begun < 10
-    assert reply["best_of"]["stopped"] == "deadline"
-    assert reply["best_of"]["calls"] == 4 and not reply["best_of"]["usage_complete"]
-    assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (2, 2)
-    assert fake.left == 2 and fake.open == 0
-
-
-def test_half_of_the_candidates_fail() -> None:
-    count = iter(range(100))
-    fake = FakeUpstream(fault=lambda body: 400 if next(count) % 2 else None)
-    _, reply = ask(fake, question(best_of={"n": 4}), separate=True)
-    assert (reply["best_of"]["stopped"], reply["best_of"]["samples_missing"]) == ("fault", 2)
 
 
 def test_a_client_that_leaves_ends_the_calls_upstream() -> None:
@@ -421,13 +331,6 @@ def test_a_plain_stream_is_the_upstreams_own() -> None:
     assert status == 400 and "told to fail" in reply["error"]["message"]
 
 
-def test_progress_as_events() -> None:
-    body = question(stream=True, best_of={"n": 2, "progress": "events"})
-    lines = served(scripted("7|0.2", "9|0.9"), lambda s, url, _: events(s, url, body))
-    found = [json.loads(lines[i + 1][6:]) for i, line in enumerate(lines) if line == "event: candidate"]
-    assert [(f["index"], f["answer"], f["score"]) for f in found] == [(0, "7", 0.2), (1, "9", 0.9)]
-
-
 def test_errors_in_streams() -> None:
     """Before anything was written, an error has its status; after that it is the last event."""
     status, reply = ask(FakeUpstream(fault=lambda body: 500), question(stream=True))
@@ -435,19 +338,6 @@ def test_errors_in_streams() -> None:
     fake = FakeUpstream(fault=lambda body: 500, delay_s=0.2)
     lines = served(fake, lambda s, url, _: events(s, url, question(stream=True)), keep_alive_s=0.05)
     assert json.loads(lines[-1][6:])["error"]["code"] == "upstream_error"
-
-
-def test_verify() -> None:
-    def write(body: Body, i: int) -> str:
-        return "<score>0.9</score>" if body["messages"][-2]["content"] == "9" else "<score>0.1</score>"
-
-    fake = FakeUpstream(write=write, knows_logprobs=False)
-
-    answers = (["7", "9"], "9", [], "", 3)
-    both, one, *wrong = (ask(fake, question(answer=answer), path="verify") for answer in answers)
-    assert both[0] == 200 and [r["score"] for r in both[1]["results"]] == [0.1, 0.9]
-    assert one[1]["score"] == 0.9 and one[1]["usage"]["completion_tokens"] == 7
-    assert [status for status, _ in wrong] == [400] * 3
 
 
 def test_models_health_and_metrics(servers: Loop) -> None:
@@ -487,20 +377,6 @@ def test_health_says_whether_the_server_answers(servers: Loop) -> None:
     assert fake.listed == 3
 
 
-def test_a_key(servers: Loop) -> None:
-    """What is open without one; and the gateway's own key, which is not the client's."""
-    fake = FakeUpstream()
-    url, _ = servers.before(fake, keys=["one"], api_key="of-the-gateway")
-
-    def status(path: str, key: str = "") -> int:
-        return requests.get(f"{url}/{path}", headers={"Authorization": key}, timeout=10).status_code
-
-    found = [status("models", key) for key in ("", "Bearer two", "one", "Bearer one")]
-    assert [*found, status("../health"), status("../metrics")] == [401, 401, 401, 200, 200, 401]
-    requests.post(f"{url}/{CHAT}", json=question(), headers={"Authorization": "Bearer one"}, timeout=10)
-    assert fake.keys == ["Bearer of-the-gateway"]
-
-
 def test_too_many_at_once() -> None:
     fake = FakeUpstream(delay_s=0.3)
 
@@ -526,16 +402,6 @@ def test_the_log_holds_no_prompts_unless_told(
     assert "base64" not in text
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_only_what_is_said_to_be_json_is_taken(servers: Loop, kind: str | None) -> None:
-    """A page in a browser may send other types to any server, this one on the loopback included."""
-    fake = FakeUpstream()
-    url, _ = servers.before(fake)
-    data, headers = json.dumps(question()).encode(), {"Content-Type": kind} if kind else {}
-    reply = requests.post(f"{url}/{CHAT}", data=data, headers=headers, timeout=10)
-    assert told(reply) == (415, "unsupported_media_type") and not fake.seen
-
-
 def with_parts(*parts: Any, **more: Any) -> Body:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}
 
@@ -555,15 +421,10 @@ def test_an_upstream_gets_messages_as_they_are(path: str) -> None:
     assert status == 200 and fake.seen[0]["messages"][0]["content"][:4] == parts[:4]
 
 
-class Replies(FakeUpstream):
-    """Says what it is told to, whatever it is asked."""
-
-    def __init__(self, *replies: Body) -> None:
-        super().__init__()
-        self.replies = list(replies)
-
-    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-        return web.json_response(self.replies.pop(0))
+def replying(*replies: Body) -> FakeUpstream:
+    """Says these, whatever it is asked."""
+    left = list(replies)
+    return FakeUpstream(says=lambda body: left.pop(0))
 
 
 def choice(finish: str = "stop", **message: Any) -> Body:
@@ -597,9 +458,7 @@ def test_a_message_without_a_text_is_an_answer(model: str, stream: bool) -> None
             found.append(whole)
         return found
 
-    fake = Replies(*cases)
-    refused, thought, called = served(fake, use)
-    assert not fake.replies
+    refused, thought, called = served(replying(*cases), use)
     assert refused["message"]["refusal"] == "no" and not refused["message"].get("content")
     assert (thought["finish_reason"], thought["message"]["reasoning_content"]) == ("length", "hm")
     assert called["message"]["tool_calls"][0]["function"]["name"] == "f"
@@ -610,10 +469,10 @@ def test_garbage_inside_a_reply() -> None:
     """What a server says beside the text may be anything."""
     odd = choice(content=tagged("9", "0.9"))
     odd["choices"][0]["logprobs"] = {"content": [{"token": "<score>"}, {"token": "1", "top_logprobs": ["x"]}]}
-    status, reply = ask(Replies(odd, odd), question(best_of={"n": 1, "verifier": "soft"}))
+    status, reply = ask(replying(odd, odd), question(best_of={"n": 1, "verifier": "soft"}))
     assert status == 200 and reply["choices"][0]["verification"]["score"] == 0.9
     odd = choice(content="9", tool_calls=[{"index": -1, "function": {"name": "f", "arguments": "{}"}}])
-    assert ask(Replies(odd), question(best_of={"n": 1}))[0] == 200
+    assert ask(replying(odd), question(best_of={"n": 1}))[0] == 200
 
 
 def test_a_fault_of_the_gateways_own_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,40 +487,74 @@ def test_a_fault_of_the_gateways_own_ends_a_stream(monkeypatch: pytest.MonkeyPat
     assert json.loads(lines[-1][6:])["error"]["code"] == "internal_error"
 
 
-def test_a_judge_reads_the_same_question_with_and_without_an_image(picture: str) -> None:
-    fake = FakeUpstream(write=lambda body, i: "<score>0.5</score>")
-    image = {"type": "image_url", "image_url": {"url": picture}}
-    for parts in ([], [image]):
-        body = with_parts(*parts, {"type": "text", "text": "7+2?"}, answer="9")
-        assert ask(fake, body, path="verify")[0] == 200
-    texts = [body["messages"][0]["content"][-1]["text"] for body in fake.seen]
-    assert texts == [f"7+2? {SCORE_INSTRUCTION}"] * 2
-
-
-def test_scores_of_which_one_cannot_be_had() -> None:
-    def fault(body: Body) -> int | None:
-        return 400 if body["messages"][1]["content"] in lost else None
-
-    lost = {"7"}
-    fake = FakeUpstream(write=lambda body, i: "<score>0.5</score>", fault=fault, knows_logprobs=False)
-    asking = question(answer=["7", "9"])
-    status, reply = ask(fake, asking, path="verify")
-    assert status == 200 and [r["score"] for r in reply["results"]] == [None, 0.5]
-    lost.add("9")
-    assert ask(fake, asking, path="verify")[0] == 400
-
-
-def test_an_answer_is_judged_once_however_often_one_looks() -> None:
+def test_a_judge_rates_each_distinct_answer_once_however_often_one_looks() -> None:
     judged: list[str] = []
 
     def write(body: Body, i: int) -> str:
-        if len(body["messages"]) == 1:
-            return tagged("9")
-        judged.append(body["messages"][1]["content"])
-        return "<score>0.5</score>"
+        asked = body["messages"]
+        if len(asked) == 1:
+            return tagged("97"[i], "0.5")
+        judged.append(asked[1]["content"])
+        return f"<score>{0.9 if '7' in asked[1]['content'].partition('<answer>')[2] else 0.1}</score>"
 
-    fake = FakeUpstream(write=write)
-    asking = {"n": 6, "verifier": "judge", "stop": "posterior", "confidence": 1.0, "start": 2, "step": 2}
-    _, reply = ask(fake, question(best_of=asking | {"samples": True}))
-    assert len(judged) == 1 and reply["best_of"]["samples_used"] == 6
-    assert len({sample["score"] for sample in reply["best_of"]["samples"]}) == 1
+    fake = FakeUpstream(write=write, knows_logprobs=False)
+    asking = {"n": 6, "strategy": "best", "verifier": "judge", "stop": "posterior", "confidence": 1.0}
+    _, reply = ask(fake, question(best_of=asking | {"start": 2, "step": 2}))
+    found = reply["choices"][0]["verification"]
+    assert (found["answer"], found["score"], reply["best_of"]["samples_used"]) == ("7", 0.9, 6)
+    assert len(judged) == len(set(judged)) == 2 and "<score>" not in "".join(judged)
+    assert reply["usage"]["completion_tokens_details"]["verification_tokens"] == 14
+
+
+def test_verify(picture: str) -> None:
+    """Answers that cannot be judged have no score; a judge reads the same question beside an image."""
+    lost: set[str] = set()
+    fake = FakeUpstream(
+        write=lambda body, i: f"<score>0.{body['messages'][1]['content']}</score>",
+        fault=lambda body: 400 if body["messages"][1]["content"] in lost else None,
+        knows_logprobs=False,
+    )
+
+    def scores(answer: Any, **more: Any) -> tuple[int, Any]:
+        status, reply = ask(fake, question(answer=answer, **more), path="verify")
+        return status, [result["score"] for result in reply.get("results", ())]
+
+    assert scores(["7", "9"]) == (200, [0.7, 0.9])
+    status, one = ask(fake, question(answer="9"), path="verify")
+    assert status == 200 and (one["score"], one["usage"]["completion_tokens"]) == (0.9, 7)
+    assert [scores(wrong)[0] for wrong in ([], "", 3)] == [400] * 3
+    assert fake.seen[-1]["messages"][0]["content"] == f"7+2? {SCORE_INSTRUCTION}"
+    parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "7+2?"}]
+    assert scores("9", messages=[{"role": "user", "content": parts}])[0] == 200
+    seen = fake.seen[-1]["messages"][0]["content"]
+    assert seen == [parts[0], {"type": "text", "text": f"7+2? {SCORE_INSTRUCTION}"}]
+    lost |= {"7"}
+    assert scores(["7", "9"]) == (200, [None, 0.9])
+    lost |= {"9"}
+    assert scores(["7", "9"])[0] == 400
+
+
+def test_tools_are_chosen_by_vote() -> None:
+    """Calls of tools arrive whole, and the same call counts as the same answer."""
+    calls = [{"id": f"c{x}", "type": "function", "function": {"name": "tap", "arguments": x}} for x in "211"]
+    choices = [choice("tool_calls", content=None, tool_calls=[call])["choices"][0] for call in calls]
+    replies = replying({"choices": [one | {"index": i} for i, one in enumerate(choices)]})
+    _, reply = ask(replies, question(best_of={"n": 3}, tools=[{"type": "function"}]))
+    [chosen] = reply["choices"]
+    assert chosen["message"]["tool_calls"][0]["function"] == {"name": "tap", "arguments": "1"}
+    assert chosen["finish_reason"] == "tool_calls" and chosen["message"]["content"] is None
+
+
+@pytest.mark.parametrize(("fault", "stopped"), [("slow", "deadline"), (400, "fault")])
+def test_the_best_of_what_came(fault: Any, stopped: str) -> None:
+    """Half of the candidates hang or fail: the others are chosen from, and hanging calls ended."""
+    count = iter(range(100))
+    fake = FakeUpstream(fault=lambda body: fault if next(count) % 2 else None)
+    limit = {"timeout_s": 0.5} if fault == "slow" else {}
+    begun = time.monotonic()
+    status, reply = ask(fake, question(best_of={"n": 4} | limit), separate=True)
+    assert status == 200 and time.monotonic() - begun < 10
+    found = reply["best_of"]
+    assert (found["stopped"], found["samples_used"], found["samples_missing"]) == (stopped, 2, 2)
+    assert (found["calls"], found["usage_complete"]) == ((4, False) if limit else (2, True))
+    assert fake.left == (2 if limit else 0) and fake.open == 0

@@ -274,22 +274,24 @@ def test_images_wait_encoded(policy: Policy, monkeypatch: pytest.MonkeyPatch) ->
     assert max(sizes) <= 2 and sum(sizes) == 6 and decoded == [1600] * 6
 
 
-def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that are sampled together one leaves: its candidates are decoded no further."""
-    steps, widths = [0], list[int]()
-    left, started = threading.Event(), threading.Event()
-    forward = policy.forward
-    real = type(forward).grow
+def pausing(policy: Policy, monkeypatch: pytest.MonkeyPatch, at: int) -> tuple[list[int], threading.Event]:
+    """How many tokens each decoding step has from now on; the step ``at`` waits for the event."""
+    widths, go = list[int](), threading.Event()
+    real = type(policy.forward).grow
 
     def grow(self: Any, tokens: Any, *others: Any) -> Any:
-        steps[0] += 1
         widths.append(tokens.numel())
-        if steps[0] == 3:
-            started.set()
-            assert left.wait(30)
+        if len(widths) == at:
+            assert go.wait(30)
         return real(self, tokens, *others)
 
-    monkeypatch.setattr(type(forward), "grow", grow)
+    monkeypatch.setattr(type(policy.forward), "grow", grow)
+    return widths, go
+
+
+def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are sampled together one leaves: its candidates are decoded no further."""
+    widths, left = pausing(policy, monkeypatch, 3)
     monkeypatch.setattr(Policy, "stop_tokens", property(lambda self: set()))
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
@@ -303,7 +305,7 @@ def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytes
             await asyncio.sleep(0.01)
         busy.cancel()
         batcher._working = asyncio.ensure_future(batcher._work())
-        while not started.is_set():
+        while len(widths) < 3:
             await asyncio.sleep(0.01)
         together = widths[-1]
         asked[0].cancel()
@@ -321,24 +323,16 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four candidates have ended when the time is over; the others are cut off and lost."""
-    steps, over = [0], threading.Event()
-    real, choose = type(policy.forward).grow, TokenSampler.choose
+    (widths, over), choose = pausing(policy, monkeypatch, 3), TokenSampler.choose
     other = policy.tokenizer("x", add_special_tokens=False)["input_ids"][0]
-
-    def grow(self: Any, tokens: Any, *others: Any) -> Any:
-        if steps[0] >= 3:
-            assert over.wait(30)
-        return real(self, tokens, *others)
 
     def chosen(self: TokenSampler, hidden: Any, uniform: Any) -> Any:
         tokens, logprobs = choose(self, hidden, uniform)
         tokens = torch.full_like(tokens, other)
-        steps[0] += 1
-        if steps[0] == 3:
+        if len(widths) == 2:
             tokens[:, :2] = policy.tokenizer.eos_token_id
         return tokens, logprobs
 
-    monkeypatch.setattr(type(policy.forward), "grow", grow)
     monkeypatch.setattr(TokenSampler, "choose", chosen)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
@@ -360,15 +354,6 @@ def test_without_selection_a_stream_shows_what_is_being_written(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first words are read while the model waits to write the others."""
-    steps, go = [0], threading.Event()
-    real = type(policy.forward).grow
-
-    def grow(self: Any, tokens: Any, *others: Any) -> Any:
-        steps[0] += 1
-        if steps[0] == 5:
-            assert go.wait(30)
-        return real(self, tokens, *others)
-
     monkeypatch.setattr(Policy, "stop_tokens", property(lambda self: {policy.tokenizer.eos_token_id}))
     body = ask(seed=5, model="tiny@plain")
 
@@ -376,7 +361,7 @@ def test_without_selection_a_stream_shows_what_is_being_written(
         url = f"{url}/{CHAT}"
         _, whole = await post(session, url, body)
         text = whole["choices"][0]["message"]["content"]
-        monkeypatch.setattr(type(policy.forward), "grow", grow)
+        widths, go = pausing(policy, monkeypatch, 5)
         deltas = []
         async with session.post(url, json=body | {"stream": True}) as response:
             async for line in response.content:
@@ -384,7 +369,7 @@ def test_without_selection_a_stream_shows_what_is_being_written(
                     [choice] = json.loads(line[6:])["choices"]
                     deltas.append(choice["delta"])
                     if choice["delta"].get("content"):
-                        assert go.is_set() or steps[0] <= 5
+                        assert go.is_set() or len(widths) <= 5
                         go.set()
         assert deltas[0]["role"] == "assistant" and sum("role" in delta for delta in deltas) == 1
         assert "".join(delta.get("content", "") for delta in deltas) == text and len(text) > 5
@@ -409,24 +394,6 @@ def test_pieces_begin_the_text_that_is_told(policy: Policy, stops: list[str]) ->
     assert len(told) - stream.sent <= max([len(stop) - 1 for stop in stops], default=0)
 
 
-def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt spells an image token, another breaks the model: each hears of it, the rest is answered."""
-    real = Policy.sample
-    placeholder = policy.tokenizer.convert_ids_to_tokens(policy.loaded.family.placeholder(policy.model))
-
-    def sample(self: Policy, prompts: Any, sampling: Any = None, *, seeds: Any, **more: Any) -> Any:
-        if 666 * 1_000_003 in seeds:
-            raise torch.OutOfMemoryError("told to")
-        return real(self, prompts, sampling, seeds=seeds, **more)
-
-    monkeypatch.setattr(Policy, "sample", sample)
-    texts = {"fine?": 1, f"{placeholder}?": 2, "bad?": 666, "ok?": 3}
-    fine, literal, broken, ok = post_all(policy, *[ask(text, seed=seed) for text, seed in texts.items()])
-    assert fine[0] == ok[0] == 200
-    assert literal[0] == 400 and "image token" in literal[1]["error"]["message"]
-    assert broken[0] == 500 and "told to" not in broken[1]["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("more", "status", "code", "param"),
     [
@@ -443,6 +410,7 @@ def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch:
         ({"max_tokens": 10**9}, 400, "invalid_value", "max_tokens"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "invalid_value", None),
+        (ask(image=data_url(png((300, 300))[:400])), 400, "invalid_image", None),
     ],
 )
 def test_what_a_policy_cannot_do(
@@ -451,12 +419,6 @@ def test_what_a_policy_cannot_do(
     found, reply = post_one(policy, ask() | more)
     assert (found, reply["error"]["code"]) == (status, code)
     assert param is None or reply["error"]["param"] == param
-
-
-def test_a_broken_image(policy: Policy) -> None:
-    whole = png((300, 300))
-    status, reply = post_one(policy, ask(image=data_url(whole[: len(whole) // 2])))
-    assert (status, reply["error"]["code"]) == (400, "invalid_image")
 
 
 def test_stop_and_plain(policy: Policy, writes: list[str]) -> None:
@@ -506,24 +468,30 @@ def test_verify(policy: Policy) -> None:
         assert status == 400 and wrong in reply["error"]["message"]
 
 
-def test_what_failed_is_freed_before_each_is_tried_alone(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a batch that did not fit into memory would leave none for a single request."""
-    held = list[Any]()
-    real = Policy.sample
+def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt spells an image token, another breaks the model: each hears of it, the rest is answered.
+
+    What failed is freed before each is tried alone: else a batch that did not fit would leave no memory.
+    """
+    real, held, sizes = Policy.sample, list[Any](), list[int]()
+    placeholder = policy.tokenizer.convert_ids_to_tokens(policy.loaded.family.placeholder(policy.model))
 
     class Cache:
         pass
 
-    def sample(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
-        if len(prompts) > 1:
+    def sample(self: Policy, prompts: Any, sampling: Any = None, *, seeds: Any, **more: Any) -> Any:
+        assert all(cache() is None for cache in held)
+        sizes.append(len(prompts))
+        if 666 * 1_000_003 in seeds:
             cache = Cache()
-            held.append(weakref.ref(cache))
+            if len(prompts) > 1:
+                held.append(weakref.ref(cache))
             raise torch.OutOfMemoryError("told to")
-        assert not [ref for ref in held if ref() is not None]
-        return real(self, prompts, sampling, **more)
+        return real(self, prompts, sampling, seeds=seeds, **more)
 
     monkeypatch.setattr(Policy, "sample", sample)
-    replies = post_all(policy, *[ask(f"{i}?") for i in range(4)])
-    assert [status for status, _ in replies] == [200] * 4 and held
+    texts = {"fine?": 1, f"{placeholder}?": 2, "bad?": 666, "ok?": 3}
+    fine, literal, broken, ok = post_all(policy, *[ask(text, seed=seed) for text, seed in texts.items()])
+    assert fine[0] == ok[0] == 200 and held and sizes[-2:] == [1, 1]
+    assert literal[0] == 400 and "image token" in literal[1]["error"]["message"]
+    assert broken[0] == 500 and "told to" not in broken[1]["error"]["message"]

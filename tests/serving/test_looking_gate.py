@@ -166,15 +166,18 @@ def writing(policy: Policy, write: Callable[[str], str]) -> None:
     policy.threads = sampled_threads(policy, sample)  # type: ignore[method-assign, assignment]
 
 
+def own_model(servers: Loop, policy: Policy) -> str:
+    """A gateway whose own model crops once, and then answers."""
+    writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
+    settings = GatewayConfig(best_of=BestOf(n=2, verifier="inline"))
+    return servers.gateway(
+        Gateway(Local(policy, "m"), settings, looking=VisualGate(VisualConfig(tools=["crop"])))
+    )
+
+
 def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Policy]) -> None:
     """The answer of the last turn, its steps and its own score."""
-    policy = load_policy()
-    writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
-    defaults = BestOf(n=2, verifier="inline")
-    gateway = Gateway(
-        Local(policy, "m"), GatewayConfig(best_of=defaults), looking=VisualGate(VisualConfig(tools=["crop"]))
-    )
-    address = servers.gateway(gateway)
+    address = own_model(servers, load_policy())
     status, reply = told(address, asked({"max_steps": 2}, max_tokens=200))
     assert status == 200, reply
     [choice] = reply["choices"]
@@ -187,14 +190,38 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     assert status == 200 and reply["choices"][0]["looks"][0]["stopped"] == "visual", reply
 
 
-def test_settings_of_the_command() -> None:
-    """Options of looking need --look, and a rule what it asks."""
-    for words, said in (
-        (["--tool", "crop"], "--tool needs --look"),
-        (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
-    ):
-        shown = CliRunner().invoke(app, ["serve", "--model", "builtin:digits", "--port", "0", *words])
-        assert shown.exit_code == 2 and said in " ".join(shown.output.split()), shown.output
+def streamed(address: str, body: Body) -> list[tuple[str, Any]]:
+    """The named events of a stream, in order."""
+    reply, found = requests.post(f"{address}/{CHAT}", json=body, timeout=60), []
+    for block in reply.text.split("\n\n"):
+        name, _, data = block.partition("\n")
+        if name.startswith("event: "):
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_steps_are_told_while_they_are_made(servers: Loop, load_policy: Callable[..., Policy]) -> None:
+    """Both conversations tell of their step before their candidate comes, which names them."""
+    server = before(servers, FakeUpstream(write=looks_once))
+    asking = asked({}, stream=True, max_tokens=200, best_of={"n": 2, "progress": "events"})
+    for address in (server, own_model(servers, load_policy())):
+        events = streamed(address, asking)
+        looks = [found for name, found in events if name == "look"]
+        steps = {found["conversation"]: found["look"] for found in looks}
+        assert sorted(steps) == [0, 1] and all(found["of"] == 2 for found in looks)
+        assert not any("error" in found for found in looks)  # clients would take it for the stream's
+        for step in steps.values():
+            assert (step["tool"], step["images"], step["step"]) == ("crop", [2], 1)
+            assert step["sources"][0]["of"] == [112, 112]
+        told = []
+        for name, found in events:
+            if name == "candidate":
+                assert found["conversation"] in told and found["index"] in (0, 1)
+                assert (found["answer"], found["score"]) in (("9", 0.7), ("7", 0.4))
+            told.append(found["conversation"])
+        assert [name for name, _ in events].count("candidate") == 2
+    # Comments say nothing of steps.
+    assert streamed(server, asked({}, stream=True)) == []
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -217,14 +244,6 @@ def street(tmp_path: Path) -> str:
     return str(path)
 
 
-def looked(servers: Loop, street: str, fake: FakeUpstream, *words: str) -> Any:
-    """What one candidate of a server comes to, as JSON."""
-    asked = ["--look", "--server", servers.upstream(fake), "--image", street, "What?", "-n", "1", "--json"]
-    shown = run("solve", *asked, *words)
-    assert shown.exit_code == 0, shown.output
-    return json.loads(shown.stdout)
-
-
 def test_the_command_lets_a_server_look_again(servers: Loop, street: str) -> None:
     """The crop goes back to it as an image behind its own words, and what it did is told."""
     fake = FakeUpstream(write=looks_once, knows_logprobs=False)
@@ -240,28 +259,6 @@ def test_the_command_lets_a_server_look_again(servers: Loop, street: str) -> Non
     assert record["choice"]["answer"] == "9" and record["candidates"][0]["score"] == 0.7
 
 
-def test_a_verifier_that_runs_here_stops_a_server(
-    servers: Loop, street: str, load_policy: Any, tmp_path: Path
-) -> None:
-    """With a new adapter Δr is 0 and looking ends at once; with a low ε of the signed rule it goes on."""
-    folder = tmp_path / "verifier"
-    load_policy(lora=AdapterConfig(rank=4)).save(folder)
-
-    def told(body: Body, number: int) -> str:
-        words = json.dumps(body["messages"][-1]["content"])
-        return tagged("9", "0.7") if "answer the question now" in words else STEP
-
-    fake = FakeUpstream(write=told, knows_logprobs=False)
-    words = ["--stop-looking", "verifier", "--stop-verifier", str(folder), "--max-steps", "3"]
-    [steps] = looked(servers, street, fake, *words, "--epsilon", "0.1")["looks"]
-    assert [(step["delta_r"], step["stopped"]) for step in steps] == [(0.0, "rule")]
-    [steps] = looked(servers, street, fake, *words, "--stop-rule", "signed", "--epsilon", "-0.1")["looks"]
-    assert len(steps) > 1 and all(step["delta_r"] in (0.0, None) for step in steps)
-    assert all(step["stopped"] != "rule" for step in steps)
-    with pytest.raises(AssertionError, match="no ε"):
-        looked(servers, street, fake, *words)
-
-
 def test_a_model_that_runs_here() -> None:
     """It need not call anything."""
     words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
@@ -273,6 +270,7 @@ def test_a_model_that_runs_here() -> None:
     ("words", "said"),
     [
         (["--max-steps", "2"], "--max-steps needs --look"),
+        (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
         (["--look", "--turns", "2"], "take one"),
         (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
         (["--look", "--tool", "rotate"], "no tool 'rotate'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -16,16 +17,18 @@ from aiohttp import web
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.select import Select
 
 from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import use_of
 from selfverify.serving.config import BackendConfig, BestOf, GatewayConfig, ServeConfig
 from selfverify.serving.server import start
+from selfverify.serving.visual import VisualGate
+from selfverify.visual.config import VisualConfig
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
 from .conftest import data_url, png
+from .test_looking_gate import STEP
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -162,18 +165,6 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
     assert page.complaints() == []
 
 
-def test_what_a_model_writes_is_shown_as_text(chromium: Chrome, servers: Loop, photo: Path) -> None:
-    url, _ = servers.before(FakeUpstream(write=lambda body, i: tagged(HOSTILE)))
-    page = Page(chromium, url)
-    page.ask(photo, n=2)
-    page.facts()
-    assert page.text("answer") == HOSTILE
-    assert page["candidates"].find_elements(By.CSS_SELECTOR, "img, script") == []
-    details = page["candidates"].find_elements(By.TAG_NAME, "details")
-    assert len(details) == 2 and HOSTILE in (details[0].get_attribute("textContent") or "")
-    assert chromium.title == "selfverify" and page.complaints() == []
-
-
 def test_image_can_be_pasted_and_dropped(chromium: Chrome, servers: Loop) -> None:
     upstream = FakeUpstream()
     url, _ = servers.before(upstream)
@@ -297,18 +288,6 @@ def test_servers_failure_is_told_and_asking_again_helps(
     assert page.complaints() == []
 
 
-def test_gateway_that_is_gone_is_told(chromium: Chrome, photo: Path) -> None:
-    servers = Loop()
-    try:
-        url, _ = servers.before(FakeUpstream())
-        page = Page(chromium, url)
-        until(chromium, lambda: Select(page["model"]).options)
-    finally:
-        servers.close()
-    page.ask(photo)
-    assert page.wait("alert", "cannot be reached")
-
-
 def test_connection_that_breaks_off_is_told(chromium: Chrome, servers: Loop, photo: Path) -> None:
     gateway, stack = quick_gateway(servers.upstream(Gated(allowed=1))), AsyncExitStack()
     page = Page(chromium, f"http://127.0.0.1:{servers.run(start(gateway, '127.0.0.1', 0, stack, 0.1))}/v1")
@@ -316,6 +295,8 @@ def test_connection_that_breaks_off_is_told(chromium: Chrome, servers: Loop, pho
     page.wait("progress", "1 of 4")
     servers.run(stack.aclose())
     assert page.wait("alert", "connection") and "1 of 4" in page.text("reason")
+    page.ask()
+    assert page.wait("alert", "cannot be reached")
 
 
 @pytest.mark.parametrize("came", [0, 2])
@@ -479,3 +460,56 @@ def test_newcomer_sees_the_built_in_model_answer_an_example(chromium: Chrome, di
     assert len(page.rows()) == 8 and facts["Samples used"] == "8, all drawn"
     assert len(page.text("answer").split()) == 3
     assert page.complaints() == []
+
+
+@dataclass
+class Held(FakeUpstream):
+    """Says its fourth turn when it is let."""
+
+    holds: bool = True
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """See `FakeUpstream`."""
+        body = await request.json()
+        while self.holds and len(body["messages"]) > 6:
+            await asyncio.sleep(0.01)
+        return await super().chat(request)
+
+
+def test_steps_appear_on_the_page(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    """Before there is an answer each step stands there with the part that it shows; then beside it."""
+
+    def write(body: Body, number: int) -> str:
+        said = len(body["messages"]) // 2
+        if said == 0:
+            return json.dumps(json.loads(STEP) | {"thought": HOSTILE})
+        if said == 1:
+            inner = {"image_index": 2, "bounding_box": [0, 0, 500, 1000]}
+            return json.dumps({"thought": "", "action_name": "crop", "action": inner})
+        if said == 2:
+            return json.dumps({"thought": "", "action_name": HOSTILE, "action": {}})
+        return tagged(HOSTILE, "0.7")
+
+    fake = Held(write=write)
+    gateway = quick_gateway(servers.upstream(fake))
+    gateway.looking = VisualGate(VisualConfig(tools=["crop"], max_steps=4))
+    url = servers.gateway(gateway)
+    look(chromium, DESKTOP)
+    page = Page(chromium, url)
+    page["look"].click()
+    page.ask(photo, n=1)
+    until(chromium, lambda: "there is no tool" in page.text("candidates"))
+    assert "Looking" in page.text("candidates") and page.text("answer") == "–"
+    sizes = chromium.execute_script(
+        "return [...document.querySelectorAll('#candidates canvas')].map(c => [c.width, c.height])"
+    )
+    # Half of 320 x 200, and of that the left half.
+    assert sizes == [[224, 140], [179, 224]]
+    fake.holds = False
+    page.facts()
+    assert page.text("answer") == HOSTILE and "Looking" not in page.text("candidates")
+    assert len(page["candidates"].find_elements(By.CSS_SELECTOR, "li li canvas")) == 2
+    assert page["candidates"].find_elements(By.CSS_SELECTOR, "img, script") == []
+    [wrote] = page["candidates"].find_elements(By.TAG_NAME, "details")
+    assert HOSTILE in (wrote.get_attribute("textContent") or "")
+    assert chromium.title == "selfverify" and page.complaints() == []

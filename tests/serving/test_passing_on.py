@@ -34,18 +34,6 @@ WHOLE: Body = {
 }  # fmt: skip
 
 
-class Bytes(FakeUpstream):
-    """Says these bytes, as JSON or as events."""
-
-    def __init__(self, said: bytes) -> None:
-        super().__init__()
-        self.said = said
-
-    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
-        kind = "text/event-stream" if self.said.startswith((b"data", b":")) else "application/json"
-        return web.Response(body=self.said, content_type=kind)
-
-
 def asked(said: bytes, model: str, **more: Any) -> bytes:
     """The body that a client gets, who asks before a server that says ``said``."""
 
@@ -55,7 +43,8 @@ def asked(said: bytes, model: str, **more: Any) -> bytes:
             assert response.status == 200, await response.text()
             return await response.read()
 
-    return served(Bytes(said), use)
+    kind = "text/event-stream" if said.startswith((b"data", b":")) else "application/json"
+    return served(FakeUpstream(says=lambda body: web.Response(body=said, content_type=kind)), use)
 
 
 def test_calls_and_unknown_fields_arrive() -> None:

@@ -59,12 +59,6 @@ def test_images_that_are_refused(url: Any, code: str, status: int) -> None:
     assert (caught.value.code, caught.value.status) == (code, status)
 
 
-def test_a_broken_image_is_found_when_it_is_decoded() -> None:
-    [picture] = take(data_url(png((300, 300))[:90]))
-    with pytest.raises(ApiError, match="decoded"):
-        picture.decode()
-
-
 def test_a_requests_pixels_are_counted_together() -> None:
     limits, url = ImageLimits(pixels=3000), data_url(png((32, 32)))
     assert len(take(url, limits, count=2)) == 2

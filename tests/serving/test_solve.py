@@ -223,13 +223,6 @@ def test_a_task_reads_its_own_answers(servers: Loop) -> None:
     assert record["correct"] is True
 
 
-def test_no_server() -> None:
-    shown = run("--server", "http://127.0.0.1:9", "What?", "--timeout", "1")
-    assert shown.exit_code == 2 and "cannot be reached" in " ".join(shown.output.split())
-    shown = run("--server", "nonsense", "What?")
-    assert shown.exit_code == 2 and "address" in shown.output
-
-
 def groups() -> list[Group]:
     def trajectory(answer: str, readable: bool = True) -> Trajectory:
         text = f"<think>.</think><answer>{answer}</answer><score>"
@@ -244,29 +237,25 @@ def write(body: Body, i: int) -> str:
     return "<score>0.9</score>" if "7" in body["messages"][1]["content"] else "<score>0.1</score>"
 
 
-def test_a_judge_behind_a_server(servers: Loop, policy: Policy) -> None:
-    fake = FakeUpstream(write=write, knows_logprobs=False)
-    url = servers.upstream(fake)
-    judge = make_verifier(f"judge:{url}#m", policy)
+def test_a_judge_behind_a_server(servers: Loop, policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that it fails on has no score, and the log says so; failing on all is an error."""
+    lost: list[str] = []
+
+    def fault(body: Body) -> int | None:
+        return 400 if any(answer in body["messages"][1]["content"] for answer in lost) else None
+
+    fake = FakeUpstream(write=write, fault=fault, knows_logprobs=False)
+    judge = make_verifier(f"judge:{servers.upstream(fake)}#m", policy)
     found = groups()
     assert verify(found, judge) == [[0.9, 0.1, None]]
     assert found[0].trajectories[0].scores[judge.name] == 0.9
     assert all("<score>" not in body["messages"][1]["content"] for body in fake.seen)
     assert fake.seen[0]["messages"][0]["content"][0]["type"] == "image_url"
-
-
-def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    """On one answer: that has no score, and the log says so. On all: an error."""
-
-    def fault(body: Body) -> int | None:
-        return 400 if "9" in body["messages"][1]["content"] else None
-
-    fake = FakeUpstream(write=write, fault=fault, knows_logprobs=False)
-    judge = ServerJudge(ModelOnServer(ServerConfig(servers.upstream(fake), wait_s=0.01), "m"))
+    lost.append("9")
     assert judge.score(groups()) == [[0.9, None, None]]
     assert "answer 1 of problem question" in caplog.text and "the judge failed (400" in caplog.text
-    judge = ServerJudge(ModelOnServer(ServerConfig("http://127.0.0.1:9", wait_s=0.01), "m"))
+    gone = ServerJudge(ModelOnServer(ServerConfig("http://127.0.0.1:9", wait_s=0.01), "m"))
     with pytest.raises(ServerError, match="reached"):
-        judge.score(groups())
+        gone.score(groups())
     with pytest.raises(ConfigError, match="URL#MODEL"):
         ServerJudge.of("http://127.0.0.1:9", "judge:http://127.0.0.1:9")

@@ -419,6 +419,6 @@ def with_rule_scores(
         tagged = parse_tagged(sample.text, task.tags)
         if tagged.answer_ok and not sample.steps:
             rules = task.text_rules(problems[sample.problem], tagged)
-            sample = replace(sample, scores=sample.scores | rules)
+            sample = replace(sample, scores={**sample.scores, **rules})
         found.append(sample)
     return found

@@ -412,9 +412,8 @@ def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
     """
     times, counts = np.unique(at, return_counts=True)
     parts = zip(*(astuple(always(looked, time)) for time in times), strict=True)
-    return StopOutcome(
-        *(None if part[0] is None else np.average(part, axis=0, weights=counts) for part in parts)
-    )
+    means: Any = [None if part[0] is None else np.average(part, axis=0, weights=counts) for part in parts]
+    return StopOutcome(*means)
 
 
 def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:

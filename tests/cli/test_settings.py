@@ -1,15 +1,19 @@
-"""`selfverify serve --config`: typed options win over the file, the file over defaults; faults say where."""
+"""Settings as options and as a file: typed values win over the file, it over defaults; faults say where."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import typer
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typer.testing import CliRunner, Result
 
 from selfverify.cli.main import app
+from selfverify.cli.options import settings_as_options
+from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe_yaml import read_document
 
 FILE = """\
@@ -110,3 +114,92 @@ def test_faults_say_where_and_what(tmp_path: Path, text: str, words: list[str], 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.yaml")])
     assert result.exit_code == 2 and "none.yaml: cannot read this settings file" in result.output
+
+
+# --- options that come from settings models -----------------------------------------------------------------
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    share: float = Field(0.25, gt=0, le=1, description="The share.")
+    images: list[Path] = Field(default_factory=list, description="An image.")
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    question: str | None = Field(None, description="What to ask.", json_schema_extra={"argument": True})
+    n: int = Field(8, ge=1, le=16, description="How many.")
+    max_tokens: int | None = Field(None, ge=1, description="How long.")
+    stop: Literal["never", "beta"] = Field("never", description="When to stop.")
+    separate: bool = Field(False, description="One by one.")
+    inner: Inner = Inner()
+
+    @model_validator(mode="after")
+    def _together(self) -> Outer:
+        if self.separate and self.n == 1:
+            raise ValueError("--separate needs -n above 1")
+        return self
+
+
+def run(*words: str) -> tuple[Any, list[Any]]:
+    """The result of a command with these words, and what it was called with."""
+    app, got = typer.Typer(rich_markup_mode=None), []
+
+    @app.command()
+    @settings_as_options
+    def command(path: Path, settings: Outer, quiet: bool = False) -> None:
+        """Do it."""
+        got.append((path, settings, quiet))
+
+    return CliRunner().invoke(app, list(words)), got
+
+
+def test_every_field_is_an_option() -> None:
+    words = "here why -n 3 --max-tokens 9 --stop beta --separate --share 0.5 --images a --images b --quiet"
+    assert run(*words.split())[1] == [
+        (
+            Path("here"),
+            Outer(
+                question="why", n=3, max_tokens=9, stop="beta", separate=True,
+                inner=Inner(share=0.5, images=[Path("a"), Path("b")]),
+            ),
+            True,
+        )
+    ]  # fmt: skip
+    assert run("here")[1] == [(Path("here"), Outer(), False)]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-n", "17"], "-n"),
+        (["-n", "many"], "-n"),
+        (["--stop", "soon"], "--stop"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--share", "0"], "--share: should be greater than 0, but is 0.0"),
+        (["--separate", "-n", "1"], "--separate needs -n above 1"),
+    ],
+)
+def test_what_is_refused(words: list[str], text: str) -> None:
+    """By the command line, or by the model behind it."""
+    result, got = run("here", *words)
+    said = result.output if result.exit_code == 2 else str(result.exception)
+    assert text in said and not got and isinstance(result.exception, (SystemExit, ConfigError))
+
+
+class Needed(BaseModel):
+    verifier: str = Field(description="The verifier.")
+
+
+def test_a_field_without_a_default_must_be_typed() -> None:
+    app, got = typer.Typer(rich_markup_mode=None), []
+
+    @app.command()
+    @settings_as_options
+    def command(settings: Needed) -> None:
+        got.append(settings.verifier)
+
+    result = CliRunner().invoke(app, [])
+    assert (result.exit_code, got) == (2, []) and "Missing option '--verifier'" in result.output
+    assert "PydanticUndefined" not in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(app, ["--verifier", "mine"]).exit_code == 0 and got == ["mine"]
