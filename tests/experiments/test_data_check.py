@@ -22,6 +22,7 @@ from selfverify.cli.main import app
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.data import open_rows
 from selfverify.experiments.data_check import check_rows, summary
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.tasks.math import Math
 
@@ -114,6 +115,18 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
         "gui-odyssey": ({"step": 9}, 9),
         "parquet": ({"step": 2}, 2),
     }
+
+
+def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
+    for name, path, target in (
+        ("math", file, "3"),
+        ("grounding", write_reasonseg(tmp_path / "r"), [10, 10, 100, 80]),
+        ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
+    ):
+        task = make_task(name, test=str(path))
+        task.set_coordinate_space(lambda size: (1000, 1000))
+        problem = task.problem("test", 0, 0)
+        assert problem.target == target and len(problem.images) == 1
 
 
 def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder: Path) -> None:
