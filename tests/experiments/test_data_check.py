@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -95,26 +94,19 @@ def test_json_is_for_programs(file: Path, tmp_path: Path) -> None:
     assert [bad["line"] for bad in found["broken"]] == [6, 7, 8]
 
 
-def test_a_file_without_a_usable_row_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1cut")
-    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.parquet")])
-    assert result.exit_code == 2 and "was it cut off" in result.output.replace("\n", " ")
-
-
 def test_every_kind_of_file(tmp_path: Path) -> None:
-    kinds: dict[str, Any] = {}
-    for path in (
-        write_reasonseg(tmp_path / "r"),
-        write_odyssey(tmp_path / "o"),
-        write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END]),
-    ):
-        found = json.loads(run(path, "--json"))
-        kinds[found["format"]] = (found["kinds"], found["distinct_images"])
-    assert kinds == {
+    """It is counted; one without a usable row is an error."""
+    box, screens = write_reasonseg(tmp_path / "r"), write_odyssey(tmp_path / "o")
+    steps = write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END])
+    told = [json.loads(run(path, "--json")) for path in (box, screens, steps)]
+    assert {one["format"]: (one["kinds"], one["distinct_images"]) for one in told} == {
         "reasonseg": ({"box": 2}, 1),
         "gui-odyssey": ({"step": 9}, 9),
         "parquet": ({"step": 2}, 2),
     }
+    (tmp_path / "a.parquet").write_bytes(b"PAR1cut")
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.parquet")])
+    assert result.exit_code == 2 and "was it cut off" in result.output.replace("\n", " ")
 
 
 def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:

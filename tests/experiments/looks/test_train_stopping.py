@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.experiments import train_stopping
 from selfverify.experiments import train_stopping as stages
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.experiments.run import train
@@ -83,33 +82,22 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     assert metrics.read_text() == before and len(held.calibrated) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
+def test_recipes_that_make_no_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end before anything is done; a plain run says who makes the pairs, and no pair what helps."""
+    for more, said in (
         ({"method": {"name": "conversations-sft"}}, "method.name=dpo"),
         ({"policy": {"path": "builtin:digits"}}, "set policy.lora"),
-    ],
-)
-def test_recipes_that_make_no_verifier(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    """They end before anything is done."""
-    with pytest.raises(ConfigError, match=said):
-        stages.train_stopping(recipe(tmp_path, **more))
+    ):
+        with pytest.raises(ConfigError, match=said):
+            stages.train_stopping(recipe(tmp_path, **more))
+    with pytest.raises(ConfigError, match="section `stopping`, whose pairs are to be made first"):
+        train(recipe(tmp_path))
     assert not (tmp_path / "run" / "looks").exists()
-
-
-def test_conversations_without_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what helps."""
     Stages(monkeypatch)
     none = Sets(traces=4, sft=4, pairs_dropped={"one side is the beginning of the other": 2})
     monkeypatch.setattr(stages, "make_sets", lambda *_: none)
     with pytest.raises(DataError, match=r"no pair came of 4 conversations .*stopping.temperature"):
         stages.train_stopping(recipe(tmp_path))
-
-
-def test_a_plain_run_refuses_such_a_recipe(tmp_path: Path) -> None:
-    """It says who makes the pairs."""
-    with pytest.raises(ConfigError, match="section `stopping`, whose pairs are to be made first"):
-        train(recipe(tmp_path))
 
 
 def run(*words: Any) -> Any:
@@ -132,7 +120,7 @@ class Setting:
             def load(cls, config: Any, **settings: Any) -> Policy:
                 return self.reasoner
 
-        monkeypatch.setattr(train_stopping, "Policy", Taught)
+        monkeypatch.setattr(stages, "Policy", Taught)
 
     def run(self, command: str, *words: Any) -> Any:
         small = ("evaluation.problems=4", "evaluation.samples=1")
@@ -217,14 +205,3 @@ def test_the_papers_recipes(name: str, tmp_path: Path, tiny_folder: Path) -> Non
         assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3) and "pairs/accuracy" in lines[0]
     else:
         assert lines[0]["loss"] > 1  # a sum over tokens, by 1/(H+1)
-
-
-@pytest.mark.slow
-def test_grpo_on_looks(tmp_path: Path) -> None:
-    """Whole conversations are sampled and learnt from, whatever they come to."""
-    more = ["policy.path=builtin:digits", f"output={tmp_path}/run", "evaluation.problems=1"]
-    small = ["learner.steps=1", "learner.groups_per_step=1", "sampling.group_size=2"]
-    recipe = load_recipe("grpo-digits-far", [*more, *small, "sampling.max_new_tokens=6", "task.max_steps=2"])
-    train(recipe)
-    [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["tokens/response"] >= 1
