@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
@@ -29,7 +27,6 @@ from selfverify.evaluation.samples import (
 )
 from selfverify.experiments.registry import TASKS
 from selfverify.policy.policy import Policy
-from selfverify.reports.report import write_report
 from selfverify.tasks.answering import answer_rewards
 from selfverify.tasks.base import Task, Verdict
 from tiny_models import boosted
@@ -189,21 +186,3 @@ def test_single_answers_have_no_steps(policy: Policy, tmp_path: Path) -> None:
         del sample["steps"]
     store.write_text("\n".join([header, *map(json.dumps, rows)]) + "\n")
     assert all(sample.steps == [] for sample in read_samples(store)[1])
-
-
-def test_eval_and_report(walker: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command measures a task of conversations, and its page embeds each image once."""
-    monkeypatch.setitem(TASKS, "walks", Walks)
-    monkeypatch.setattr(Policy, "load", lambda path, **settings: walker)
-    monkeypatch.setattr("selfverify.experiments.run.start_processes", lambda recipe: None)
-    settings = ["task.name=walks", "evaluation.problems=3", "evaluation.samples=2"]
-    settings += ["sampling.max_new_tokens=8"]
-    done = CliRunner().invoke(app, ["eval", "adpo-digits", *settings, "--output", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
-    shown = whole(read_samples(tmp_path / "run" / "samples.jsonl")[1])
-    assert shown and page.count('class="strip"') >= len(shown)
-    assert page.count("<image ") == 2 and page.count("<use ") == 2 * len(shown) - 2
-    next((tmp_path / "run" / "images").iterdir()).unlink()
-    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<image ") == 1 and "is missing or unreadable" in page
