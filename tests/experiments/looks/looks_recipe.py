@@ -14,17 +14,11 @@ from selfverify.visual.traces import VisualTrace
 
 def far_recipe(**more: Any) -> Recipe:
     """The recipe."""
-    return Recipe.model_validate(
-        {
-            "name": "far",
-            "policy": {"path": "builtin:digits"},
-            "task": {"name": "digits-far"},
-            "method": {"name": "conversations-sft"},
-            "sampling": {"max_new_tokens": 12},
-            "learner": {"steps": 1},
-            **more,
-        }
-    )
+    given = {
+        "name": "far", "policy": {"path": "builtin:digits"}, "task": {"name": "digits-far"},
+        "method": {"name": "conversations-sft"}, "sampling": {"max_new_tokens": 12}, "learner": {"steps": 1},
+    }  # fmt: skip
+    return Recipe.model_validate({**given, **more})
 
 
 def trace(
@@ -39,16 +33,11 @@ def trace(
     messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
     for turn in said[:-1]:
         shade = sum(turn.encode()) % 251
-        messages += [
-            {"role": "assistant", "content": turn},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "2:"},
-                    {"type": "image", "image": keep(Image.new("L", (8, 8), shade))},
-                ],
-            },
+        shown = [
+            {"type": "text", "text": "2:"},
+            {"type": "image", "image": keep(Image.new("L", (8, 8), shade))},
         ]
+        messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": shown}]
     messages.append({"role": "assistant", "content": said[-1]})
     cuts: list[list[list[Any]]] = [[["plan", 0], ["action", 1]] for _ in said[:-1]] + [[["answer", 0]]]
     rewards = {"correct": float(right), "answer_format": 1.0, "tool_calls": float(len(said) - 1)}
