@@ -1,22 +1,18 @@
-"""SmartSnap's recipes for devices, pages and servers, run for two steps with a tiny policy."""
+"""SmartSnap's recipes for devices and pages, run for two steps with a tiny policy."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.agents.word_policy import word_policy
 
-from environment_servers import serve
 from reproduce.smartsnap import agent_tables
 from selfverify.core.episode import Call
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import train
 from selfverify.tasks.tool_calls import written_call
-from selfverify_phone.environment import PhoneConfig, PhoneEnvironment
-from serving_servers import Loop
 
 TINY = [
     "policy.dtype=float32", "policy.gradient_checkpointing=false", "policy.device=cpu",
@@ -58,19 +54,3 @@ def test_the_papers_recipe_on_phones(tmp_path: Path) -> None:
             OWN_JUDGE,
         )
         assert all(phone.commands for phone in phones.values())
-
-
-@pytest.mark.slow
-def test_the_recipe_with_servers(tmp_path: Path, servers: Loop) -> None:
-    row = {"instruction": "Turn off dark mode.", "task": {"template": "settings-display"}, "seed": 7}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(row) + "\n")
-    phone = partial(PhoneEnvironment, PhoneConfig(text="terse"))
-    urls = [servers.run(serve(servers.stack, phone=phone))[1] for _ in range(2)]
-    run(
-        "smartsnap-environments",
-        tmp_path,
-        f"task.train={tmp_path}/tasks.jsonl",
-        f"task.test={tmp_path}/tasks.jsonl",
-        f"task.sources={json.dumps([{'kind': 'server', 'url': url} for url in urls])}",
-        OWN_JUDGE,
-    )
