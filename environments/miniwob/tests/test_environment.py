@@ -14,7 +14,6 @@ import pytest
 from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
 from selfverify_miniwob import chromium
-from selfverify_miniwob import pages as miniwob
 from selfverify_miniwob.chromium import missing
 from selfverify_miniwob.environment import BrowserConfig, BrowserEnvironment
 
@@ -343,27 +342,3 @@ def test_a_program_that_is_no_browser() -> None:
             await environment.reset({"task": "click-test"}, 1)
 
     play(work, executable="/bin/sh")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_every_task_begins_and_ends() -> None:
-    """Each asks for something, draws the same page for the same seed, and ends when time is up."""
-
-    async def some(tasks: list[str]) -> None:
-        environment = BrowserEnvironment(BrowserConfig(observations="both", scale=1, time_limit_s=5))
-        try:
-            for task in tasks:
-                first = await environment.reset({"task": task}, 3)
-                assert first.text.startswith('Task: "') and first.images[0].getbbox() is not None, task
-                last = await environment.step(call("wait", seconds=6))
-                assert last.truncated and last.reward is None and last.info["raw_reward"] == -1, task
-                assert (await environment.reset({"task": task}, 3)).text == first.text, task
-        finally:
-            await environment.close()
-
-    async def all_of_them() -> None:
-        tasks = list(miniwob.pages())  # a task takes six seconds, most of them waiting
-        await asyncio.gather(*(some(tasks[number::8]) for number in range(8)))
-
-    asyncio.run(all_of_them())

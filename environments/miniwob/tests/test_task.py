@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
-from tests.experiments.test_smartsnap_recipes import run
 
 from selfverify.agents.reward import summarise_parts
 from selfverify.core.episode import Call, Observation, PolicyTurn
@@ -143,12 +142,6 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfverify_miniwob.task.missing", lambda _: "there is no Chromium")
     with pytest.raises(ConfigError, match="task browser: there is no Chromium"):
         task()
-
-
-@pytest.mark.slow
-@chromium
-def test_two_steps_of_the_recipe(tmp_path: Path) -> None:
-    run("smartsnap-browser", tmp_path, "task.pages=[click-test]")
 
 
 def test_the_recipe_and_the_task_are_found() -> None:
