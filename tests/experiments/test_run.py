@@ -36,11 +36,6 @@ def recipe(output: Path, steps: int) -> Recipe:
     return load_recipe("adpo-digits", [*small.split(), *more])
 
 
-def header(path: Path) -> dict[str, object]:
-    settings: dict[str, object] = json.loads(path.read_text().splitlines()[0])["settings"]
-    return settings
-
-
 def test_a_store_is_not_reused_for_other_weights_or_options(tiny_folder: Path, tmp_path: Path) -> None:
     policy, task, store = Policy.load(str(tiny_folder)), make_task("digits-pick"), tmp_path / "s.jsonl"
     first = evaluate(policy, task, SMALL, store, max_new_tokens=6)
@@ -194,16 +189,6 @@ def test_verdicts_that_are_not_there_are_missed_before_anything_is_measured(tmp_
     with pytest.raises(ConfigError, match=r"keep\.jsonl: there are no verdicts"):
         train(wanted)
     assert not list((tmp_path / "run").glob("samples-*"))
-
-
-def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:
-    train(recipe(tmp_path, steps=1))
-    before = header(tmp_path / "samples-after.jsonl")
-    train(recipe(tmp_path, steps=2), resume=True)
-    after = header(tmp_path / "samples-after.jsonl")
-    assert before["weights"] != after["weights"]
-    trained = Policy.load(str(tmp_path / "model"))
-    assert after["weights"] == trained.fingerprint()
 
 
 def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
