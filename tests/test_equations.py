@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import typer
-from pydantic import BaseModel
 
 from selfverify.cli.main import app
 from selfverify.experiments.recipe import builtin_recipes
@@ -26,19 +25,9 @@ RECIPES = sorted({name for name in QUOTED if re.fullmatch(r"(adpo|grpo|adapo)-[a
 @pytest.mark.parametrize("name", NAMES)
 def test_names_exist(name: str) -> None:
     """A module of the package or of a distribution, a name in it, a class's method or a setting."""
-    parts = name.split(".")
-    package = [] if parts[0] in DISTRIBUTIONS else ["selfverify"]
-    for length in range(len(parts), 0, -1):
-        try:
-            found = import_module(".".join([*package, *parts[:length]]))
-        except ModuleNotFoundError:
-            continue
-        break
-    for part in parts[length:]:
-        if isinstance(found, type) and issubclass(found, BaseModel) and part in found.model_fields:
-            found = found.model_fields[part]
-        else:
-            found = getattr(found, part)
+    whole = name if name.split(".")[0] in DISTRIBUTIONS else f"selfverify.{name}"
+    owner, _, last = whole.rpartition(".")
+    assert last in getattr(resolve_name(owner), "model_fields", ()) or resolve_name(whole)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -153,7 +153,15 @@ def test_damaged_pairs(tmp_path: Path, row: dict[str, Any], reason: str) -> None
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    """Nor what stands in a set twice, as after two files were put together."""
     looks = write_looks(tmp_path / "looks")
+    for path in (looks / "sft.jsonl", looks / "pairs.jsonl"):
+        text = path.read_text()
+        path.write_text(text * 2)
+        twice = rf"{path.name}, line 3: .* stands in line 1, too; take one of them out"
+        with pytest.raises(DataError, match=twice):
+            export_looks(looks, tmp_path / "out", "trl")
+        path.write_text(text)
     with pytest.raises(ConfigError, match=r"there is no file .*sft\.jsonl"):
         export_looks(tmp_path, tmp_path / "a", "trl")
     text = (looks / "sft.jsonl").read_text()
@@ -197,16 +205,6 @@ def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[st
     if file == "pairs.jsonl":
         with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
             read_pairs(looks)
-
-
-@pytest.mark.parametrize("file", ["sft.jsonl", "pairs.jsonl"])
-def test_what_stands_in_a_set_twice(tmp_path: Path, file: str) -> None:
-    """As after two files were put together: it would be learnt twice."""
-    looks = write_looks(tmp_path / "looks")
-    path = looks / file
-    path.write_text(path.read_text() * 2)
-    with pytest.raises(DataError, match=rf"{file}, line 3: .* stands in line 1, too; take one of them out"):
-        export_looks(looks, tmp_path / "out", "trl")
 
 
 def test_pairs_and_traces_are_checked(tmp_path: Path) -> None:

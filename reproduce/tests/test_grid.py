@@ -67,7 +67,7 @@ def quiet(text: str) -> None:
     pass
 
 
-def test_a_study_runs_then_skips_what_is_finished(file: Path, tmp_path: Path) -> None:
+def test_a_study_runs_and_skips_what_is_finished(file: Path, tmp_path: Path) -> None:
     study, out, launch = load_study(file), tmp_path / "out", FakeLaunch()
     outcome = run_study(study, out, jobs=2, say=quiet, launch=launch)
     assert sorted(launch.done[:2]) == ["locate/before", "pick/before"]
@@ -83,25 +83,20 @@ def test_a_study_runs_then_skips_what_is_finished(file: Path, tmp_path: Path) ->
     again = FakeLaunch()
     run_study(study, out, say=quiet, launch=again)
     assert again.done == []
-
-
-def test_an_unfinished_run_is_taken_up_again_and_others_stay(file: Path, tmp_path: Path) -> None:
-    study, out = load_study(file), tmp_path / "out"
-    run_study(study, out, say=quiet, launch=FakeLaunch())
+    # One that is not finished is taken up again, and the others stay.
     (out / "pick/grpo/seed-1/metrics.json").unlink()
-    launch = FakeLaunch()
-    run_study(study, out, say=quiet, launch=launch, only=["adpo"])
-    assert launch.done == []
-    outcome = run_study(study, out, say=quiet, launch=launch, report_only=True)
-    assert launch.done == [] and outcome.results is not None
+    run_study(study, out, say=quiet, launch=again, only=["adpo"])
+    outcome = run_study(study, out, say=quiet, launch=again, report_only=True)
+    assert again.done == [] and outcome.results is not None
     assert json.loads(outcome.results.read_text())["missing"] == ["pick/grpo/seed-1"]
-    run_study(study, out, say=quiet, launch=launch)
-    assert launch.done == ["pick/grpo/seed-1"]
+    run_study(study, out, say=quiet, launch=again)
+    assert again.done == ["pick/grpo/seed-1"]
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(file: Path, tmp_path: Path) -> None:
-    launch = FakeLaunch(fail="pick/grpo/seed-0")
-    outcome = run_study(load_study(file), tmp_path / "out", say=quiet, launch=launch)
+    """But for those of a task whose first evaluation failed."""
+    launch, study = FakeLaunch(fail="pick/grpo/seed-0"), load_study(file)
+    outcome = run_study(study, tmp_path / "out", say=quiet, launch=launch)
     assert len(launch.done) == 12
     (failure,) = outcome.failures
     assert failure.label == "pick/grpo/seed-0" and failure.reason == "exit status 1"
@@ -110,14 +105,10 @@ def test_a_failed_run_is_reported_and_the_others_go_on(file: Path, tmp_path: Pat
     assert results["missing"] == ["pick/grpo/seed-0"]
     found = results["tasks"]["pick"]["variants"]["grpo"]
     assert found["seeds"] == [1] and list(found["difference"]["pass@1"]["per_seed"]) == ["1"]
-
-
-def test_a_task_without_its_first_evaluation_is_not_started(file: Path, tmp_path: Path) -> None:
     launch = FakeLaunch(fail="locate/before")
-    outcome = run_study(load_study(file), tmp_path / "out", say=quiet, launch=launch)
-    assert len(launch.done) == 2 + 4
-    assert {failure.reason for failure in outcome.failures[1:]} == {"not started, locate/before failed"}
-    assert len(outcome.failures) == 1 + 6
+    _, *others = run_study(study, tmp_path / "other", say=quiet, launch=launch).failures
+    assert len(launch.done) == 2 + 4 and len(others) == 6
+    assert {failure.reason for failure in others} == {"not started, locate/before failed"}
 
 
 def test_a_folder_with_another_recipes_run_is_refused(file: Path, tmp_path: Path) -> None:

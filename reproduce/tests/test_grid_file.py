@@ -67,14 +67,16 @@ def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
     assert (recipe.learner.steps, recipe.seed) == (9, 7)
 
 
-def test_seeds_of_the_command_line_are_not_blamed_on_the_file(file: Path) -> None:
+def test_seeds_and_studies_in_the_wrong_place(file: Path) -> None:
+    """Seeds of a command are not blamed on the file, a study is no recipe; a variant may have fewer."""
     with pytest.raises(ConfigError, match=r"override 'seeds=\[0,x\]': seeds\.1: should be a whole number"):
         load_study(file, seeds="0,x")
-
-
-def test_studies_are_no_recipes(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"`python -m reproduce\.grid .*small\.yaml` runs it"):
         load_recipe(file)
+    study = load_study(file)
+    study.variants["grpo"] = study.variants["grpo"].model_copy(update={"seeds": 1})
+    runs = {(run.variant, run.seed) for run in plan(study, Path("out"))}
+    assert runs == {("grpo", 0), ("adpo", 0), ("adpo", 1), ("wide", 0), ("wide", 1)}
 
 
 def test_every_study_that_ships_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +150,3 @@ def test_smartsnaps_study_measures_all_arms_alike() -> None:
     measured = [run.recipe.measured_task.options for run in runs]
     assert all(options == measured[0] for options in measured)
     assert measured[0]["judge"]["kind"] == "rules" and measured[0]["agent"]["evidence"]["judged"] == "chosen"
-
-
-def test_a_variant_may_run_with_the_first_seeds_only(file: Path) -> None:
-    study = load_study(file)
-    label, *others = study.variants
-    variants = study.variants | {label: study.variants[label].model_copy(update={"seeds": 1})}
-    runs = plan(study.model_copy(update={"variants": variants}), Path("out"))
-    assert {run.seed for run in runs if run.variant == label} == {0}
-    assert {run.seed for run in runs if run.variant == others[0]} == {0, 1}

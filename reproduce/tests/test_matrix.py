@@ -24,27 +24,19 @@ from selfverify.verifiers.policy_verifiers import PolicyJudge
 from vllm_standin import standing_in
 
 
-def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
-    """An untrained model writes nothing readable: pass@1 0, no judge's row. Called again, it loads."""
-    small = ["evaluation.problems=4", "evaluation.samples=2", "sampling.max_new_tokens=8"]
+def quiet(text: str) -> None:
+    pass
+
+
+def test_matrix_runs_resumes_and_counts(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An untrained model writes nothing readable: pass@1 0, no judge's row. Called again, it judges nothing.
+
+    One model is in memory: the second takes the first one's place.
+    """
+    small = ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
     recipe = load_recipe("adpo-digits", [*small, "policy.device=cpu"])
-    said: list[str] = []
-    cells = run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert said == ["a answers", "a judges the answers of a"]
-    assert {n: [*rows] for n, rows in cells.items()} == {1: [("a", "none")], 2: [("a", "majority")]}
-    scores = tmp_path / "a-by-a.jsonl"
-    written = scores.read_bytes()
-    again = run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert [*again] == [*cells] and scores.read_bytes() == written
-    assert "| a | none | 0.0 [0.0, 0.0] |" in (tmp_path / "matrix.md").read_text()
-    assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
-
-
-def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second takes the first one's place; judges that have judged everything are not loaded again."""
-    recipe = load_recipe(
-        "adpo-digits", ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
-    )
     load, alive, most = Policy.load, weakref.WeakSet[Policy](), [0, 0]
 
     def counted(config: Any) -> Policy:
@@ -54,39 +46,45 @@ def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: 
         return policy
 
     monkeypatch.setattr(Policy, "load", counted)
-    models = Models({"a": str(tiny_folder), "b": str(tiny_folder)})
-    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
-    assert most == [4, 1]
-    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
-    assert most == [6, 1]
+    models, said = Models({"a": str(tiny_folder), "b": str(tiny_folder)}), list[str]()
+    cells = run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert most == [4, 1] and {"a answers", "a judges the answers of a", "b judges the answers of a"} < {
+        *said
+    }
+    assert {n: [*rows] for n, rows in cells.items()} == {
+        1: [("a", "none"), ("b", "none")], 2: [("a", "majority"), ("b", "majority")]
+    }  # fmt: skip
+    written = {path: path.read_bytes() for path in tmp_path.glob("*-by-*.jsonl")}
+    again = run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=quiet)
+    assert most == [6, 1] and [*again] == [*cells]
+    assert written == {path: path.read_bytes() for path in tmp_path.glob("*-by-*.jsonl")}
+    assert "| a | none | **0.0 [0.0, 0.0]** |" in (tmp_path / "matrix.md").read_text()
+    assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 
-def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
+def test_a_reward_model_and_a_server(servers: Loop, tmp_path: Path) -> None:
     """A served model answers, a reward model of other makers judges; nothing is made twice."""
-    folder, loop = saved(tmp_path / "rm"), Loop()
-    try:
-        fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
-        models = Models({"far": f"{loop.upstream(fake)}#m"}, rewarding={"rm": str(folder)})
-        small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
-        recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
-        cells = run_matrix(models, recipe, output, sizes=(1, 4), say=lambda _: None)
-        assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
-        record = json.loads((output / "matrix.json").read_text())
-        assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
-        assert "| far | rm |" in (output / "matrix.md").read_text()
-        header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
-        assert header["judge"].startswith("reward model ")
-        assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
-        asked = len(fake.seen)
-        run_matrix(models, recipe, output, sizes=(1, 4), say=lambda _: None)
-        assert len(fake.seen) == asked
-    finally:
-        loop.close()
+    folder = saved(tmp_path / "rm")
+    fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
+    models = Models({"far": f"{servers.upstream(fake)}#m"}, rewarding={"rm": str(folder)})
+    small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
+    recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
+    cells = run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    assert [*cells[1]] == [("far", "none")] and ("far", "majority") in cells[4]
+    record = json.loads((output / "matrix.json").read_text())
+    assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
+    assert "| far | rm |" in (output / "matrix.md").read_text()
+    header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
+    assert header["judge"].startswith("reward model ")
+    assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
+    asked = len(fake.seen)
+    run_matrix(models, recipe, output, sizes=(1, 4), say=quiet)
+    assert len(fake.seen) == asked
 
 
-def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
+def test_a_judge_that_fails_goes_on(servers: Loop, tmp_path: Path) -> None:
     """What it has judged is stored; nothing is scored as if the server had said nothing."""
-    loop, broken, judged = Loop(), [True], []
+    broken, judged = [True], list[str]()
 
     def fault(body: Body) -> int | None:
         if len(body["messages"]) < 3:
@@ -97,30 +95,18 @@ def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
     def write(body: Body, i: int) -> str:
         return "<score>0.5</score>" if len(body["messages"]) == 3 else tagged(f"{i}", f"0.{i}")
 
-    try:
-        fake = FakeUpstream(write=write, fault=fault)
-        models = Models({"far": f"{loop.upstream(fake)}#m"})
-        more = [
-            "task.name=digits-sum",
-            "evaluation.problems=12",
-            "evaluation.samples=1",
-            "policy.server.tries=1",
-        ]
-        recipe = load_recipe("adpo-digits", more)
-        with pytest.raises(
-            ServerError, match=r"the judge failed on answer 0 of problem digits-sum/test/0/\d+"
-        ):
-            run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
-        kept = read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]
-        assert len(kept) == 8 and all(row.scores != [None] for row in kept.values())
-        broken.clear()
-        judged.clear()
-        run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
-        assert (
-            len(judged) <= 4 * 3 and len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
-        )
-    finally:
-        loop.close()
+    models = Models({"far": f"{servers.upstream(FakeUpstream(write=write, fault=fault))}#m"})
+    more = "task.name=digits-sum evaluation.problems=12 evaluation.samples=1 policy.server.tries=1"
+    recipe = load_recipe("adpo-digits", more.split())
+    with pytest.raises(ServerError, match=r"the judge failed on answer 0 of problem digits-sum/test/0/\d+"):
+        run_matrix(models, recipe, tmp_path, sizes=(1,), say=quiet)
+    kept = read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]
+    assert len(kept) == 8 and all(row.scores != [None] for row in kept.values())
+    broken.clear()
+    judged.clear()
+    run_matrix(models, recipe, tmp_path, sizes=(1,), say=quiet)
+    assert len(judged) <= 4 * 3
+    assert len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
 
 
 def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
@@ -173,24 +159,10 @@ def test_bad_requests(words: list[str], complaint: str) -> None:
     assert code == 2 and complaint in text
 
 
-def test_matrix_with_a_server_as_generator_and_verifier(tmp_path: Path) -> None:
-    loop = Loop()
-    fake = FakeUpstream(write=lambda body, i: tagged(str(i), f"0.{i}"))
-    small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
-    recipe = load_recipe("adpo-digits", small)
-    try:
-        cells = run_matrix(
-            Models({"a": f"{loop.upstream(fake)}#m"}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None
-        )
-    finally:
-        loop.close()
-    assert {n: [*of] for n, of in cells.items()} == {1: [("a", "none")], 2: [("a", "majority"), ("a", "a")]}
-
-
 def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
     words = [f"policy.path={tiny_folder}", "policy.device=cpu"]
     with standing_in(monkeypatch, tiny_folder) as server:
         recipe = load_recipe("adpo-digits", [*small, *words, *server.overrides])
-        run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+        run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=quiet)
     assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"

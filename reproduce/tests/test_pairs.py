@@ -140,14 +140,10 @@ def test_calibration_improves_and_keeps_the_risk():
     }  # fmt: skip
 
 
-def test_calibration_without_held_out_problems_splits_them():
+def test_what_cannot_be_calibrated_and_problems_that_are_split():
     fitted = calibrate(generator(5, problems=200), "judge", "weighted")
     assert (fitted.coverage, fitted.risk) == (None, None)
-    assert fitted.calibration.fitted_on["problems"] == 200
-    assert fitted.after["ece"] is not None
-
-
-def test_what_cannot_be_calibrated():
+    assert fitted.calibration.fitted_on["problems"] == 200 and fitted.after["ece"] is not None
     with pytest.raises(DataError, match="no threshold keeps the risk"):
         calibrate(generator(6, judge=0.0), "soft", "best", target_risk=0.0)
     boxes = [sample("p", k, True, 0.5, key=None, answer=[0, 0, 1, 1]) for k in range(2)]

@@ -142,15 +142,15 @@ def test_what_makes_no_row(tmp_path: Path, named: str, message: str) -> None:
         agent_tables([named.format(words=folder)])
 
 
+def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path) -> None:
+    folder = run.rename(tmp_path / "lr=1e-6")
+    for form in ("{}", "{}@after", "RL:tiny={}", "RL:tiny={}@after"):
+        assert [*agent_tables([form.format(folder)]).figures][-1][1] in ("tiny", "lr=1e-6")
+
+
 def test_the_command(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "tables.md"
     done = CliRunner().invoke(app, ["tables", str(run), "--paper", "--output", str(file)])
     assert done.exit_code == 0 and done.stdout == file.read_text()
     done = CliRunner().invoke(app, ["tables", "gone"])
     assert done.exit_code == 2 and "there is no folder gone" in done.stderr
-
-
-@pytest.mark.parametrize("form", ["{folder}", "{folder}@after", "RL:tiny={folder}", "RL:tiny={folder}@after"])
-def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path, form: str) -> None:
-    folder = run.rename(tmp_path / "lr=1e-6")
-    assert [*agent_tables([form.format(folder=folder)]).figures][-1][1] in ("tiny", "lr=1e-6")

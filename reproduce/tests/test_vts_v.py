@@ -56,14 +56,7 @@ def test_questions_without_images(tmp_path: Path) -> None:
         {"id": "blind", "question": "Which? A. one B. two", "answer": "A"},
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        "bench",
-        str(tmp_path / "rows.jsonl"),
-        "--model",
-        "nowhere",
-        "--output",
-        str(tmp_path / "o"),
-    ]
+    words = ["bench", str(tmp_path / "rows.jsonl"), "--model", "nowhere", "--output", str(tmp_path / "o")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code and "1 of its questions have no image, such as math/test/rows/blind" in " ".join(
         result.output.split()

@@ -113,7 +113,7 @@ def test_our_own_columns_with_a_mask(tmp_path: Path, coco: Path) -> None:
 
 
 def test_reasonseg(tmp_path: Path) -> None:
-    folder = write_reasonseg(tmp_path / "ReasonSeg" / "val")
+    folder = write_reasonseg(tmp_path / "ReasonSeg" / "val", encoding="utf-8-sig")
     write_reasonseg(folder, "2", "cp1252", is_sentence=False, text="café chair")
     rows = open_rows(tmp_path / "ReasonSeg", split="val")
     assert rows.format == "reasonseg" and [row["id"] for row in rows] == ["val/1/0", "val/1/1", "val/2/0"]

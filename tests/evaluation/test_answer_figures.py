@@ -55,6 +55,8 @@ def test_a_class_without_samples_is_empty_and_says_why() -> None:
         "answers": 0, "share": 0, "within_problem_auc": None, "auc": None, "logprob_within_problem_auc": None,
         "missing": "no answer is of this class",
     }  # fmt: skip
+    plain = summarise([sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.1, answer=None)])
+    assert "errors" not in plain and tabulate_errors(plain) == []
     none = [one for one in BLIND if not one.correct and one.sample == 1]
     assert summarise(none)["errors"]["wrong sum"]["missing"] == "no answer is right"
 
@@ -72,12 +74,6 @@ def test_samples_that_were_stored_without_classes_are_told_from_answers_without_
     assert found["intervals"]["errors.wrong sum.share"] is None
     outage = summarise([old[0], lost], errors=("wrong sum",))["errors"]
     assert outage["wrong sum"]["share"] == 0
-
-
-def test_tasks_without_classes_have_no_such_table() -> None:
-    plain: list[StoredSample] = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.1, answer=None)]
-    assert "errors" not in summarise(plain)
-    assert tabulate_errors(summarise(plain)) == []
 
 
 def test_no_row_says_why_it_lacks_what_the_table_does_not_show() -> None:
@@ -116,18 +112,11 @@ def test_turns_by_hand() -> None:
     assert summary["pass@1"] == summary["turns"]["acc@t2"]
     low, high = summary["intervals"]["turns.delta"]
     assert low == -0.25 and high == 0.5  # one problem's delta or the other's
-
-
-def test_what_cannot_be_measured_is_none() -> None:
-    assert summarise(samples([[(1, 1), (1, 0)]]))["turns"]["corrected"] is None
-    one_turn = [turned(0, n, None, n) for n in range(2)]
-    assert "turns" not in summarise(one_turn)
-
-
-def test_two_runs_compare_problem_by_problem() -> None:
     copied = [[(i, i) for i, _ in row] for row in KINDS]
     found = paired_difference(samples(copied), samples(KINDS))
     assert found["turns.delta"]["difference"] == pytest.approx(1 / 8)
+    assert summarise(samples([[(1, 1), (1, 0)]]))["turns"]["corrected"] is None
+    assert "turns" not in summarise([turned(0, n, None, n) for n in range(2)])
 
 
 # --- rules on texts -----------------------------------------------------------------------------------------
@@ -158,12 +147,9 @@ def test_the_rule_passes_a_written_sum_that_is_the_target_without_a_mark(work: s
     (told,) = with_rule_scores(asked, marked(), {"p/0": PROBLEM})
     assert (told.scores["text_rule"], told.scores["text_rule_read"]) == TEXTS[work]
     assert told.scores["soft"] == 0.5 and "text_rule" not in asked[0].scores
-
-
-def test_who_writes_no_transcription_has_the_first_rule_only() -> None:
-    asked = [sample("p/0", 0, True, 0.5, text=written("2+4+5=11"))]
     (told,) = with_rule_scores(asked, make_task("digits-pick"), {"p/0": PROBLEM})
-    assert told.scores["text_rule"] == 1.0 and "text_rule_read" not in told.scores
+    assert told.scores["text_rule"] == TEXTS[work][0]
+    assert "text_rule_read" not in told.scores, "nothing is transcribed without marks"
 
 
 def test_answers_without_a_score_to_compare_with_have_none() -> None:

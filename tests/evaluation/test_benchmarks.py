@@ -1,33 +1,31 @@
-"""A small file of each benchmark, as its owners write it, from the command line to the figures.
-
-The built-in kind of policy answers nothing readable; so known responses go the same way, too.
-"""
+"""A small file of each kind of benchmark, as its owners write it: known responses come to known figures."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from tests.data.test_published import BOXES as BOXED
+from tests.data.test_published import QUESTIONS
+from tests.data.test_published import write as published
 
 from data_files import (
     END,
     base64_png,
     png,
-    write_odyssey,
     write_reasonseg,
     write_steps,
 )
 from sampled_threads import drawn, sampled_threads
-from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig
+from selfverify.data import open_rows
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
@@ -76,120 +74,6 @@ def mathvista(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def mmmu(folder: Path) -> Path:
-    options = {"A": "one", "B": "two", "C": "", "D": "", "split": "validation", "l2-category": "Science"}
-    return table(
-        folder / "MMMU_DEV_VAL.tsv",
-        [
-            {
-                "index": 7, "question": "See <image 1> and <image 2>: which?", "answer": "A",
-                "category": "Physics",
-                "image": str([base64_png(28, 28), base64_png(28, 28, 9)]), "question_type": "multiple-choice",
-                **options,
-            },
-            {
-                "index": 8, "question": "How much in <image 1>?", "image": base64_png(28, 28), "answer": "42",
-                "category": "Math", "question_type": "open", **options, "A": "", "B": "",
-            },
-        ],
-    )  # fmt: skip
-
-
-def mathverse(folder: Path) -> Path:
-    rows = [
-        {
-            "sample_index": str(k + 1), "problem_index": "1", "problem_version": version,
-            "question": "Find it.", "image": struct(), "answer": answer, "question_type": kind,
-            "metadata": {"split": "testmini", "source": "GeoQA", "subject": "Plane", "subfield": subfield},
-        }
-        for k, (version, answer, kind, subfield) in enumerate(
-            [("Text Dominant", "B", "multi-choice", "Angle"), ("Vision Only", "14 cm", "free-form", "Area")]
-        )
-    ]  # fmt: skip
-    return parquet(folder / "testmini.parquet", rows)
-
-
-def mathvision(folder: Path) -> Path:
-    rows = [
-        {"id": "4", "question": "Which? <image1>", "options": ["A", "B"], "decoded_image": struct(),
-         "answer": "B", "image": "images/4.jpg", "solution": None, "level": 2, "subject": "counting"},
-        {"id": "5", "question": "How many? <image1>", "options": [], "decoded_image": struct(1),
-         "answer": "3", "image": "images/5.jpg", "solution": "Count.", "level": 3, "subject": "counting"},
-    ]  # fmt: skip
-    return parquet(folder / "testmini-00000-of-00001.parquet", rows)
-
-
-def wemath(folder: Path) -> Path:
-    shared = {"image": base64_png(28, 28), "A": "1", "B": "2", "C": "3", "split": "testmini", "ID": 5}
-    return table(
-        folder / "WeMath.tsv",
-        [
-            {**shared, "index": 0, "question": "Step 1?", "answer": "A", "key": "2steps_1",
-             "knowledge concept": "Area of Squares"},
-            {**shared, "index": 1, "question": "All?", "answer": "C", "key": "2steps_multi",
-             "knowledge concept": "Area of Squares"},
-        ],
-    )  # fmt: skip
-
-
-def mmstar(folder: Path) -> Path:
-    rows = [
-        {"index": k, "question": "Which?\nOptions: A: left, B: right", "image": png(28, 28, k),
-         "answer": "AB"[k], "category": "math", "l2_category": level,
-         "meta_info": {"source": "MMBench", "split": "val"}}
-        for k, level in enumerate(["geometry", "statistical reasoning"])
-    ]  # fmt: skip
-    return parquet(folder / "mmstar.parquet", rows)
-
-
-def ai2d(folder: Path) -> Path:
-    shared = {"question": "What is at F?", "options": ["egg", "larva", "pupa", "adult"], "image": struct()}
-    return parquet(folder / "test-00000-of-00001.parquet", [{**shared, "answer": k} for k in ("1", "3")])
-
-
-def mmmu_pro(folder: Path) -> Path:
-    rows = [
-        {"id": f"test_History_{k}", "question": "<image 1> shows?", "options": "['a', 'b', 'c', 'd', 'e']",
-         "explanation": "", "image_1": struct(k), "image_2": None, "img_type": "['Paintings']", "answer": "E",
-         "topic_difficulty": level, "subject": "History"}
-        for k, level in enumerate(["Easy", "Hard"])
-    ]  # fmt: skip
-    return parquet(folder / "standard.parquet", rows)
-
-
-def blink(folder: Path) -> Path:
-    """A folder for each task; the columns of four images, of which some are empty."""
-    for k, task in enumerate(["Art_Style", "Counting"]):
-        (folder / task).mkdir()
-        images = {f"image_{n}": struct(n) if n <= 2 - k else None for n in range(1, 5)}
-        row = {"idx": f"val_{task}_1", "question": "Which?", "sub_task": task, **images,
-               "choices": ["the first", "the second"], "answer": "(B)", "prompt": "Which? (A) ... (B) ...",
-               "explanation": None}  # fmt: skip
-        parquet(folder / task / "val-00000-of-00001.parquet", [row])
-    return folder
-
-
-def vstar(folder: Path) -> Path:
-    """Files beside images; the right option stands first."""
-    for task, name in (("direct_attributes", "sa_1"), ("relative_position", "sa_2")):
-        (folder / task).mkdir()
-        (folder / task / f"{name}.jpg").write_bytes(png(56, 42))
-        about = {"target_object": ["glove"], "bbox": [[4, 6, 10, 8]], "question": "Of what?",
-                 "options": ["rubber", "cotton", "wool", "silk"]}  # fmt: skip
-        (folder / task / f"{name}.json").write_text(json.dumps(about))
-    return folder
-
-
-def hr_bench(folder: Path) -> Path:
-    """The same question with its options in turn."""
-    shared = {"image": base64_png(28, 28), "question": "What colour?", "category": "single"}
-    rows = [
-        {**shared, "index": 0, "answer": "A", "A": "red", "B": "blue", "cycle_category": 0},
-        {**shared, "index": 1, "answer": "B", "A": "blue", "B": "red", "cycle_category": 1},
-    ]
-    return table(folder / "hr_bench_4k.tsv", rows)
-
-
 def reasonseg(folder: Path) -> Path:
     """One image asked for by a word and one by a sentence; the target is the left half of the upper half."""
     shapes = [{"label": "target", "points": [[0, 0], [50, 0], [50, 40], [0, 40]]}]
@@ -199,21 +83,9 @@ def reasonseg(folder: Path) -> Path:
     )
 
 
-def refcoco(folder: Path) -> Path:
-    corners = dict(zip(("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"), (0, 0, 50, 40), strict=True))
-    shared = {"index": 0, "image": base64_png(100, 80), **corners, "width": 100, "height": 80}
-    asked = (("left man", "refcoco_testA"), ("cup", "refcoco_testB"))
-    return table(folder / "RefCOCO.tsv", [{**shared, "question": q, "split": split} for q, split in asked])
-
-
 def android_control(folder: Path) -> Path:
     done = [{"action": "click", "coordinate": [540, 1200]}, {"action": "system_button", "button": "Back"}]
     return write_steps(folder / "android_control-00000-of-00020.parquet", [*done, END])
-
-
-def gui_odyssey(folder: Path) -> Path:
-    steps = [{"action": "CLICK", "info": [[500, 500]]}, {"action": "CLICK", "info": "KEY_BACK"}]
-    return write_odyssey(folder, steps=steps)
 
 
 def texts(right: str, wrong: str) -> tuple[str, str]:
@@ -229,7 +101,7 @@ def call(**arguments: Any) -> str:
 
 
 BOXES = texts(box([0, 0, 500, 500]), box([0, 0, 1000, 500]))
-"""The target of `reasonseg` and `refcoco` in thousandths, and twice that: IoU 0.5, not above 0.5."""
+"""The target of `reasonseg` in thousandths, and twice that: IoU 0.5, not above 0.5."""
 STEPS = [
     (call(action="click", coordinate=[510, 500]), call(action="click", coordinate=[10, 10])),
     (call(action="system_button", button="Back"), call(action="wait")),
@@ -244,7 +116,24 @@ class Benchmark:
     write: Callable[[Path], Path]
     responses: list[tuple[str, str]]
     categories: dict[str, set[str]]
-    options: list[str] = field(default_factory=list)
+
+
+CATEGORIES: dict[str, dict[str, list[str]]] = {
+    "MathVerse": {
+        "subfield": ["Angle"], "subject": ["Plane Geometry"], "problem_version": ["Text Dominant"]
+    },
+    "MathVision": {"subject": ["counting"], "level": ["2"]},
+    "We-Math": {"key": ["3steps_2"], "knowledge concept": ["Angles"]},
+    "MMStar": {"category": ["coarse perception"], "l2_category": ["image scene"]},
+    "MMMU": {"subfield": ["Drawing"], "topic_difficulty": ["Easy"], "discipline": ["Art & Design"]},
+    "RefCOCO, VLMEvalKit": {"category": ["RefCOCO_val"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CATEGORIES)
+def test_categories_of_published_rows(name: str, tmp_path: Path) -> None:
+    form, record, *_ = (QUESTIONS | BOXED)[name]
+    assert open_rows(published(tmp_path, form, record))[0]["categories"] == CATEGORIES[name]
 
 
 BENCHMARKS = {
@@ -256,85 +145,12 @@ BENCHMARKS = {
             "skills": {"arithmetic reasoning", "geometry reasoning", "statistical reasoning"},
         },
     ),
-    "MMMU": Benchmark(
-        "math", mmmu, [texts("A", "B"), texts("42", "41")],
-        {"category": {"Physics", "Math"}, "l2-category": {"Science"}},
-    ),
-    "MathVerse": Benchmark(
-        "math", mathverse, [texts("(B)", "C"), texts("14", "15")],
-        {"problem_version": {"Text Dominant", "Vision Only"}, "subject": {"Plane"},
-         "subfield": {"Angle", "Area"}},
-    ),
-    "MathVision": Benchmark(
-        "math", mathvision, [texts("B", "A"), texts(r"\boxed{3}", "4")],
-        {"level": {"2", "3"}, "subject": {"counting"}},
-    ),
-    "WeMath": Benchmark(
-        "math", wemath, [texts("A", "B"), texts("C", "A")],
-        {"key": {"2steps_1", "2steps_multi"}, "knowledge concept": {"Area of Squares"}},
-    ),
-    "MMStar": Benchmark(
-        "math", mmstar, [texts("A", "B"), texts("B", "A")],
-        {"category": {"math"}, "l2_category": {"geometry", "statistical reasoning"}},
-    ),
-    "BLINK": Benchmark(
-        "math", blink, [texts("B", "A"), texts("(B)", "A")], {"sub_task": {"Art_Style", "Counting"}},
-    ),
-    "V*": Benchmark(
-        "math", vstar, [texts("rubber", "silk"), texts("rubber", "wool")],
-        {"category": {"direct_attributes", "relative_position"}},
-    ),
-    "HR-Bench": Benchmark(
-        "math", hr_bench, [texts("A", "B"), texts("B", "A")], {"category": {"single"}},
-    ),
-    "AI2D": Benchmark("math", ai2d, [texts("B", "A"), texts("adult", "C")], {}),
-    "MMMU-Pro": Benchmark(
-        "math", mmmu_pro, [texts("E", "D"), texts("e", "A")],
-        {
-            "subject": {"History"}, "topic_difficulty": {"Easy", "Hard"},
-            "discipline": {"Humanities & Social Science"},
-        },
-    ),
     "ReasonSeg": Benchmark("grounding", reasonseg, [BOXES, BOXES], {"category": {"short", "long"}}),
-    "RefCOCO": Benchmark(
-        "grounding", refcoco, [BOXES, BOXES], {"category": {"refcoco_testA", "refcoco_testB"}}
-    ),
     "AndroidControl": Benchmark(
         "mobile", android_control, STEPS,
         {"action": {"click", "system_button"}, "category": {"click", "system_button"}},
     ),
-    "GUI-Odyssey": Benchmark(
-        "mobile", gui_odyssey, STEPS, {"category": {"Shopping"}, "action": {"click", "system_button"}}
-    ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["MathVista", "ReasonSeg", "AndroidControl"])
-def test_from_the_command_line(name: str, tmp_path: Path, tiny_folder: Path) -> None:
-    """One of each task; killed while it wrote, it ends the same."""
-    given = BENCHMARKS[name]
-    out, data = tmp_path / "out", tmp_path / "data"
-    data.mkdir()
-    command = [
-        "eval", "adpo-digits", f"policy.path={tiny_folder}", f"task.name={given.task}",
-        f"task.test={given.write(data)}", "evaluation.problems=2", "evaluation.samples=2",
-        "sampling.max_new_tokens=6", "--output", str(out), "--json",
-    ]  # fmt: skip
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert (found["problems"], found["samples"], found["pass@1"]) == (2, 4, 0.0)
-    for figure in found.get("metrics", {}).values():
-        # Nothing is readable: nothing is hit, at any N, by any rule.
-        assert all(curve == [0, 0] for curve in figure["curves"].values()) and figure["curves"]
-    settings, samples = read_samples(out / "samples.jsonl")
-    assert {sample.read_by for sample in samples} == {None} and settings["task"] == given.task
-    before = (out / "samples.jsonl").read_bytes()
-    (out / "samples.jsonl").write_bytes(before[:-20])  # killed while writing: the last problem is drawn again
-    again = CliRunner().invoke(app, command)
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout) == found
-    assert (out / "samples.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -128,12 +128,6 @@ def reordered(task: Task, answers: Answers) -> tuple[Any, Task, Any]:
     return rows, task, problems
 
 
-def test_a_task_without_figures_has_no_breakdown() -> None:
-    task = Math(rows={"test": [{"question": "?", "answer": "1"}]})
-    rows, problems = judged(task, [[("1", 0.5)]])
-    assert breakdown(rows, task, problems) == {}
-
-
 @pytest.mark.parametrize("kind", ["boxes", "texts"])
 def test_choices_agree_with_the_curves(kind: str) -> None:
     """The same subsets, the same rules: accuracy is what `curves` says, for every rule and N."""
@@ -166,12 +160,16 @@ def test_choices_agree_with_the_curves(kind: str) -> None:
     assert summarise(rows_, boxes)["best@9"] == pytest.approx(expected["best"][8])  # type: ignore[index]
 
 
-def test_unreadable_boxes_alone_cover_nothing() -> None:
-    task = Grounding(rows={"test": grounding_rows()[:1]})
+def test_nothing_to_break_down() -> None:
+    """Unreadable boxes cover nothing, and a task without figures or categories has none."""
+    task: Task = Grounding(rows={"test": grounding_rows()[:1]})
     rows, problems = judged(task, [[("no", 0.5), ("neither", None)]])
     figures = breakdown(rows, task, problems)["metrics"]
     for rule in ("pass@1", "majority", "best"):
         assert figures["box_giou"]["curves"][rule] == [0, 0] and figures["box_ciou"]["curves"][rule] == [0, 0]
+    task = Math(rows={"test": [{"question": "?", "answer": "1"}]})
+    rows, problems = judged(task, [[("1", 0.5)]])
+    assert breakdown(rows, task, problems) == {}
 
 
 def test_a_figure_may_need_another_one_to_be_large_enough() -> None:

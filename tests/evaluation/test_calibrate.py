@@ -107,49 +107,21 @@ def calibrated(samples: Path, output: Path, verifier: str, *more: str) -> tuple[
     return run("--calibrate", str(samples), "--output", str(output), "--verifier", verifier, *more)
 
 
-def test_the_command_fits_and_says_it(tmp_path: Path) -> None:
-    write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick"}, drawn(1))
+def test_the_command(tmp_path: Path) -> None:
+    """It writes beside the model or into a file; a folder without samples is named with what is missing."""
+    write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick", "weights": "abc"}, drawn(1))
     _, text = calibrated(tmp_path, tmp_path / "c.json", "fused")
     weight = Calibration.load(tmp_path / "c.json").fusion
     assert isinstance(weight, Fusion) and f"{weight.weight:g}" in text
-    assert calibrated(tmp_path, tmp_path / "soft.json", "soft")[0] == 0
+    assert calibrated(tmp_path, tmp_path / "soft.json", "soft", "--test", str(tmp_path))[0] == 0
     code, text = run("adpo-digits", "--calibration", str(tmp_path / "soft.json"))
     assert code == 2 and "soft.json was fitted for the verifier 'soft'" in text
-
-
-def generator(seed: int, problems: int) -> list[StoredSample]:
-    """Samples with a judge's scores that are higher for right answers."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for p in range(problems):
-        for k in range(4):
-            right = bool(rng.random() < (0.8 if p % 2 else 0.3))
-            soft = float(rng.random())
-            scores = {"soft": soft, "judge": float(rng.random() + 0.3 * right)}
-            key = "right" if right else f"wrong {rng.integers(3)}"
-            name = f"{'hard' if p % 2 == 0 else 'easy'}/{p}"
-            rows.append(sample(name, k, right, soft, scores=scores, key=key, answer=key))
-    return rows
-
-
-def test_calibrate_writes_beside_the_model(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    write_samples(path, {"task": "digits-pick", "weights": "abc"}, generator(3, problems=200))
-    code, text = calibrated(path, tmp_path, "judge", "--target-risk", "0.4")
-    assert code == 0, text
-    assert "ece" in text and "answers" in text
+    code, text = calibrated(tmp_path / "samples.jsonl", tmp_path, "soft", "--target-risk", "0.4")
+    assert code == 0 and "ece" in text and "answers" in text, text
     found = Calibration.load(tmp_path / "calibration.json")
     assert found.threshold is not None
     assert found.fitted_on is not None and found.fitted_on["weights"] == "abc"
-    code, text = calibrated(tmp_path / "no.jsonl", tmp_path, "soft")
-    assert code == 2 and "no.jsonl" in text
-
-
-def test_calibrate_takes_a_folder(tmp_path: Path) -> None:
-    """That of an evaluation; one without samples is named with what is missing."""
-    write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick"}, generator(3, problems=200))
-    code, text = calibrated(tmp_path, tmp_path / "c.json", "judge", "--test", str(tmp_path))
-    assert code == 0 and (tmp_path / "c.json").is_file(), text
     (tmp_path / "empty").mkdir()
-    code, text = calibrated(tmp_path / "empty", tmp_path / "c.json", "judge")
-    assert code == 2 and "empty holds no samples" in text
+    for name, said in (("no.jsonl", "no.jsonl"), ("empty", "empty holds no samples")):
+        code, text = calibrated(tmp_path / name, tmp_path / "c.json", "soft")
+        assert code == 2 and said in text

@@ -84,32 +84,21 @@ def test_an_extractor_has_to_copy(policy: Policy) -> None:
         read_again(TASK, groups(policy, [["a", "b"], ["c", "d"]]), Scripted(["a"]))
 
 
-@pytest.mark.parametrize(
-    ("answer", "response", "copied"),
-    [
-        ("B", "I choose (B).", True),
-        ("B", "Because it is blue", False),
-        ("A", "It is a square", False),
-        ("b", "**b**", True),
-        ("5", "it is 5.", True),
-        ("5", "it is 15", False),
-        ("5", "it is -5", False),
-        ("5", "it is 1.5", False),
-        ("1", "it is 1.5", False),
-        ("234", "it is 1,234", False),
-        ("-5", "it is -5", True),
-        ("1.5", "x = 1.5, so", True),
-        (r"\frac{1}{2}", r"$x=\frac{1}{2}$", True),
-        ("new  York", "In New\nYork", True),
-        ("york", "a yorkshire dog", False),
-        ('{"name": "x"}', 'call {"name": "x"} now', True),
-        ("B", "答案是B。", True),
-        ("", "anything", False),
-        ("a" * 10, "a" * 100_000, False),
-    ],
-)
-def test_a_copy_is_no_part_of_a_word_or_number(answer: str, response: str, copied: bool) -> None:
-    assert stands_in(answer, response) == copied
+COPIED = [
+    ("B", "I choose (B)."), ("b", "**b**"), ("5", "it is 5."), ("-5", "it is -5"), ("1.5", "x = 1.5, so"),
+    (r"\frac{1}{2}", r"$x=\frac{1}{2}$"), ("new  York", "In New\nYork"), ("B", "答案是B。"),
+    ('{"name": "x"}', 'call {"name": "x"} now'),
+]  # fmt: skip
+APART = [
+    ("B", "Because it is blue"), ("A", "It is a square"), ("5", "it is 15"), ("5", "it is -5"),
+    ("5", "it is 1.5"), ("1", "it is 1.5"), ("234", "it is 1,234"), ("york", "a yorkshire dog"),
+    ("", "anything"), ("a" * 10, "a" * 100_000),
+]  # fmt: skip
+
+
+def test_a_copy_is_no_part_of_a_word_or_number() -> None:
+    assert [pair for pair in COPIED if not stands_in(*pair)] == []
+    assert [pair for pair in APART if stands_in(*pair)] == []
 
 
 @pytest.mark.parametrize(("first", "right"), [("it is 3", 0), ("it is 12", 1)])
@@ -126,12 +115,9 @@ def test_both_of_two_turns_are_read(first: str, right: int) -> None:
     read_again(TASK, [Group(PROBLEMS[0], [trajectory])], extractor)
     assert {text for _, text in extractor.seen} == {first, "it is 12"}
     assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (right, 1)
-
-
-def test_a_first_turn_that_was_cut_off_is_no_second_answer() -> None:
-    first = Segment("turn_1", [1], text="it is 12", finish=Finish.LENGTH, parsed=UNREADABLE)
-    rewards = {"correct": 0.0, "answer": 0.0, "correct_1": 0.0}
-    trajectory = Trajectory([first], rewards=rewards, parsed=UNREADABLE)
+    # A first turn that was cut off is no second answer.
+    cut = Segment("turn_1", [1], text="it is 12", finish=Finish.LENGTH, parsed=UNREADABLE)
+    trajectory = Trajectory([cut], rewards=dict.fromkeys(rewards, 0.0), parsed=UNREADABLE)
     read_again(TASK, [Group(PROBLEMS[0], [trajectory])], Scripted(["12"]))
     assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (1, 0)
 

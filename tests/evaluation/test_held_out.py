@@ -41,12 +41,9 @@ def test_the_file_is_the_end(policy: Policy, tmp_path: Path, wanted: int | None,
     config = ALL.model_copy(update={"problems": wanted})
     seen: list[tuple[int, int]] = []
     found = evaluate(policy, task, config, max_new_tokens=3, progress=lambda *p: seen.append(p))
-    assert found["problems"] == evaluated and seen[-1] == (evaluated, evaluated) and "left_out" not in found
-
-
-def test_problems_without_end_need_a_number(policy: Policy) -> None:
     with pytest.raises(ConfigError, match="digits-pick makes problems without end"):
         evaluate(policy, make_task("digits-pick"), ALL)
+    assert found["problems"] == evaluated and seen[-1] == (evaluated, evaluated) and "left_out" not in found
 
 
 def test_broken_problems_stop_an_evaluation_or_are_counted(policy: Policy, tmp_path: Path) -> None:
@@ -141,30 +138,25 @@ def test_readers_are_told_what_recipes_say(policy: Policy, tmp_path: Path) -> No
         load_recipe("adpo-digits", [*common, "task.test.on_bad=ignore"])
 
 
-CONFIG = EvaluationConfig(problems=1, samples=1)
-
-
-def measure(policy: Policy, store: Path) -> Any:
-    return evaluate(policy, make_task("digits-pick"), CONFIG, store, max_new_tokens=2)
-
-
 def test_a_store_is_not_gone_on_with_by_other_code(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = tmp_path / "samples.jsonl"
-    found = measure(policy, store)
+    """One that does not name its code is."""
+    store, task = tmp_path / "samples.jsonl", make_task("digits-pick")
+    config = EvaluationConfig(problems=1, samples=1)
+
+    def measure() -> Any:
+        return evaluate(policy, task, config, store, max_new_tokens=2)
+
+    found, written = measure(), store.read_text()
     assert read_samples(store)[0]["image_backend"] == "Qwen2VLImageProcessorPil"
-    assert measure(policy, store) == found
-    monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
-    with pytest.raises(ConfigError, match="image_backend was 'Qwen2VLImageProcessorPil' and is now 'Qwen2VL"):
-        measure(policy, store)
-
-
-def test_a_store_that_does_not_name_it_is_gone_on_with(policy: Policy, tmp_path: Path) -> None:
-    store = tmp_path / "samples.jsonl"
-    found = measure(policy, store)
-    header, *rows = store.read_text().splitlines(keepends=True)
+    header, *rows = written.splitlines(keepends=True)
     older = json.loads(header)
     del older["settings"]["image_backend"]
     store.write_text("".join([json.dumps(older) + "\n", *rows]))
-    assert measure(policy, store) == found
+    assert measure() == found
+    store.write_text(written)
+    assert measure() == found
+    monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
+    with pytest.raises(ConfigError, match="image_backend was 'Qwen2VLImageProcessorPil' and is now 'Qwen2VL"):
+        measure()

@@ -203,15 +203,6 @@ def test_paired_difference_uses_the_same_problems():
     assert found["interval"] == pytest.approx([0.25, 0.25])
 
 
-def test_paired_difference_names_the_problems_that_differ():
-    score, correct = arrays(problems=3)
-    with pytest.raises(DataError, match=r"only in the first: \['p2'\], only in the second: \['q0'"):
-        paired_difference(
-            samples_of(score, correct),
-            samples_of(score[:2], correct[:2]) + samples_of(score[:1], correct[:1], prefix="q"),
-        )
-
-
 def test_summary_has_the_promised_keys_and_agrees_with_sklearn():
     score, correct = arrays(problems=40, total=8)
     found = summarise(samples_of(score, correct))
@@ -244,12 +235,16 @@ def test_what_cannot_be_measured_is_none(correct):
     )  # fmt: skip
 
 
-def test_uneven_or_absent_samples_are_refused():
+def test_samples_that_do_not_fit_are_named():
     score, correct = arrays(problems=3)
+    whole = samples_of(score, correct)
     with pytest.raises(DataError, match="'p2' has 5 samples, but 'p0' has 6"):
-        summarise(samples_of(score, correct)[:-1])
+        summarise(whole[:-1])
     with pytest.raises(DataError, match="no samples"):
         summarise([])
+    other = whole[:12] + samples_of(score[:1], correct[:1], prefix="q")
+    with pytest.raises(DataError, match=r"only in the first: \['p2'\], only in the second: \['q0'"):
+        paired_difference(whole, other)
 
 
 def test_boxes_vote_by_clusters_and_need_targets():

@@ -10,14 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
-from selfverify.core.config import EvaluationConfig, SamplingConfig
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.evaluation.answerers import ServerAnswerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.experiments.data_filter import Filter
-from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway, Metrics
 from selfverify.serving.config import GatewayConfig
@@ -161,19 +160,6 @@ def test_own_gateway_answers_as_the_policy(servers: Loop, tmp_path: Path) -> Non
     drawn = config.model_copy(update={"temperature": 1.0})
     with pytest.raises(ConfigError, match="NAME@plain"):
         evaluate(make_answerer(PolicyConfig(path=f"{url}#digits")), task, drawn)
-
-
-def test_filter_by_a_server(servers: Loop, tmp_path: Path) -> None:
-    """Answers 0 to 3: a sum below 4 is solved by one of four, a larger one never."""
-    fake, task = FakeUpstream(write=numbered), make_task("digits-sum")
-    sampling = SamplingConfig(group_size=4)
-    filtered = Filter(served(servers, fake), task, make_method("grpo"), sampling)
-    verdicts = filtered.run(tmp_path / "kept.jsonl", 6)
-    for verdict in verdicts:
-        small = int(task.problem("train", 0, verdict.index).target) < 4
-        assert verdict.dropped == ("" if small else "all wrong")
-    asked = len(fake.seen)
-    assert filtered.run(tmp_path / "kept.jsonl", 6) == verdicts and len(fake.seen) == asked
 
 
 def test_what_cannot_be_measured_is_refused(servers: Loop) -> None:

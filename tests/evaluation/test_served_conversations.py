@@ -1,14 +1,12 @@
-"""Conversations with tools, phones and looks through a server: as with a policy, in the same store."""
+"""Conversations with tools through a server: as with a policy, in the same store."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import serving_servers
@@ -19,11 +17,9 @@ from selfverify.core.tags import Tagged
 from selfverify.evaluation.answerers import ServerAnswerer
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import StoredSample, mean_time, read_samples, timing_file
-from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Task, Verdict, judge_integer, user_turn
 from selfverify.tasks.tool_calls import ToolError, tool
 from selfverify.tasks.tool_episode import ToolEpisode
-from selfverify_phone.task import PhoneAgents
 from serving_servers import Body, FakeUpstream, Loop
 
 
@@ -179,29 +175,3 @@ def test_the_end_of_the_context(servers: Loop, monkeypatch: pytest.MonkeyPatch, 
     words = "an image is too small"
     _, rows = measured(served(servers, FakeUpstream(write=sums)), Sums(), tmp_path / "b.jsonl")
     assert {(row.finish, row.lost) for row in rows} == {("error", True)}
-
-
-@pytest.mark.parametrize("own_calls", [True, False], ids=["tool_calls", "texts"])
-def test_a_phone(servers: Loop, request: pytest.FixtureRequest, tmp_path: Path, own_calls: bool) -> None:
-    """An expert's turns, said by a server, earn what they earn here."""
-    if own_calls:
-        request.getfixturevalue("native")
-    task = make_task("phone")
-    assert isinstance(task, PhoneAgents)
-    turns: dict[str, Sequence[Any]] = {}
-    for index in range(2):
-        problem = task.problem("test", 0, index)
-        turns[problem.meta["question"]] = task.demonstrate_turns(problem, np.random.default_rng(0))
-
-    def write(body: Body, i: int) -> str:
-        asked = json.dumps(body["messages"][:2], ensure_ascii=False)
-        own = next(
-            said for goal, said in turns.items() if json.dumps(goal, ensure_ascii=False)[1:-1] in asked
-        )
-        return str(own[spoken(body)].text)
-
-    fake = FakeUpstream(write=write)
-    summary, rows = measured(served(servers, fake), task, tmp_path / "s.jsonl", problems=2, samples=1)
-    assert summary["pass@1"] == 1.0 and all(row.rewards["answer"] > 0.5 for row in rows)
-    shown = [message for message in fake.seen[-1]["messages"] if message["role"] != "assistant"]
-    assert len({message["role"] for message in shown} & {"tool"}) == own_calls

@@ -117,31 +117,21 @@ def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path,
     assert json.loads(line)["reward"] == -1.0
 
 
-@pytest.mark.parametrize(
-    ("name", "teacher", "output", "message"),
-    [
-        ("smartsnap-phone-qwen3", EXPERT, "x.csv", "written as .parquet or .jsonl"),
-        ("adpo-digits", EXPERT, "x.jsonl", "over after the first answer"),
-    ],
-)
-def test_collections_that_cannot_be(
-    tmp_path: Path, name: str, teacher: TeacherConfig, output: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        collect(load_recipe(name), teacher, tmp_path / output, problems=1)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_collections_and_teachers_that_cannot_be(tmp_path: Path) -> None:
+    for name, output, message in (
+        ("smartsnap-phone-qwen3", "x.csv", "written as .parquet or .jsonl"),
+        ("adpo-digits", "x.jsonl", "over after the first answer"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            collect(load_recipe(name), EXPERT, tmp_path / output, problems=1)
+    served: dict[str, Any] = {"server": "http://x", "model": "m"}
+    for given, message in (
         ({}, "say who teaches"),
-        ({"expert": True, "server": "http://x", "model": "m"}, "say who teaches"),
+        (served | {"expert": True}, "say who teaches"),
         ({"server": "http://x"}, "--server and --model go together"),
-    ],
-)
-def test_teachers_that_cannot_be(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TeacherConfig(**given)
+    ):
+        with pytest.raises(ValueError, match=message):
+            TeacherConfig(**given)
 
 
 def test_turns_are_answered_anew(tmp_path: Path, servers: Loop) -> None:

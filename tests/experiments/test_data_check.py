@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +21,7 @@ from selfverify.cli.main import app
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.data import open_rows
 from selfverify.experiments.data_check import check_rows, summary
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.tasks.math import Math
 
@@ -94,26 +94,31 @@ def test_json_is_for_programs(file: Path, tmp_path: Path) -> None:
     assert [bad["line"] for bad in found["broken"]] == [6, 7, 8]
 
 
-def test_a_file_without_a_usable_row_is_an_error(tmp_path: Path) -> None:
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    """It is counted; one without a usable row is an error."""
+    box, screens = write_reasonseg(tmp_path / "r"), write_odyssey(tmp_path / "o")
+    steps = write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END])
+    told = [json.loads(run(path, "--json")) for path in (box, screens, steps)]
+    assert {one["format"]: (one["kinds"], one["distinct_images"]) for one in told} == {
+        "reasonseg": ({"box": 2}, 1),
+        "gui-odyssey": ({"step": 9}, 9),
+        "parquet": ({"step": 2}, 2),
+    }
     (tmp_path / "a.parquet").write_bytes(b"PAR1cut")
     result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.parquet")])
     assert result.exit_code == 2 and "was it cut off" in result.output.replace("\n", " ")
 
 
-def test_every_kind_of_file(tmp_path: Path) -> None:
-    kinds: dict[str, Any] = {}
-    for path in (
-        write_reasonseg(tmp_path / "r"),
-        write_odyssey(tmp_path / "o"),
-        write_steps(tmp_path / "steps.parquet", [{"action": "wait"}, END]),
+def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
+    for name, path, target in (
+        ("math", file, "3"),
+        ("grounding", write_reasonseg(tmp_path / "r"), [10, 10, 100, 80]),
+        ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
     ):
-        found = json.loads(run(path, "--json"))
-        kinds[found["format"]] = (found["kinds"], found["distinct_images"])
-    assert kinds == {
-        "reasonseg": ({"box": 2}, 1),
-        "gui-odyssey": ({"step": 9}, 9),
-        "parquet": ({"step": 2}, 2),
-    }
+        task = make_task(name, test=str(path))
+        task.set_coordinate_space(lambda size: (1000, 1000))
+        problem = task.problem("test", 0, 0)
+        assert problem.target == target and len(problem.images) == 1
 
 
 def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder: Path) -> None:

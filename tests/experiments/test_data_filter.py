@@ -33,21 +33,16 @@ SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "why"),
+    ("why", "groups"),
     [
-        (["1", "1"], "all right"),
-        (["0", "0"], "all wrong"),
-        (["0", "1"], ""),
-        (["1->1", "1->1"], "all right"),
-        (["0->0", "0->0"], "all wrong"),
-        (["1->0", "1->0"], ""),
-        (["0->1", "0->1"], ""),
-        (["1->1", "0->1"], ""),
-        ([], "unjudged"),
+        ("all right", [("1", "1"), ("1->1", "1->1")]),
+        ("all wrong", [("0", "0"), ("0->0", "0->0")]),
+        ("", [("0", "1"), ("1->0", "1->0"), ("0->1", "0->1"), ("1->1", "0->1")]),
+        ("unjudged", [()]),
     ],
 )
-def test_what_teaches_nothing(kinds: list[str], why: str) -> None:
-    assert why_dropped(kinds) == why
+def test_what_teaches_nothing(why: str, groups: list[tuple[str, ...]]) -> None:
+    assert [why_dropped(kinds) for kinds in groups] == [why] * len(groups)
 
 
 class Scripted:
@@ -157,20 +152,8 @@ def rows(count: int = 5, **changes: Any) -> list[dict[str, Any]]:
 
 def keep(path: Path, task: Task, dropped: Sequence[int], total: int, policy: Policy) -> Path:
     """Verdicts of a scripted policy that is uniformly right at ``dropped``."""
-
-    class ByIndex(Scripted):
-        def rollout(self, policy: Any, task: Any, problems: Any, seeds: Any, sampling: Any) -> Rollout:
-            made = [
-                Group(
-                    p,
-                    [Trajectory([Segment("answer", [], finish="stop")], rewards={"correct": c}) for c in cs],
-                )
-                for p, cs in zip(problems, outcomes, strict=True)
-            ]
-            return Rollout([], made)
-
-    outcomes = [[1.0, 1.0] if i in dropped else [1.0, 0.0] for i in range(total)]
-    method: Any = ByIndex([])
+    right: list[tuple[None, int]] = [(None, 1), (None, 1)]
+    method: Any = Scripted([right if i in dropped else [(None, 1), (None, 0)] for i in range(total)])
     Filter(policy, task, method, SAMPLING, seed=3).run(path, problems=total)
     return path
 
@@ -223,21 +206,18 @@ def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest
         learn(policy, other, make_method("adpo"), config, SAMPLING, output=tmp_path / "other")
 
 
-def test_broken_problems_are_named_and_dropped(policy: Policy, tmp_path: Path) -> None:
+def test_broken_problems_and_uncounted_steps_are_told_apart(policy: Policy, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no picture")
     file = write_jsonl(tmp_path / "a.jsonl", [*rows(2), {**rows(1)[0], "image": "text.png"}])
     task = make_task("math", train=str(file))
     found = Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "k.jsonl")
     [broken] = [verdict for verdict in found if verdict.dropped == "broken"]
     assert "a.jsonl, line 3" in broken.reason and any("a.jsonl, line 3" in line for line in summary(found))
-
-
-def test_steps_that_a_profile_does_not_count_are_not_broken(policy: Policy, tmp_path: Path) -> None:
     step = {"goal": "g", "image": base64_png(54, 120)}
     acts = [{"action": "wait"}, {"action": "click", "coordinate": [5, 5]}]
-    file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
+    file = write_jsonl(tmp_path / "b.jsonl", [{**step, "action": action} for action in acts])
     task = make_task("mobile", train=str(file), profile="ui-r1")
-    found = Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "k.jsonl")
+    found = Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "l.jsonl")
     [left_out] = [verdict for verdict in found if not verdict.samples]
     assert left_out.dropped == "not counted" and "does not count wait steps" in left_out.reason
     assert "1 not counted" in summary(found)[0] and "broken" not in " ".join(summary(found))

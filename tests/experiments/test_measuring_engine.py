@@ -37,6 +37,8 @@ def test_an_evaluation_by_vllm(recipe_of: Callable[..., Recipe], tmp_path: Path)
     assert again["curves"] == summary["curves"]
     with pytest.raises(ConfigError, match="engine"):
         evaluate_recipe(recipe_of(own=True), output=tmp_path)
+    with pytest.raises(ConfigError, match="at temperature 0"):
+        evaluate_recipe(recipe_of("evaluation.temperature=0"), output=tmp_path)
 
 
 def test_filter_by_vllm(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -45,8 +47,3 @@ def test_filter_by_vllm(recipe_of: Callable[..., Recipe], tmp_path: Path) -> Non
     assert len(verdicts) == 3 and filtered.policy.engine is None  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="engine"):
         Filter.of(recipe_of(own=True), 2).run(tmp_path / "kept.jsonl", 3)
-
-
-def test_greedy_answers_are_refused(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at temperature 0"):
-        evaluate_recipe(recipe_of("evaluation.temperature=0"), output=tmp_path)

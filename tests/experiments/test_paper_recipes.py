@@ -12,69 +12,49 @@ from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import Recipe, builtin_recipes, load_recipe
 from selfverify.tasks.answering import SECOND_TURN
 
-ADPO: dict[str, Any] = {
-    "seed": 42,
-    "policy.dtype": "bfloat16",
-    "policy.master_weights": True,
-    "policy.gradient_checkpointing": True,
-    "policy.train_vision": False,
-    "method.kl": 0.01,
-    "method.format_weight": 0.1,
-    "sampling.group_size": 8,
-    "sampling.temperature": 1.0,
-    "learner.groups_per_step": 16,
-    "learner.updates_per_rollout": 1,
-    "learner.learning_rate": 1e-6,
-    "learner.schedule": "linear",
-    "learner.warmup_steps": 0,
-    "learner.betas": (0.9, 0.999),
-    "learner.weight_decay": 0.0,
-    "learner.max_grad_norm": 1.0,
-    "learner.clip_low": 0.2,
-    "learner.clip_high": 0.2,
-    "evaluation.samples": 12,
-    "evaluation.temperature": 0.2,
-    "evaluation.top_p": 0.99,
-}
+
+def settings(**sections: dict[str, Any]) -> dict[str, Any]:
+    """Settings of sections, named as overrides name them."""
+    return {f"{name}.{key}": value for name, given in sections.items() for key, value in given.items()}
+
+
+ADPO: dict[str, Any] = {"seed": 42} | settings(
+    policy={"dtype": "bfloat16", "master_weights": True, "gradient_checkpointing": True,
+            "train_vision": False},
+    method={"kl": 0.01, "format_weight": 0.1},
+    sampling={"group_size": 8, "temperature": 1.0},
+    learner={"groups_per_step": 16, "updates_per_rollout": 1, "learning_rate": 1e-6, "schedule": "linear",
+             "warmup_steps": 0, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_grad_norm": 1.0,
+             "clip_low": 0.2, "clip_high": 0.2},
+    evaluation={"samples": 12, "temperature": 0.2, "top_p": 0.99},
+)  # fmt: skip
 """Section 4.1, appendix A and Table 8; what they leave out as docs/adpo.md says."""
 
-ADAPO: dict[str, Any] = {
-    "seed": 42,
-    "policy.dtype": "bfloat16",
-    "policy.master_weights": True,
-    "policy.train_vision": False,
-    "sampling.max_new_tokens": 5000,
-    "task.form": "free",
-    "task.score": False,
-    "evaluation.second_turn": SECOND_TURN,
-    "learner.betas": (0.9, 0.999),
-    "learner.weight_decay": 0.0,
-}
+ADAPO: dict[str, Any] = {"seed": 42} | settings(
+    policy={"dtype": "bfloat16", "master_weights": True, "train_vision": False},
+    sampling={"max_new_tokens": 5000},
+    task={"form": "free", "score": False},
+    evaluation={"second_turn": SECOND_TURN},
+    learner={"betas": (0.9, 0.999), "weight_decay": 0.0},
+)
 """Table 4; what it leaves out as docs/adapo.md says."""
 
-ROLLED_OUT = {"sampling.group_size": 8, "sampling.temperature": 1.0, "sampling.top_p": 0.99}
+ROLLED_OUT = settings(sampling={"group_size": 8, "temperature": 1.0, "top_p": 0.99})
 
-FINE_TUNED = {"learner.groups_per_step": 32, "learner.learning_rate": 2e-5, "learner.schedule": "linear",
-              "learner.warmup_share": 0.1}  # fmt: skip
+FINE_TUNED = settings(
+    learner={"groups_per_step": 32, "learning_rate": 2e-5, "schedule": "linear", "warmup_share": 0.1}
+)
 
-SMARTSNAP: dict[str, Any] = {
-    "learner.groups_per_step": 8,
-    "sampling.group_size": 8,
-    "learner.steps": 180,
-    "learner.learning_rate": 1e-6,
-    "learner.schedule": "constant",
-    "learner.ratio": "trajectory",
-    "method.kl": 0.0,
-    "task.name": "android",
-    "task.agent.reward.relevant": 0.2,
-    "task.agent.reward.success": 0.8,
-    "task.agent.reward.format_error": -1.0,
-    "task.agent.evidence.judged": None,
-    "task.react": True,
-    "episode.turns": 30,
-    "episode.tokens": 32768,
-    "policy.template_options": {},
-}
+SMARTSNAP: dict[str, Any] = settings(
+    learner={"groups_per_step": 8, "steps": 180, "learning_rate": 1e-6, "schedule": "constant",
+             "ratio": "trajectory"},
+    sampling={"group_size": 8},
+    method={"kl": 0.0},
+    task={"name": "android", "react": True, "agent.reward.relevant": 0.2, "agent.reward.success": 0.8,
+          "agent.reward.format_error": -1.0, "agent.evidence.judged": None},
+    episode={"turns": 30, "tokens": 32768},
+    policy={"template_options": {}},
+)  # fmt: skip
 """Section 4.2."""
 
 SILENT = {"policy.template_options": {"enable_thinking": False}}

@@ -206,11 +206,6 @@ def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
     assert expected in refusal(good, override)
 
 
-def test_what_measures_takes_a_model_behind_a_server(good: Path) -> None:
-    path = "http://127.0.0.1:8000#org/model"
-    assert load_recipe(str(good), [f"policy.path={path}"]).policy.path == path
-
-
 def test_vllm_starts_from_no_gguf_file(good: Path, tmp_path: Path) -> None:
     """Nor from an adapter on one: it reads the folder itself."""
     packed, adapter = tmp_path / "packed.gguf", tmp_path / "adapter"
@@ -262,7 +257,8 @@ def test_all_faults_are_reported_at_once(good: Path) -> None:
 
 
 def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> None:
-    assert load_recipe(good, ["policy.path=org/name"]).policy.path == "org/name"
+    for path in ("org/name", "http://127.0.0.1:8000#org/model"):
+        assert load_recipe(good, [f"policy.path={path}"]).policy.path == path
     model = tmp_path / "model"
     model.mkdir()
     assert "holds no config.json" in refusal(good, f"policy.path={model}")
@@ -324,6 +320,9 @@ def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.Monke
 
 
 @settings(max_examples=60, deadline=None)
+@example(
+    {text: text for text in ("3e-4", "off", "no", "1:30", "2024-01-01", "010", "0x10", "null", "1_000", "~")}
+)
 @example({"next line": "\x85", "separators": "a\u2028 \u2029\ufeff", "lines": "a\n\n b\t \r\n"})
 @given(
     st.dictionaries(
@@ -339,14 +338,6 @@ def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.Monke
 def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
     assert load_yaml(dump_yaml(data), "test") == data
     assert yaml.safe_load(dump_yaml(data)) == data, "other programs read YAML 1.1"
-
-
-@pytest.mark.parametrize(
-    "text", ["3e-4", "off", "no", "1:30", "2024-01-01", "010", "0x10", "null", "1_000", "~"]
-)
-def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
-    assert load_yaml(dump_yaml({"a": text}), "test") == {"a": text}
-    assert yaml.safe_load(dump_yaml({"a": text})) == {"a": text}
 
 
 def test_another_method_replaces_the_section(tmp_path: Path) -> None:

@@ -69,17 +69,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> None:
-    task = phone_task()
+def filmed(folder, texts=None, images=None, task=None):
+    """The sample and the film of an agent, or of the expert, who sets an alarm."""
+    task = task or phone_task()
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
+    sample = played(task, problem, texts or expert(task, problem), folder)
+    target = entry(task, problem)["target"]
+    return sample, target, agent_film(sample, target, PhoneAgents, images or PageImages(), folder)
+
+
+def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> None:
     texts = [
         call("launch", app="clock"), call("fly"), call("tap", id="add"), call("tap", id="gone"),
         call("swipe", direction="up", dist="short"), call("submit", message="Done.", evidences=[2]),
     ]  # fmt: skip
     images = PageImages()
-    sample = played(task, problem, texts, tmp_path)
-    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, images, tmp_path)
-    assert film is not None
+    *_, film = filmed(tmp_path, texts, images)
     assert [frame["title"] for frame in film["frames"]] == [
         "Round 0", "Round 1", "Refused", "Round 2", "Round 3", "Round 4", "Handed in",
     ]  # fmt: skip
@@ -128,26 +133,20 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
 
 def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfverify.reports.film.MOST_STEPS", 8)
-    task = phone_task()
-    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
     texts = [call("wait", seconds=number) for number in range(12)]
-    texts.append(call("submit", message="Done.", evidences=[2]))
-    sample = played(task, problem, texts, tmp_path)
-    film = agent_film(sample, entry(task, problem)["target"], PhoneAgents, PageImages(), tmp_path)
-    assert film is not None and [frame.get("title") for frame in film["frames"]] == [
+    *_, film = filmed(tmp_path, [*texts, call("submit", message="Done.", evidences=[2])])
+    assert [frame.get("title") for frame in film["frames"]] == [
         "Round 0", "Round 1", "Round 2", "Round 3", "Round 4", None, "Round 12", "Handed in",
     ]  # fmt: skip
     assert film["frames"][5] == {"left_out": 7}
 
 
 def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
-    task = phone_task()
-    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
-    sample = played(task, problem, expert(task, problem), tmp_path)
+    sample, whole, _ = filmed(tmp_path)
     bad = (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0})
     for drawn_by, target in (
         *((PhoneAgents, target) for target in bad),
-        (None, entry(task, problem)["target"]),
+        (None, whole),
     ):
         film = agent_film(sample, target, drawn_by, PageImages(), tmp_path)
         assert film is not None and not any(frame["images"] for frame in film["frames"])
@@ -155,12 +154,8 @@ def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path:
     damaged = [replace(step, record={"outcome": 3}) for step in sample.steps]
     sample = replace(sample, steps=damaged)
     assert agent_film(sample, None, PhoneAgents, PageImages(), tmp_path) is None
-
-
-def test_pictures_that_the_agent_saw_need_no_drawing(tmp_path: Path) -> None:
-    task = phone_task(show="both")
-    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
-    sample = played(task, problem, expert(task, problem), tmp_path)
+    # Pictures that the agent saw need no drawing.
+    sample, *_ = filmed(tmp_path, task=phone_task(show="both"))
     film = agent_film(sample, None, PhoneAgents, PageImages(), tmp_path)
     assert film is not None and [len(frame["images"]) for frame in film["frames"]] == [1, 1, 1, 1, 1, 0]
 

@@ -83,9 +83,13 @@ def talked(
     return VisualTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
 
 
+def filmed(folder: Path, *talk: Any, **more: Any) -> dict[str, Any]:
+    return film_of_trace(talked(folder, *talk, **more), PageImages().of_files(folder / IMAGES))
+
+
 def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None:
     """Boxes stand in pixels of the image they are drawn on; the overview has them in the question's."""
-    film = film_of_trace(talked(tmp_path, LOOKS), PageImages().of_files(tmp_path / IMAGES))
+    film = filmed(tmp_path, LOOKS)
     first, second = film["frames"]
     [view], [made] = first["from"], first["made"]
     assert (view["number"], made["number"]) == (1, 2)
@@ -115,7 +119,7 @@ def test_delta_r_stands_against_epsilon(
     rule: StopRule, last: float, zone: tuple[float, float] | None, why: str, tmp_path: Path
 ) -> None:
     """The scale reaches 1.15 times the largest value to both sides, here 2.3 nats."""
-    film = film_of_trace(talked(tmp_path, LOOKS, (2.0, last), rule), PageImages().of_files(tmp_path / IMAGES))
+    film = filmed(tmp_path, LOOKS, (2.0, last), rule)
     first, second = (frame["gauge"] for frame in film["frames"])
     assert first["at"] == pytest.approx(50 + 50 * 2.0 / 2.3)
     assert second["at"] == pytest.approx(50 + 50 * last / 2.3)
@@ -129,8 +133,7 @@ def test_delta_r_stands_against_epsilon(
 
 def test_a_step_that_was_taken_back(tmp_path: Path) -> None:
     """Its Δr is told where it ended looking; the step before it has its own."""
-    trace = talked(tmp_path, LOOKS, (2.0, -0.25), Verified("absolute", 0.5), on_stop="skip")
-    film = film_of_trace(trace, PageImages().of_files(tmp_path / IMAGES))
+    film = filmed(tmp_path, LOOKS, (2.0, -0.25), Verified("absolute", 0.5), on_stop="skip")
     [frame] = film["frames"]
     assert frame["gauge"]["delta"] == 2.0 and not frame["gauge"]["inside"] and frame["step"]["stopped"]
     assert "after step 1" in film["why"] and "\u22120.25 and 0.50" in film["why"]

@@ -148,17 +148,15 @@ def test_images_outside_the_gallery_are_refused(run_copy, tmp_path):
 
 
 def test_missing_parts_are_told(run_copy, tmp_path):
-    for gone in ("metrics.jsonl", "samples-before.jsonl"):
+    with Image.open(write_overview(run_copy, tmp_path / "o.png")) as picture:
+        assert picture.size == (1600, 700)
+    for gone in ("metrics.jsonl", "samples-before.jsonl", "metrics.json"):
         (run_copy / gone).unlink()
+    assert load_run(run_copy).summaries["after"]["samples_per_problem"] == 8, "it is computed"
     shutil.rmtree(run_copy / "gallery")
     page = shown(run_copy, tmp_path)
     for line in ("no learning curves", "no score histogram before training", "no problems are shown"):
         assert line in page
-
-
-def test_summaries_are_computed_where_they_are_missing(run_copy):
-    (run_copy / "metrics.json").unlink()
-    assert load_run(run_copy).summaries["after"]["samples_per_problem"] == 8
 
 
 def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
@@ -325,11 +323,6 @@ def test_what_ends_looking_is_told_and_drawn(tmp_path):
     (tmp_path / "metrics.json").write_text(json.dumps({"stopping": found}))
     with pytest.raises(DataError, match="stopping: rules: self-stop: steps: Field required"):
         load_run(tmp_path)
-
-
-def test_overview_is_a_picture_of_the_promised_size(run_dir, tmp_path):
-    with Image.open(write_overview(run_dir, tmp_path / "o.png")) as picture:
-        assert picture.size == (1600, 700)
 
 
 def test_running_mean_leaves_gaps_out():

@@ -100,13 +100,11 @@ def test_an_evaluation_has_them(policy: Policy, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_page_tells_of_both_turns(folder: Path) -> None:
+    """Its gallery sorts by what changed."""
     page = write_report(folder, folder / "report.html").read_text("utf-8")
     for text in ("62.5\u00a0%", "56.2\u00a0%", "\u22126.2 points", "Both turns over training", "angles"):
         assert text in page
     assert page.count(">corrected</span>") == 3 and page.count(">spoiled</span>") == 4
-
-
-def test_the_gallery_sorts_by_what_changed(folder: Path) -> None:
     cards = gallery(load_run(folder), PageImages())
     assert [(card["id"], card["kind"]) for card in cards] == [
         ("corrects", "corrected"), ("spoils", "spoiled"), ("even", "even"), ("copies", "unchanged"),

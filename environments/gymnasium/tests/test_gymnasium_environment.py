@@ -46,13 +46,8 @@ class Walk(gymnasium.Env):  # type: ignore[misc,name-defined]
             raise ValueError("off the map")
         if self.options == {"fault": "hang"}:
             time.sleep(0.5)
-        return (
-            {"view": RGB, "place": np.int32(self.place)},
-            np.float32(0.25),
-            self.place == 2,
-            self.place == -2,
-            {},
-        )
+        seen = {"view": RGB, "place": np.int32(self.place)}
+        return seen, np.float32(0.25), self.place == 2, self.place == -2, {}
 
     def render(self) -> Any:
         return np.full((5, 7, 3), 9, np.uint8)
@@ -180,30 +175,22 @@ def test_every_value_of_a_space_survives_json(name: str) -> None:
         np.testing.assert_equal(plain(back), plain(value))
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("discrete", 2),
-        ("binary", [0, 1]),
-        ("binary", [0, 1, 2]),
-        ("binary", [True, False, True]),
-        ("many", [1, 9]),
-        ("many", [0.5, 1]),
-        ("box", [[0, 0], [0, 3]]),
-        ("box", [[0, 0], [0]]),
-        ("box", [[0, 0], [0, "1"]]),
-        ("whole", [0, 256, 1]),
-        ("whole", [0, -1, 1]),
-        ("text", "d"),
-        ("text", 7),
-        ("both", {"a": 1}),
-        ("both", {"a": 1, "b": ["a"]}),
-        ("both", []),
-    ],
-)
-def test_values_of_no_space_are_refused(name: str, given: Any) -> None:
-    with pytest.raises(Misfit):
-        value_of(SPACES[name], given)
+NO_VALUES: dict[str, list[Any]] = {
+    "discrete": [2],
+    "binary": [[0, 1], [0, 1, 2], [True, False, True]],
+    "many": [[1, 9], [0.5, 1]],
+    "box": [[[0, 0], [0, 3]], [[0, 0], [0]], [[0, 0], [0, "1"]]],
+    "whole": [[0, 256, 1], [0, -1, 1]],
+    "text": ["d", 7],
+    "both": [{"a": 1}, {"a": 1, "b": ["a"]}, []],
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_values_of_no_space_are_refused(name: str) -> None:
+    for given in NO_VALUES[name]:
+        with pytest.raises(Misfit):
+            value_of(SPACES[name], given)
 
 
 def test_observations_are_shown() -> None:

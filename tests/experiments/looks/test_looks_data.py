@@ -50,13 +50,8 @@ def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
     assert made.pairs_dropped == {"no wrong trace of the problem": 6}
     lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
     for line in lines:
-        shown = [
-            part["image"]
-            for message in line["messages"]
-            if not isinstance(message["content"], str)
-            for part in message["content"]
-            if part["type"] == "image"
-        ]
+        told = [m["content"] for m in line["messages"] if not isinstance(m["content"], str)]
+        shown = [part["image"] for parts in told for part in parts if part["type"] == "image"]
         turns = [m for m in line["messages"] if m["role"] == "assistant"]
         assert len(shown) == len(turns) and all((tmp_path / name).is_file() for name in shown)
         assert [cut[0][0] for cut in line["cuts"]] == ["plan"] * (len(turns) - 1) + ["answer"]

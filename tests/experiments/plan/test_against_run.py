@@ -122,12 +122,10 @@ class Opening(Chat):
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["policy first", "environment first"])
-@pytest.mark.parametrize("chunk", [100, pytest.param(8192, marks=pytest.mark.slow)])
 def test_memory_of_conversations(
     tiny_folder: Path,
     tmp_path: Path,
     chatty: Callable[[Recipe], None],
-    chunk: int,
     begins: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,7 +136,7 @@ def test_memory_of_conversations(
         monkeypatch.setattr(
             DigitsPick, "problem", lambda *place: replace(make(*place), environment_begins=True)
         )
-    sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", f"policy.prefill_chunk={chunk}")
+    sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", "policy.prefill_chunk=100")
     recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
     problem = Problem("x", user_turn("", 0))
     reply = Chat(DigitsPick(), problem, 0).step(PolicyTurn("", [], Finish.STOP, 0))
@@ -160,14 +158,9 @@ def test_memory_of_conversations(
         ("method.verification_credit=normalised",),
         ("policy.gradient_checkpointing=true", "method.kl=0", "method.name=grpo"),
         ("policy.lora={rank: 4}", "method.name=grpo"),
-        pytest.param(("policy.train_vision=true", "method.name=grpo"), marks=pytest.mark.slow),
-        pytest.param(
-            ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=sft"), marks=pytest.mark.slow
-        ),
-        pytest.param(("method.name=sft",), marks=pytest.mark.slow),
         ("policy.dtype=bfloat16", "learner.channels=separate", "method.name=sft"),
     ],
-    ids=["full", "checkpointing", "lora", "vision", "plain", "sft", "masters and channels"],
+    ids=["full", "checkpointing", "lora", "masters and channels"],
 )
 def test_memory_is_that_of_a_run(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Within 5 %, for the whole step and for sampling; a plan reads no weights and runs no kernel."""
