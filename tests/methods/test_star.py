@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.decoding import Sample
@@ -141,19 +141,8 @@ def conversation(turns: int) -> Trajectory:
     return Trajectory(segments)
 
 
-def test_only_the_last_turn_is_learnt() -> None:
-    made = Group(Problem("p", []), [conversation(2), conversation(3)])
-    credits = make_method("star").credit(made, torch.tensor([True, True]))
-    assert [credit.channel for credit in credits] == ["turn_2", "turn_3"]
-    assert [credit.valid.tolist() for credit in credits if credit.valid is not None] == [
-        [True, False],
-        [False, True],
-    ]
-    assert make_method("star").metrics([made]) == {"star/rounds": 1.5}
-
-
 def test_every_epoch_shows_every_conversation(policy: Policy) -> None:
-    kept = [(index, conversation(2)) for index in (3, 3, 8, 9, 11)]
+    kept = [(index, conversation(turns)) for index, turns in ((3, 3), (3, 2), (8, 2), (9, 2), (11, 2))]
     task, method = make_task("digits-pick"), STaR(kept=kept, seed=4)
     orders = []
     for epoch in range(2):
@@ -162,6 +151,7 @@ def test_every_epoch_shows_every_conversation(policy: Policy) -> None:
         groups = method.rollout(policy, task, problems, [0] * 5, SamplingConfig()).groups
         assert {id(t) for group in groups for t in group.trajectories} == {id(c) for _, c in kept}
         orders.append([p.id for p in problems])
+        assert method.metrics(groups) == {"star/rounds": pytest.approx(1.2)}
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
 
 
@@ -216,9 +206,17 @@ def run(
     return policy.fingerprint()
 
 
-def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path: Path) -> None:
-    """Three of nine conversations, twice, two a step: three steps an iteration."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run's folder and the policy's fingerprint: three of nine conversations, twice, two a step."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(tiny_folder, folder, Corrects())
+
+
+def test_a_run_that_is_stopped_ends_like_a_whole_one(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
+    """With three steps an iteration."""
     torn = tmp_path / "torn"
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(stop_at=2))
@@ -227,9 +225,9 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(), resume=True, stop_at=5)
     collect = Corrects()
-    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert run(tiny_folder, torn, collect, resume=True) == whole[1]
     assert collect.calls == 0, "nothing is sampled twice"
-    logs = [(folder / "metrics.jsonl").read_text() for folder in (tmp_path / "whole", torn)]
+    logs = [(folder / "metrics.jsonl").read_text() for folder in (whole[0], torn)]
     assert logs[0] == logs[1]
     rows = [json.loads(line) for line in logs[0].splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -237,17 +235,16 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     assert (torn / "model" / "model.safetensors").is_file()
 
 
-def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_batch_that_was_half_written_is_sampled_as_a_whole(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
     """Who stands beside a problem decides how its numbers are rounded; no line is written twice."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
-    torn, files = (
-        tmp_path / "torn",
-        [tmp_path / n / "iteration-1" / CONVERSATIONS_FILE for n in ("whole", "torn")],
-    )
+    torn = tmp_path / "torn"
+    files = [folder / "iteration-1" / CONVERSATIONS_FILE for folder in (whole[0], torn)]
     files[1].parent.mkdir(parents=True)
     files[1].write_text("".join(files[0].read_text().splitlines(keepends=True)[:5]))  # settings, 4 problems
     collect = Corrects()
-    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert run(tiny_folder, torn, collect, resume=True) == whole[1]
     assert collect.asked[:2] == [[3, 4, 5], [6, 7, 8]]
     assert files[0].read_text() == files[1].read_text()
     odd = tmp_path / "odd" / "iteration-1" / CONVERSATIONS_FILE
@@ -257,15 +254,16 @@ def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, 
         run(tiny_folder, tmp_path / "odd", Corrects(), resume=True)
 
 
-def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: Path) -> None:
+def test_time_ends_an_iteration_and_all_behind_it(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
     """The next one would sample from weights that a resumed run no longer has."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
     torn = tmp_path / "torn"
     run(tiny_folder, torn, Corrects(), last=1, of=3, time_limit_s=1e-9)
     assert not (torn / "iteration-2").exists()
     assert len((torn / "metrics.jsonl").read_text().splitlines()) == 1
     assert holds_a_run(torn)
-    assert run(tiny_folder, torn, Corrects(), resume=True) == whole
+    assert run(tiny_folder, torn, Corrects(), resume=True) == whole[1]
 
 
 class Holed(DigitsPick):
