@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import write_tiny
+from selfverify.policy.tiny_models import tiny_tokenizer, write_tiny, write_tiny_text
 from selfverify.tasks.base import user_turn
 
 Tensors = dict[str, torch.Tensor]
@@ -175,11 +176,12 @@ def test_tower_is_frozen_unless_asked(load_policy: Any) -> None:
         assert all(p.requires_grad for p in model.model.language_model.parameters())
 
 
-def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [write_tiny, partial(write_tiny_text, tokenizer=tiny_tokenizer())])
+def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path, write: Any) -> None:
     for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 2, 1)):
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        write_tiny(tmp_path / name, seed, hidden=96, layers=1)
+        write(tmp_path / name, seed=seed, hidden=96, layers=1)
         assert torch.equal(torch.get_rng_state(), state)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
