@@ -129,12 +129,6 @@ def loaders(request: pytest.FixtureRequest, load_policy: Any, make_raw: Any) -> 
 
 
 @pytest.fixture(scope="session")
-def make_image() -> Callable[..., Image.Image]:
-    """``make_image(seed, width, height)``: an image of random pixels."""
-    return noise_image
-
-
-@pytest.fixture(scope="session")
 def problems() -> list[Problem]:
     """Prompts of different lengths: one image, none, three images of two sizes (one of them twice)."""
     small, large = noise_image(1), noise_image(2, 48, 40)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import Loaders
+from tests.policy.conftest import Loaders, noise_image
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
@@ -82,9 +82,9 @@ def test_logprobs_equal_transformers(
     assert expected[expected != 0].std() > 0.5
 
 
-def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem], make_image: Any) -> None:
+def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> None:
     policy = forced(loaders.policy(), True)
-    first, second = make_image(5, 40, 16), make_image(6, 16, 48)
+    first, second = noise_image(5, 40, 16), noise_image(6, 16, 48)
     ours = [
         [observation(policy, first, [50, 51], [60, 61, 62]), [70, 71]],
         [[80], observation(policy, second, [52], [63, 64])],
