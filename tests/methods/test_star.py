@@ -35,19 +35,15 @@ WORDS = "Check the answer."
 class Scripted:
     """Says of each sample what is right and what is wrong in every turn, in the model's own tokens."""
 
-    def __init__(self, policy: Policy, scripts: Sequence[str], problems: Sequence[Problem]) -> None:
+    def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
         self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
-        self.problems = {problem.id: problem for problem in problems}
-        self.asked: list[list[str]] = []
-        """For each call with third turns the conversations so far."""
-        self.draws: list[list[tuple[int, int, int]]] = []
-        """For each call with third turns what draws depend on: seed, turn, sample."""
+        self.problem = self.task.problem("train", 0, 0)
 
-    def say(self, problem: Problem, right: str) -> Sample:
+    def say(self, right: str) -> Sample:
         tokenizer = self.policy.tokenizer
         if right == "c":
             return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], Finish.LENGTH)
-        pieces = self.task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
+        pieces = self.task.demonstrate(self.problem, np.random.default_rng(0), wrong=False).pieces
         text = "".join(piece for _, piece in pieces)
         text = text if right in "1m" else "<think>0</think><answer>0 0 0</answer>"
         score = "0.5" if right in "01" else "high"
@@ -56,31 +52,21 @@ class Scripted:
 
     def threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
-    ) -> ScriptedThreads:
-        """Stands for `Policy.threads`."""
+    ) -> Scripted:
+        """Stands for `Policy.threads`, and for what it returns."""
         assert sampling.group_size == len(self.scripts)
-        return ScriptedThreads(self, prompts, seeds)
-
-
-class ScriptedThreads:
-    """Threads in which everything is said as the script has it."""
-
-    def __init__(self, script: Scripted, prompts: Sequence[Prompt], seeds: Sequence[int]) -> None:
-        self.script, self.prompts, self.seeds = script, prompts, seeds
-        self.whole: dict[SampleIndex, list[int]] = {}
+        self.whole = {(0, g): prompts[0].ids.tolist() for g in range(len(self.scripts))}
+        return self
 
     def generate(
         self, places: Collection[SampleIndex], turn: int, more: bool = True
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`; in the third turn what it is asked is on record."""
-        script, said = self.script, {}
+        """See `KVSession.generate`; what third turns are asked is on record."""
         if turn == 2:
-            script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in places])
-            script.draws.append([(self.seeds[b], turn, g) for b, g in places])
-        for b, g in places:
-            sample = script.say(script.problems[self.prompts[b].problem_id], script.scripts[g][turn])
-            said[b, g] = sample
-            self.whole[b, g] = self.whole.get((b, g), self.prompts[b].ids.tolist()) + sample.tokens
+            self.asked = [self.policy.tokenizer.decode(self.whole[place]) for place in places]
+        said = {place: self.say(self.scripts[place[1]][turn]) for place in places}
+        for place, sample in said.items():
+            self.whole[place] += sample.tokens
         return said
 
     def append(
@@ -95,14 +81,13 @@ class ScriptedThreads:
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""
     scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
-    problem = make_task("digits-pick").problem("train", 0, 0)
-    script = Scripted(policy, scripts, [problem])
+    script = Scripted(policy, scripts)
     monkeypatch.setattr(policy, "threads", script.threads)
     sampling = SamplingConfig(group_size=len(scripts))
 
     def kept(**options: Any) -> list[Trajectory]:
         method = make_method("star", second_turn=WORDS, **options)
-        [found] = method.collect(policy, script.task, [problem], [7], sampling)
+        [found] = method.collect(policy, script.task, [script.problem], [7], sampling)
         return found
 
     two, three = kept()
@@ -110,27 +95,12 @@ def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyP
     assert [s.channel for s in three.segments] == ["turn_1", "observation", "turn_2", "observation", "turn_3"]
     assert [s.turn for s in three.segments] == [0, 1, 1, 2, 2]
     assert three.rewards["correct"] == 1 and three.rewards["correct_1"] == 0
-    [asked] = script.asked
+    asked = script.asked
     assert len(asked) == 3 and all(text.count(WORDS) == 2 for text in asked)
     # The prompt, all that was said, and what the template puts between: nothing else, nothing twice.
     assert asked[0].endswith(three.segments[3].text) and three.segments[3].text == three.segments[1].text
     assert [len(t.segments) for t in kept(rounds=1)] == [3]
     assert [t.rewards["correct_1"] for t in kept(keep_right=True)] == [1, 0, 0]
-
-
-def test_a_problems_further_turns_do_not_depend_on_its_neighbours(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two problems with the same script, of which the second turns of samples 1 and 2 are wrong."""
-    problems = [make_task("digits-pick").problem("train", 0, index) for index in (0, 1)]
-    script = Scripted(policy, ["11", "000", "001"], problems)
-    monkeypatch.setattr(policy, "threads", script.threads)
-    method, sampling = make_method("star", second_turn=WORDS), SamplingConfig(group_size=3)
-    method.collect(policy, script.task, problems, [7, 8], sampling)
-    method.collect(policy, script.task, problems[1:], [8], sampling)
-    together, alone = script.draws
-    assert together == [(seed, 2, place) for seed in (7, 8) for place in (1, 2)]
-    assert together[2:] == alone
 
 
 def conversation(turns: int) -> Trajectory:
