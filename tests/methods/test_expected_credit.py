@@ -49,6 +49,12 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
     return rollout
 
 
+@pytest.fixture
+def rollout(policy: Policy) -> Rollout:
+    """A fresh one, to be changed."""
+    return rollout_of(policy, SCORES, QUALITIES)
+
+
 def credited(group: Group, **options: Any) -> list[Credit]:
     """The answers' credit and the scores'."""
     method = make_method("adpo", verification_credit="expected", **options)
@@ -129,9 +135,8 @@ def test_the_scores_gradient_is_that_of_the_expected_auc(
     assert_gradients_close(*({n: g.type(torch.float32) for n, g in x.items()} for x in (ours, expected)))
 
 
-def test_choices_lie_on_what_was_written(policy: Policy) -> None:
+def test_choices_lie_on_what_was_written(policy: Policy, rollout: Rollout) -> None:
     """ "0.7" passes "0 or 1" and then ten digits; "1.0" passes only the first."""
-    rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     [streams], _ = select(rollout, [credited(group)], True)
     places, weights, choices = stack_choices([streams])
@@ -167,9 +172,8 @@ def test_a_malformed_score_is_punished_as_written(policy: Policy) -> None:
         assert streams.kl_coef_gr[row][streams.channel_gr[row] == 1].tolist() == pytest.approx([0.1] * 5)
 
 
-def test_an_answer_without_any_score_takes_no_part(policy: Policy) -> None:
+def test_an_answer_without_any_score_takes_no_part(rollout: Rollout) -> None:
     """Its last segment is the answer, which the task has parsed."""
-    rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     bare = group.trajectories[2]
     bare.segments, bare.scores = bare.segments[:1], {}
@@ -179,27 +183,24 @@ def test_an_answer_without_any_score_takes_no_part(policy: Policy) -> None:
     assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 3}
 
 
-def test_scores_that_were_not_read_are_an_error(policy: Policy) -> None:
+def test_scores_that_were_not_read_are_an_error(rollout: Rollout) -> None:
     """Learning nothing in silence would be worse."""
-    rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     del group.trajectories[1].scores["soft"]
     with pytest.raises(ValueError, match=r"digits-pick/train/0/0.*read_rollout"):
         credited(group)
 
 
-def test_the_score_may_have_its_own_kl(policy: Policy) -> None:
-    rollout = rollout_of(policy, SCORES, QUALITIES)
+def test_the_score_may_have_its_own_kl(rollout: Rollout) -> None:
     valid = valid_trajectories(rollout.groups[0], False)
     for options, expected in (({}, 0.3), ({"score_kl": 0.0}, 0.0), ({"score_kl": 0.02}, 0.02)):
         answer, score = make_method("adpo", kl=0.3, **options).credit(rollout.groups[0], valid)
         assert (answer.kl_coef, score.kl_coef) == (0.3, expected)
 
 
-def test_clipping_stops_a_policy_that_has_moved_far_enough(policy: Policy) -> None:
+def test_clipping_stops_a_policy_that_has_moved_far_enough(policy: Policy, rollout: Rollout) -> None:
     """The distributions stay those of sampling: once every ratio with a positive gain has left the clip
     range and every loss too, the score's gradient is exactly 0."""
-    rollout = rollout_of(policy, SCORES, QUALITIES)
     [group] = rollout.groups
     [streams], _ = select(rollout, [credited(group, kl=0.0)], True)
     choices = streams.choices
@@ -237,8 +238,7 @@ def test_what_is_read_is_what_is_learnt_at_any_temperature(policy: Policy) -> No
     assert_close(choice_probability(again, choices.probability > 0), choices.probability)
 
 
-def test_one_channel_may_have_choices(policy: Policy) -> None:
-    rollout = rollout_of(policy, SCORES, QUALITIES)
+def test_one_channel_may_have_choices(rollout: Rollout) -> None:
     answer, score = credited(rollout.groups[0])
     answer.choices = score.choices
     with pytest.raises(ValueError, match=r"only one channel.*answer, score"):
@@ -248,9 +248,8 @@ def test_one_channel_may_have_choices(policy: Policy) -> None:
         select(rollout, [[answer, score]], True)
 
 
-def test_a_turn_that_was_not_to_be_the_last_has_no_choices(policy: Policy) -> None:
+def test_a_turn_that_was_not_to_be_the_last_has_no_choices(policy: Policy, rollout: Rollout) -> None:
     """A limit ended the conversation there: its tokens are an answer's, also if they begin with a 0."""
-    rollout = rollout_of(policy, SCORES, QUALITIES)
     last = rollout.groups[0].trajectories[3].segments.pop()
     zero = policy.tokenizer("0", add_special_tokens=False)["input_ids"]
     rollout.groups[0].trajectories[3].segments[-1] = Segment("answer", zero * 9, parsed=last.parsed)
