@@ -201,21 +201,6 @@ def test_the_gradient_of_slices_is_that_of_groups(
         assert totals.largest == pytest.approx(whole_totals.largest, rel=1e-5)
 
 
-def test_a_row_may_stand_anywhere(load_policy: Any) -> None:
-    """What `take` leaves of a group: its streams, its images, and its choices under new numbers."""
-    [group, *_] = streams(load_policy(), images=True)
-    part = group.take([3, 1])
-    assert part.width == len(group.tokens[1]) and part.tokens == [group.tokens[3], group.tokens[1]]
-    assert part.advantage_gr[1].equal(group.advantage_gr[1, : part.width])
-    assert part.images == [[], group.images[1]] and part.pictures == [[], group.pictures[1]]
-    assert part.choices is not None and part.choice_weight_m is not None
-    assert part.choices.rows.tolist() == [1, 1] and part.choices.places.tolist() == [0, 1]
-    assert part.choices.tokens.tolist() == [[7, 8, 9], [5, 6, 0]]
-    assert part.choice_weight_m.tolist() == [2.0, 3.0]
-    assert group.take(range(4)) is group
-    assert group.take([2]).choices.rows.tolist() == []  # type: ignore[union-attr]
-
-
 ALONE: Any = type("Alone", (), {"policy": None})
 """Stands for the processes of a run."""
 
