@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,27 @@ def finish(process: subprocess.Popen[str], seconds: float = 280, log: Path | Non
     """Wait for its end, which has to be a good one."""
     _, errors = process.communicate(timeout=seconds)
     assert process.returncode == 0, (log.read_text() if log else errors)[-3000:]
+
+
+def finish_killed(script: Path, steps: int, kills: int, *words: object, pause_s: float, log: Path) -> int:
+    """Kill a program of ``steps`` steps inside each of ``kills`` equal parts, then let it end.
+
+    A kill comes up to ``pause_s`` behind a step. Returns how many of them hit a live run.
+    """
+    rng, hit = random.Random(kills), 0
+    for kill in range(kills):
+        process = start(script, steps, *words, log=log)
+        assert process.stdout is not None
+        last = rng.randint(steps * kill // kills + 1, max(steps * (kill + 1) // kills - 1, 1))
+        for line in process.stdout:
+            if line.startswith("step") and int(line.split()[1]) >= last:
+                break
+        time.sleep(rng.uniform(0.0, pause_s))
+        process.kill()
+        process.communicate()
+        hit += process.returncode < 0
+    finish(start(script, steps, *words, log=log), 1200, log)
+    return hit
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
+from tests.methods.test_without_the_model_stack import normalised
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method
 
-EPS = 1e-4
 MALFORMED, MISSING = "malformed", "missing"
 
 
@@ -60,13 +59,6 @@ def credits(method: str, of: Group, drop_truncated: bool = False, **options: Any
     found = make_method(method, **options).credit(of, valid_trajectories(of, drop_truncated))
     assert len({credit.channel for credit in found}) == len(found)
     return {credit.channel: credit for credit in found}
-
-
-def normalised(*rewards: float) -> list[float]:
-    """(R - mean) / (unbiased std + 1e-4), spelled out."""
-    mean = sum(rewards) / len(rewards)
-    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
-    return [(r - mean) / (std + EPS) for r in rewards]
 
 
 def close(found: torch.Tensor, expected: list[float]) -> None:
@@ -144,20 +136,13 @@ def test_truncated_is_in_nobodys_contrastive_set() -> None:
 # --- ADPO, decoupled ------------------------------------------------------------------------------------
 
 
-def test_pairwise() -> None:
-    of = crossed()
-    found = credits("adpo", of)
-    close(found["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.1))
-    # .9 is above .2 and .5; .2 below .9 and .4; .4 above .2 only; .5 below .9 only.
-    close(found["score"].advantage, normalised(1.0, 1.0, 0.5, 0.5))
-    assert [t.rewards["verification"] for t in of.trajectories] == [1.0, 1.0, 0.5, 0.5]
-
-
 def test_malformed_and_missing_scores() -> None:
-    found = credits("adpo", mixed())
+    of = mixed()
+    found = credits("adpo", of)
     # A missing score is the answer's fault, a malformed one the score's.
     close(found["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.0))
     close(found["score"].advantage, normalised(1.0, 1.0, 0.0 - 0.1, 0.0))
+    assert [t.rewards["verification"] for t in of.trajectories] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_class_mean() -> None:

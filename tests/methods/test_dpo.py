@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.experiments.looks.looks_files import write_looks
 
+from killed_runs import rows
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trainer_config import TrainerConfig
@@ -101,13 +102,11 @@ def test_who_has_no_preferences_says_so(policy: Policy, tmp_path: Path) -> None:
 def test_training_on_pairs(load_policy: Any, tmp_path: Path) -> None:
     """Two steps with an adapter, whose reference is the model without it: the margin grows from 0."""
     pytest.importorskip("peft")
-    import json
-
     write_looks(tmp_path)
     policy = load_policy(lora={"rank": 4})
     learner = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-2, checkpoint_every=0)
     Trainer(Training(policy, pairs(tmp_path), make_method("dpo"), learner, SAMPLING, tmp_path / "run")).run()
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = rows(tmp_path / "run")
     assert lines[0]["pairs/margin"] == pytest.approx(0, abs=1e-3)
     assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
     assert lines[-1]["pairs/margin"] > 1e-2 and lines[-1]["loss"] < lines[0]["loss"]

@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.decoding import Sample
@@ -35,19 +35,15 @@ WORDS = "Check the answer."
 class Scripted:
     """Says of each sample what is right and what is wrong in every turn, in the model's own tokens."""
 
-    def __init__(self, policy: Policy, scripts: Sequence[str], problems: Sequence[Problem]) -> None:
+    def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
         self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
-        self.problems = {problem.id: problem for problem in problems}
-        self.asked: list[list[str]] = []
-        """For each call with third turns the conversations so far."""
-        self.draws: list[list[tuple[int, int, int]]] = []
-        """For each call with third turns what draws depend on: seed, turn, sample."""
+        self.problem = self.task.problem("train", 0, 0)
 
-    def say(self, problem: Problem, right: str) -> Sample:
+    def say(self, right: str) -> Sample:
         tokenizer = self.policy.tokenizer
         if right == "c":
             return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], Finish.LENGTH)
-        pieces = self.task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
+        pieces = self.task.demonstrate(self.problem, np.random.default_rng(0), wrong=False).pieces
         text = "".join(piece for _, piece in pieces)
         text = text if right in "1m" else "<think>0</think><answer>0 0 0</answer>"
         score = "0.5" if right in "01" else "high"
@@ -56,30 +52,19 @@ class Scripted:
 
     def threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
-    ) -> ScriptedThreads:
-        """Stands for `Policy.threads`."""
+    ) -> Scripted:
+        """Stands for `Policy.threads`, and for what it returns."""
         assert sampling.group_size == len(self.scripts)
-        return ScriptedThreads(self, prompts, seeds)
-
-
-class ScriptedThreads:
-    """Threads in which everything is said as the script has it."""
-
-    def __init__(self, script: Scripted, prompts: Sequence[Prompt], seeds: Sequence[int]) -> None:
-        self.script, self.prompts, self.seeds = script, prompts, seeds
-        self.whole: dict[SampleIndex, list[int]] = {}
+        self.whole = {(0, g): prompts[0].ids.tolist() for g in range(len(self.scripts))}
+        return self
 
     def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`; in the third turn what it is asked is on record."""
-        script, said = self.script, {}
-        third = [place for place, turn in turns.items() if turn == 2]
-        if third:
-            script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in third])
-            script.draws.append([(self.seeds[b], 2, g) for b, g in third])
-        for (b, g), turn in turns.items():
-            sample = script.say(script.problems[self.prompts[b].problem_id], script.scripts[g][turn])
-            said[b, g] = sample
-            self.whole[b, g] = self.whole.get((b, g), self.prompts[b].ids.tolist()) + sample.tokens
+        """See `KVSession.generate`; what third turns are asked is on record."""
+        if 2 in turns.values():
+            self.asked = [self.policy.tokenizer.decode(self.whole[place]) for place in turns]
+        said = {place: self.say(self.scripts[place[1]][turn]) for place, turn in turns.items()}
+        for place, sample in said.items():
+            self.whole[place] += sample.tokens
         return said
 
     def append(
@@ -104,14 +89,13 @@ class ScriptedThreads:
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""
     scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
-    problem = make_task("digits-pick").problem("train", 0, 0)
-    script = Scripted(policy, scripts, [problem])
+    script = Scripted(policy, scripts)
     monkeypatch.setattr(policy, "threads", script.threads)
     sampling = SamplingConfig(group_size=len(scripts))
 
     def kept(**options: Any) -> list[Trajectory]:
         method = make_method("star", second_turn=WORDS, **options)
-        [found] = method.collect(policy, script.task, [problem], [7], sampling)
+        [found] = method.collect(policy, script.task, [script.problem], [7], sampling)
         return found
 
     two, three = kept()
@@ -119,27 +103,12 @@ def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyP
     assert [s.channel for s in three.segments] == ["turn_1", "observation", "turn_2", "observation", "turn_3"]
     assert [s.turn for s in three.segments] == [0, 1, 1, 2, 2]
     assert three.rewards["correct"] == 1 and three.rewards["correct_1"] == 0
-    [asked] = script.asked
+    asked = script.asked
     assert len(asked) == 3 and all(text.count(WORDS) == 2 for text in asked)
     # The prompt, all that was said, and what the template puts between: nothing else, nothing twice.
     assert asked[0].endswith(three.segments[3].text) and three.segments[3].text == three.segments[1].text
     assert [len(t.segments) for t in kept(rounds=1)] == [3]
     assert [t.rewards["correct_1"] for t in kept(keep_right=True)] == [1, 0, 0]
-
-
-def test_a_problems_further_turns_do_not_depend_on_its_neighbours(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two problems with the same script, of which the second turns of samples 1 and 2 are wrong."""
-    problems = [make_task("digits-pick").problem("train", 0, index) for index in (0, 1)]
-    script = Scripted(policy, ["11", "000", "001"], problems)
-    monkeypatch.setattr(policy, "threads", script.threads)
-    method, sampling = make_method("star", second_turn=WORDS), SamplingConfig(group_size=3)
-    method.collect(policy, script.task, problems, [7, 8], sampling)
-    method.collect(policy, script.task, problems[1:], [8], sampling)
-    together, alone = script.draws
-    assert together == [(seed, 2, place) for seed in (7, 8) for place in (1, 2)]
-    assert together[2:] == alone
 
 
 def conversation(turns: int) -> Trajectory:
@@ -150,19 +119,8 @@ def conversation(turns: int) -> Trajectory:
     return Trajectory(segments)
 
 
-def test_only_the_last_turn_is_learnt() -> None:
-    made = Group(Problem("p", []), [conversation(2), conversation(3)])
-    credits = make_method("star").credit(made, torch.tensor([True, True]))
-    assert [credit.channel for credit in credits] == ["turn_2", "turn_3"]
-    assert [credit.valid.tolist() for credit in credits if credit.valid is not None] == [
-        [True, False],
-        [False, True],
-    ]
-    assert make_method("star").metrics([made]) == {"star/rounds": 1.5}
-
-
 def test_every_epoch_shows_every_conversation(policy: Policy) -> None:
-    kept = [(index, conversation(2)) for index in (3, 3, 8, 9, 11)]
+    kept = [(index, conversation(turns)) for index, turns in ((3, 3), (3, 2), (8, 2), (9, 2), (11, 2))]
     task, method = make_task("digits-pick"), STaR(kept=kept, seed=4)
     orders = []
     for epoch in range(2):
@@ -171,6 +129,7 @@ def test_every_epoch_shows_every_conversation(policy: Policy) -> None:
         groups = method.rollout(policy, task, problems, [0] * 5, SamplingConfig()).groups
         assert {id(t) for group in groups for t in group.trajectories} == {id(c) for _, c in kept}
         orders.append([p.id for p in problems])
+        assert method.metrics(groups) == {"star/rounds": pytest.approx(1.2)}
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
 
 
@@ -225,9 +184,17 @@ def run(
     return policy.fingerprint()
 
 
-def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path: Path) -> None:
-    """Three of nine conversations, twice, two a step: three steps an iteration."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run's folder and the policy's fingerprint: three of nine conversations, twice, two a step."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(tiny_folder, folder, Corrects())
+
+
+def test_a_run_that_is_stopped_ends_like_a_whole_one(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
+    """With three steps an iteration."""
     torn = tmp_path / "torn"
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(stop_at=2))
@@ -236,9 +203,9 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(), resume=True, stop_at=5)
     collect = Corrects()
-    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert run(tiny_folder, torn, collect, resume=True) == whole[1]
     assert collect.calls == 0, "nothing is sampled twice"
-    logs = [(folder / "metrics.jsonl").read_text() for folder in (tmp_path / "whole", torn)]
+    logs = [(folder / "metrics.jsonl").read_text() for folder in (whole[0], torn)]
     assert logs[0] == logs[1]
     rows = [json.loads(line) for line in logs[0].splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -246,17 +213,16 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     assert (torn / "model" / "model.safetensors").is_file()
 
 
-def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_batch_that_was_half_written_is_sampled_as_a_whole(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
     """Who stands beside a problem decides how its numbers are rounded; no line is written twice."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
-    torn, files = (
-        tmp_path / "torn",
-        [tmp_path / n / "iteration-1" / CONVERSATIONS_FILE for n in ("whole", "torn")],
-    )
+    torn = tmp_path / "torn"
+    files = [folder / "iteration-1" / CONVERSATIONS_FILE for folder in (whole[0], torn)]
     files[1].parent.mkdir(parents=True)
     files[1].write_text("".join(files[0].read_text().splitlines(keepends=True)[:5]))  # settings, 4 problems
     collect = Corrects()
-    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert run(tiny_folder, torn, collect, resume=True) == whole[1]
     assert collect.asked[:2] == [[3, 4, 5], [6, 7, 8]]
     assert files[0].read_text() == files[1].read_text()
     odd = tmp_path / "odd" / "iteration-1" / CONVERSATIONS_FILE
@@ -266,15 +232,16 @@ def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, 
         run(tiny_folder, tmp_path / "odd", Corrects(), resume=True)
 
 
-def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: Path) -> None:
+def test_time_ends_an_iteration_and_all_behind_it(
+    tiny_folder: Path, tmp_path: Path, whole: tuple[Path, Any]
+) -> None:
     """The next one would sample from weights that a resumed run no longer has."""
-    whole = run(tiny_folder, tmp_path / "whole", Corrects())
     torn = tmp_path / "torn"
     run(tiny_folder, torn, Corrects(), last=1, of=3, time_limit_s=1e-9)
     assert not (torn / "iteration-2").exists()
     assert len((torn / "metrics.jsonl").read_text().splitlines()) == 1
     assert holds_a_run(torn)
-    assert run(tiny_folder, torn, Corrects(), resume=True) == whole
+    assert run(tiny_folder, torn, Corrects(), resume=True) == whole[1]
 
 
 class Holed(DigitsPick):

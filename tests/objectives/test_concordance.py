@@ -6,7 +6,6 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from selfverify.objectives import (
     choice_surrogate,
@@ -18,8 +17,6 @@ from selfverify.objectives import (
 )
 
 NAN = float("nan")
-SCORE = st.sampled_from([NAN, *(k / 10 for k in range(11))])
-MEMBERS = st.lists(st.tuples(SCORE, st.sampled_from([0.0, 1.0])), min_size=1, max_size=8)
 
 
 def doubles(*values):

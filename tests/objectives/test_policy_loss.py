@@ -287,9 +287,6 @@ def test_weights_sum_to_one(rows, length, seed):
     assert token_weights(ids, ones, denominator="channel").sum().item() == pytest.approx(mean_runs)
 
 
-# -------------------------------------------------------------------------------------------- invariants
-
-
 # ------------------------------------------------------------------------------------ numbers far off
 
 

@@ -64,6 +64,15 @@ def batch(seed=0, groups=3, size=4, length=9):
     return logprobs, old, ref, mask, rewards
 
 
+def assert_same(ours, theirs, ours_in, theirs_in):
+    """The losses, and their gradients."""
+    assert_close(ours, theirs)
+    theirs.backward()
+    ours.backward()
+    assert theirs_in.grad.abs().max() > 0
+    assert_close(ours_in.grad, theirs_in.grad)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_advantages_are_trls(seed):
     rewards = batch(seed, groups=6, size=8)[-1]
@@ -85,13 +94,7 @@ def test_loss_gradient_and_metrics_are_trls(seed, loss_type, denominator, epsilo
     terms = surrogate(
         ours_in, old, advantage.unsqueeze(1), clip_high=epsilon_high, ref_logprobs=ref, kl_coef=0.01
     )
-    ours = (weights * terms.loss).sum()
-
-    assert_close(ours, theirs)
-    theirs.backward()
-    ours.backward()
-    assert theirs_in.grad.abs().max() > 0
-    assert_close(ours_in.grad, theirs_in.grad)
+    assert_same((weights * terms.loss).sum(), theirs, ours_in, theirs_in)
     tokens = mask.sum()
     assert_close((terms.kl * mask).sum() / tokens, metrics["kl"][0])
     # TRL divides these counts in float32.
@@ -116,12 +119,7 @@ def test_loss_on_another_engines_samples_is_trls(seed, cap):
     weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(mask.shape))
     weight = importance_weight(old, sampler, cap)
     terms = surrogate(ours_in, old, advantage.unsqueeze(1), ref_logprobs=ref, kl_coef=0.01, weight=weight)
-    ours = (weights * terms.loss).sum()
-
-    assert_close(ours, theirs)
-    theirs.backward()
-    ours.backward()
-    assert_close(ours_in.grad, theirs_in.grad)
+    assert_same((weights * terms.loss).sum(), theirs, ours_in, theirs_in)
     uncorrected, _ = trl_loss(logprobs, old, ref, advantage, mask, "grpo")
     assert abs(uncorrected - theirs) > 1e-4
 
@@ -175,12 +173,6 @@ def test_pairwise_loss_gradient_and_metrics_are_trls(seed, beta):
     in_pairs = [torch.stack(x.chunk(2), dim=1) for x in (ours_in, ref, mask)]
     preference = in_pairs[2] * torch.tensor([1.0, -1.0])[:, None]
     terms = pairwise(in_pairs[0], in_pairs[1], preference, beta)
-    ours = terms.loss.mean()
-
-    assert_close(ours, theirs)
-    theirs.backward()
-    ours.backward()
-    assert theirs_in.grad.abs().max() > 0
-    assert_close(ours_in.grad, theirs_in.grad)
+    assert_same(terms.loss.mean(), theirs, ours_in, theirs_in)
     assert_close(terms.margin.mean(), metrics["rewards/margins"][0])
     assert float((terms.margin > 0).float().mean()) == pytest.approx(metrics["rewards/accuracies"][0])

@@ -14,7 +14,10 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
+from rounding import assert_close
 from selfverify.core.problem import Problem
+from selfverify.policy.decoding import Sample
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_image_processor
 from selfverify.tasks.base import user_turn
@@ -77,6 +80,17 @@ class RawModel:
         return values.gather(-1, wanted[:, None])[:, 0]
 
 
+def assert_learners(
+    policy: Policy, prompts: Sequence[Prompt], groups: Sequence[Sequence[Sample]], temperature: float = 1.0
+) -> None:
+    """The samples' log-probs are those that the learner computes."""
+    tokens = [[sample.tokens for sample in group] for group in groups]
+    values = policy.logprobs(prompts, tokens, temperature=temperature)
+    for group, rows in zip(groups, values, strict=True):
+        for sample, row in zip(group, rows, strict=True):
+            assert_close(sample.logprobs, row[: len(sample.tokens)])
+
+
 @pytest.fixture(scope="session")
 def make_raw(tiny_folder: Path, text_folders: dict[str, Path]) -> Callable[..., RawModel]:
     """``make_raw(kind="tiny", **settings)`` loads transformers' model of that kind."""
@@ -112,12 +126,6 @@ def loaders(request: pytest.FixtureRequest, load_policy: Any, make_raw: Any) -> 
         lambda *kind, **settings: in_float64(load_policy(*kind, **settings)),
         lambda *kind: make_raw(*kind, dtype=torch.float64),
     )
-
-
-@pytest.fixture(scope="session")
-def make_image() -> Callable[..., Image.Image]:
-    """``make_image(seed, width, height)``: an image of random pixels."""
-    return noise_image
 
 
 @pytest.fixture(scope="session")

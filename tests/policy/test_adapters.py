@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_config import AdapterConfig, PolicyConfig
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 
@@ -49,8 +49,11 @@ def test_only_the_decoders_adapter_is_trained(load_policy: Any, adapted: Policy)
             load_policy(lora=AdapterConfig(targets=targets))
 
 
-def test_the_reference_is_the_start_and_holds_no_copy(adapted: Policy, problems: list[Problem]) -> None:
-    reference = adapted.frozen_copy()
+def test_the_reference_is_the_start_and_holds_no_copy(
+    load_policy: Any, adapted: Policy, problems: list[Problem], tmp_path: Path
+) -> None:
+    """It samples as before, and cannot be saved."""
+    reference, sampling = adapted.frozen_copy(), SamplingConfig(group_size=2, max_new_tokens=6)
     assert reference.model is adapted.model
     prompts = adapted.encode(problems)
     start = adapted.logprobs(prompts, TOKENS).detach()
@@ -63,6 +66,11 @@ def test_the_reference_is_the_start_and_holds_no_copy(adapted: Policy, problems:
     assert (now - start).abs().max() > 1e-3
     now.sum().backward()
     assert all(p.grad is not None for p in adapted.model.parameters() if p.requires_grad)
+    found, expected = (p.sample(prompts, sampling, seeds=[0, 1, 2]) for p in (reference, load_policy()))
+    assert [[s.tokens for s in g] for g in found] == [[s.tokens for s in g] for g in expected]
+    for use in (lambda: reference.save(tmp_path), reference.merged):
+        with pytest.raises(ConfigError, match="reference"):
+            use()
 
 
 def test_an_adapter_is_saved_alone_and_without_a_question_to_the_hub(
@@ -80,52 +88,10 @@ def test_an_adapter_is_saved_alone_and_without_a_question_to_the_hub(
     assert [file.name for file in (tmp_path / "ours").glob("*.safetensors")] == ["adapter_model.safetensors"]
 
 
-def test_the_reference_samples_as_before_and_cannot_be_saved(
-    load_policy: Any, adapted: Policy, problems: list[Problem], tmp_path: Path
-) -> None:
-    reference, prompts = adapted.frozen_copy(), adapted.encode(problems)
-    disturb(adapted)
-    sampling = SamplingConfig(group_size=2, max_new_tokens=6)
-    plain = load_policy()
-    expected = plain.sample(plain.encode(problems), sampling, seeds=[0, 1, 2])
-    assert [[s.tokens for s in g] for g in reference.sample(prompts, sampling, seeds=[0, 1, 2])] == [
-        [s.tokens for s in g] for g in expected
-    ]
-    with pytest.raises(ConfigError, match="reference"):
-        reference.save(tmp_path)
-    with pytest.raises(ConfigError, match="reference"):
-        reference.merged()
-
-
 def test_an_adapter_on_narrow_weights_is_wide(load_policy: Any) -> None:
     policy = load_policy(lora=LORA, dtype="bfloat16")
     dtypes = {p.requires_grad: p.dtype for p in policy.model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-
-
-def run(folder: Path, steps: int, resume: bool = False) -> Policy:
-    policy = Policy.load(PolicyConfig(path="builtin:digits", device="cpu", lora=LORA))
-    learn(
-        policy,
-        make_task("digits-pick"),
-        make_method("adpo", kl=0.1),
-        TrainerConfig(
-            steps=steps, groups_per_step=2, warmup_steps=0, checkpoint_every=1, schedule="constant"
-        ),
-        SamplingConfig(group_size=4, max_new_tokens=24),
-        output=folder,
-        resume=resume,
-    )
-    return policy
-
-
-def test_training_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", 3)
-    run(tmp_path / "parts", 2)
-    parts = run(tmp_path / "parts", 3, resume=True)
-    assert whole.fingerprint() == parts.fingerprint()
-    metrics = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
-    assert any(row.get("kl", 0) > 0 for row in metrics[1:])
 
 
 def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) -> None:
@@ -149,22 +115,17 @@ def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) ->
         Policy.load(str(tmp_path / "a"))
 
 
-def test_without_an_adapter(load_policy: Any, problems: list[Problem], tmp_path: Path) -> None:
-    """The model below, also where the adapter was loaded, so that the reference has it; the model stays."""
-    plain, adapted = load_policy(), load_policy(lora=LORA)
+def test_without_an_adapter(
+    load_policy: Any, adapted: Policy, problems: list[Problem], tmp_path: Path
+) -> None:
+    """The model below, which stays as it is and cannot be saved by itself."""
+    plain, base = load_policy(), adapted.without_adapter()
     disturb(adapted)
-    adapted.save(tmp_path)
-    loaded = Policy.load(str(tmp_path), device="cpu")
-    expected = plain.logprobs(plain.encode(problems), TOKENS)
-    learnt = adapted.logprobs(adapted.encode(problems), TOKENS)
-    assert (learnt - expected).abs().max() > 0.01
-    for policy in (adapted, loaded):
-        base = policy.without_adapter()
-        assert base.model is policy.model
-        assert torch.equal(base.logprobs(base.encode(problems), TOKENS), expected)
-        assert torch.equal(policy.logprobs(policy.encode(problems), TOKENS), learnt)
-        with pytest.raises(ConfigError, match="save that policy"):
-            base.save(tmp_path / "base")
+    expected, found = (p.logprobs(p.encode(problems), TOKENS) for p in (plain, base))
+    assert base.model is adapted.model and torch.equal(found, expected)
+    assert (adapted.logprobs(adapted.encode(problems), TOKENS) - expected).abs().max() > 0.01
+    with pytest.raises(ConfigError, match="save that policy"):
+        base.save(tmp_path / "base")
     for use in (plain.without_adapter, plain.merged):
         with pytest.raises(ConfigError, match="no adapter"):
             use()

@@ -15,11 +15,7 @@ from tests.policy.conftest import noise_image
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.problem import Problem
-from selfverify.core.trainer_config import TrainerConfig
-from selfverify.experiments.registry import make_method
-from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import encode_demonstration
@@ -81,7 +77,7 @@ def test_a_string_is_shown_where_the_template_loops_over_parts(with_template: An
 
 
 def test_parts_are_shown_where_the_template_takes_strings(with_template: Any) -> None:
-    """Also in a model that reads images, whose messages without any are strings then."""
+    """Also in a model that reads images, whose messages without any are strings then, not Python's."""
     for kind in ("tiny", "llama"):
         policy = with_template(STRINGS, kind)
         [prompt] = policy.encode([Problem("p", user_turn("Which colour is it?", images=0))])
@@ -90,9 +86,6 @@ def test_parts_are_shown_where_the_template_takes_strings(with_template: Any) ->
         with_template(STRINGS, "tiny").encode(
             [Problem("p", user_turn("Which colour is it?"), [noise_image(1)])]
         )
-
-
-def test_parts_are_never_shown_as_python_writes_them(with_template: Any) -> None:
     policy = with_template(STRINGS.replace(CONTENT, "m.content"), "tiny")
     assert "user\nRed?<|im_end|>" in text_of(policy, asked(("user", [{"type": "text", "text": "Red?"}])))
 
@@ -176,31 +169,6 @@ def test_half_characters_become_question_marks(policy: Policy) -> None:
 def test_whatever_a_template_raises_names_the_problem(with_template: Any, template: str, reason: str) -> None:
     with pytest.raises(DataError, match=rf"problem p: .*{reason}"):
         with_template(template).encode([asked(("system", "Be brief."), ("user", "Which?"))])
-
-
-class SomeSystem(WordSums):
-    """Word sums of which every fourth problem has a message of the system."""
-
-    def problem(self, split: Any, seed: int, index: int) -> Problem:
-        problem = super().problem(split, seed, index)
-        if index % 4 != 2:
-            return problem
-        return replace(problem, messages=[{"role": "system", "content": "Be brief."}, *problem.messages])
-
-
-@pytest.mark.parametrize("method", ["grpo", "sft"])
-def test_a_run_skips_the_problems_that_its_template_refuses(
-    load_policy: Any, tmp_path: Path, method: str
-) -> None:
-    policy = load_policy("llama")
-    policy.tokenizer.chat_template = NO_SYSTEM
-    settings = TrainerConfig(steps=1, groups_per_step=4, warmup_steps=0)
-    sampling = SamplingConfig(group_size=2, max_new_tokens=4)
-    learn(policy, SomeSystem(), make_method(method), settings, sampling, output=tmp_path)
-    events = read_events(tmp_path / EVENTS_FILE)
-    [skipped] = [event for event in events if event["event"] == "problem_skipped"]
-    assert skipped["problem"] == "word-sums/train/0/2" and "System role" in skipped["reason"]
-    assert "finished" in {event["event"] for event in events}
 
 
 @pytest.fixture
@@ -306,23 +274,24 @@ def ending_policy(load_policy: Any, template: str, stops: list[str], eos: str = 
     return policy
 
 
-ENDS = [
-    (GEMMA, ["<eos>", "<end_of_turn>"], "<end_of_turn>"),
-    (GEMMA, ["<eos>"], "<eos>"),  # at which the policy does not stop ends no turn of its
-    (CHATML, ["<|im_end|>"], "<|im_end|>"),
-    (LLAMA, ["<eos>", "<|eot|>"], "<|eot|>"),
-    (MISTRAL, ["<eos>"], "<eos>"),
-    (GLM, ["<eos>", "<|user|>", "<|observation|>"], "<|user|>"),
-    (NOTHING, ["<eos>", "<|im_end|>"], "<eos>"),
-    (SPACED, ["<eos>", "<|im_end|>"], "<eos>"),
-    (ALONE, ["<eos>", "<|im_end|>"], "<eos>"),
-]
-
-
-@pytest.mark.parametrize(("template", "stops", "end"), ENDS)
+@pytest.mark.parametrize(
+    ("template", "stops", "end", "talks"),
+    [
+        (GEMMA, ["<eos>", "<end_of_turn>"], "<end_of_turn>", True),
+        (GEMMA, ["<eos>"], "<eos>", False),  # at which the policy does not stop ends no turn of its
+        (CHATML, ["<|im_end|>"], "<|im_end|>", True),
+        (LLAMA, ["<eos>", "<|eot|>"], "<|eot|>", True),
+        (MISTRAL, ["<eos>"], "<eos>", True),
+        (GLM, ["<eos>", "<|user|>", "<|observation|>"], "<|user|>", True),
+        (NOTHING, ["<eos>", "<|im_end|>"], "<eos>", False),
+        (SPACED, ["<eos>", "<|im_end|>"], "<eos>", False),
+        (ALONE, ["<eos>", "<|im_end|>"], "<eos>", False),
+    ],
+)
 def test_a_demonstration_ends_as_the_template_ends_a_turn(
-    load_policy: Any, template: str, stops: list[str], end: str
+    load_policy: Any, template: str, stops: list[str], end: str, talks: bool
 ) -> None:
+    """If it ``talks``, prompt, turns and replies are the text that it writes, up to the last turn's end."""
     policy = ending_policy(load_policy, template, stops)
     task = WordSums()
     problem = task.problem("train", 0, 0)
@@ -330,21 +299,14 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
     wanted = policy.tokenizer.convert_tokens_to_ids(end)
     for trajectory in rollout.groups[0].trajectories:
         assert trajectory.tokens[-1] == wanted and trajectory.tokens.count(wanted) == 1
-
-
-@pytest.mark.parametrize(("template", "stops", "end"), [ENDS[0], ENDS[2], ENDS[3], ENDS[4], ENDS[5]])
-def test_a_demonstrated_conversation_is_the_templates_own(
-    load_policy: Any, template: str, stops: list[str], end: str
-) -> None:
-    """Prompt, turns and replies are the text that the template writes, up to the last turn's end."""
-    policy = ending_policy(load_policy, template, stops)
-    problem = Problem("p", [{"role": "user", "content": "Which?"}])
+    if not talks:
+        return
+    problem = asked(("user", "Which?"))
     told = encode_demonstration(policy, problem, Asking, ["First.", "Second."])
     [prompt] = policy.encode([problem])
     found = policy.tokenizer.decode([*prompt.ids.tolist(), *told.tokens])
-    turns = [("user", "Which?"), ("assistant", "First."), ("user", "Sure?"), ("assistant", "Second.")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    whole = policy.tokenizer.apply_chat_template(messages, tokenize=False)
+    turns = asked(("user", "Which?"), ("assistant", "First."), ("user", "Sure?"), ("assistant", "Second."))
+    whole = policy.tokenizer.apply_chat_template(turns.messages, tokenize=False)
     assert found == whole[: whole.index("Second.") + len("Second.")] + end
 
 

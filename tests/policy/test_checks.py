@@ -29,16 +29,18 @@ def agrees(policy: Policy, problem: Problem, tokens: Any = TOKENS) -> bool:
     return gradients_agree(policy.forward, policy.head, policy.encode([problem])[0], policy.stack([tokens]))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_right_gradients_pass(policy: Policy, problems: list[Problem], number: int) -> None:
-    assert agrees(policy, problems[number]) is True
-
-
-def test_an_image_in_a_continuation(policy: Policy, problems: list[Problem]) -> None:
+def test_right_gradients_pass_and_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None:
+    """Also of an image in a continuation; neither a gradient nor a hook nor a drawn number stays."""
     image = policy.encoder.image(noise_image(3), "shown")
     shown = policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
-    tokens = [Continuation([70, *shown, 71, 72], [image]), Continuation([73, 74])]
-    assert agrees(policy, problems[0], tokens) is True
+    seen = [Continuation([70, *shown, 71, 72], [image]), Continuation([73, 74])]
+    state, before = torch.get_rng_state(), policy.fingerprint()
+    policy.model.zero_grad()
+    for problem, tokens in [*((problem, TOKENS) for problem in problems), (problems[0], seen)]:
+        assert agrees(policy, problem, tokens) is True
+    assert all(p.grad is None for p in policy.model.parameters())
+    assert not policy.model.get_input_embeddings()._forward_hooks
+    assert torch.equal(torch.get_rng_state(), state) and policy.fingerprint() == before
 
 
 class Flawed(CpuFlash):
@@ -69,17 +71,6 @@ def test_wrong_gradients_are_noticed(
     monkeypatch.setattr(shared_attention, "flash_for", lambda query: flawed)
     assert agrees(policy, problems[0]) is False
     assert "qwen2_5_vl" in caplog.text and "gradients" in caplog.text
-
-
-def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None:
-    """Neither a gradient nor a hook nor a drawn number."""
-    state = torch.get_rng_state()
-    before = policy.fingerprint()
-    policy.model.zero_grad()
-    agrees(policy, problems[0])
-    assert all(p.grad is None for p in policy.model.parameters())
-    assert not policy.model.get_input_embeddings()._forward_hooks
-    assert torch.equal(torch.get_rng_state(), state) and policy.fingerprint() == before
 
 
 def test_a_policy_shares_no_more_where_gradients_are_wrong(

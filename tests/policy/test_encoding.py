@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.policy.conftest import noise_image
 
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
@@ -82,8 +83,8 @@ def test_a_trained_tower_runs_once_per_forward(
     assert policy.model.model.visual.patch_embed.proj.weight.grad.abs().sum() > 0
 
 
-def test_equal_pixels_are_one_image_and_other_pixels_are_not(policy: Policy, make_image: Any) -> None:
-    problem = Problem("p", user_turn("x", images=3), [make_image(1), make_image(1).copy(), make_image(2)])
+def test_equal_pixels_are_one_image_and_other_pixels_are_not(policy: Policy) -> None:
+    problem = Problem("p", user_turn("x", images=3), [noise_image(1), noise_image(1).copy(), noise_image(2)])
     first, second, third = policy.encode([problem])[0].images
     assert first.key == second.key != third.key
     # The same bytes in another shape are another image.
@@ -143,37 +144,39 @@ def test_cached_features_do_not_keep_a_batch_alive(policy: Policy, problems: lis
 # --- errors that name the problem -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("parts", "images"), [(1, 2), (2, 1), (0, 1), (1, 0)])
-def test_placeholders_and_images_must_match(policy: Policy, make_image: Any, parts: int, images: int) -> None:
-    problem = Problem("task/7", user_turn("x", images=parts), [make_image(i) for i in range(images)])
-    with pytest.raises(DataError, match=rf"task/7.*\b{parts} image placeholders.*{images} images"):
-        policy.encode([problem])
-
-
-@pytest.mark.parametrize("parts", [0, 1, 2])
-def test_text_that_contains_the_image_token_is_refused(policy: Policy, make_image: Any, parts: int) -> None:
-    """Also with as many images as there are tokens: the text would take the place of a missing image."""
-    images = [make_image(0)]
-    messages = user_turn("What does <|image_pad|> mean?", images=parts)
-    with pytest.raises(DataError, match="task/8"):
-        policy.encode([Problem("task/8", messages, images)])
-    as_string = [{"role": "user", "content": "What does <|image_pad|> mean?"}]
-    with pytest.raises(DataError, match="task/9"):
-        policy.encode([Problem("task/9", as_string, images)])
-
-
-def test_broken_image_file(policy: Policy, make_image: Any) -> None:
+def broken_image() -> Image.Image:
+    """Half a file."""
     buffer = io.BytesIO()
-    make_image(3, 64, 64).save(buffer, format="PNG")
-    broken = Image.open(io.BytesIO(buffer.getvalue()[: len(buffer.getvalue()) // 2]))
-    with pytest.raises(DataError, match=r"task/10.*image cannot be read"):
-        policy.encode([Problem("task/10", user_turn("x"), [broken])])
+    noise_image(3, 64, 64).save(buffer, format="PNG")
+    return Image.open(io.BytesIO(buffer.getvalue()[: len(buffer.getvalue()) // 2]))
 
 
-def test_text_only_model_refuses_images(load_policy: Any, make_image: Any) -> None:
-    policy = load_policy("llama")
-    with pytest.raises(DataError, match=r"task/12.*text only"):
-        policy.encode([Problem("task/12", user_turn("x"), [make_image(0)])])
+MARK = "What does <|image_pad|> mean?"
+LARGE = [noise_image(i, 512, 512) for i in range(5)]
+SPACE = r"tokens, {} of them for images.*reads {}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages", "images", "named"),
+    [
+        *(
+            ("tiny", user_turn("x", images=n), LARGE[:m], rf"\b{n} image placeholders.*{m} images")
+            for n, m in ((1, 2), (2, 1), (0, 1), (1, 0))
+        ),
+        # Also with as many images as there are tokens: the text would take the place of a missing image.
+        *(("tiny", user_turn(MARK, images=parts), LARGE[:1], "") for parts in range(3)),
+        ("tiny", [{"role": "user", "content": MARK}], LARGE[:1], ""),
+        ("tiny", user_turn("x"), [broken_image()], "image cannot be read"),
+        ("llama", user_turn("x"), LARGE[:1], "text only"),
+        ("llama", user_turn("7 " * 2000, images=0), [], SPACE.format(0, "2048.*max_pixels")),
+        ("tiny", user_turn("x", images=5), LARGE, SPACE.format(5120, 4096)),
+    ],
+)
+def test_problems_that_cannot_be_read_are_named(
+    load_policy: Any, kind: str, messages: list[dict[str, Any]], images: list[Image.Image], named: str
+) -> None:
+    with pytest.raises(DataError, match=rf"task/7.*{named}"):
+        load_policy(kind).encode([Problem("task/7", messages, images)])
 
 
 def test_image_tokens_in_a_continuation_need_an_image(policy: Policy, problems: list[Problem]) -> None:
@@ -182,17 +185,8 @@ def test_image_tokens_in_a_continuation_need_an_image(policy: Policy, problems: 
         policy.logprobs(policy.encode(problems[:1]), [[[7, pad, 8]]])
 
 
-def test_prompt_longer_than_the_context(load_policy: Any, policy: Policy, make_image: Any) -> None:
-    long = Problem("task/13", user_turn("7 " * 2000, images=0))
-    with pytest.raises(DataError, match=r"task/13.*tokens, 0 of them for images.*reads 2048.*max_pixels"):
-        load_policy("llama").encode([long])
-    large = Problem("task/14", user_turn("x", images=5), [make_image(i, 512, 512) for i in range(5)])
-    with pytest.raises(DataError, match=r"task/14.*5120 of them for images.*reads 4096"):
-        policy.encode([large])
-
-
-def test_a_processor_of_another_model(tiny_folder: Path, tmp_path: Path, make_image: Any) -> None:
-    problem = Problem("p", user_turn("x"), [make_image(0, 64, 64)])
+def test_a_processor_of_another_model(tiny_folder: Path, tmp_path: Path) -> None:
+    problem = Problem("p", user_turn("x"), [noise_image(0, 64, 64)])
     for name, value in (("patch_size", 16), ("merge_size", 1)):
         folder = tmp_path / name
         shutil.copytree(tiny_folder, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_models import write_tiny
+from selfverify.policy.tiny_models import tiny_tokenizer, write_tiny, write_tiny_text
 from selfverify.tasks.base import user_turn
 
 Tensors = dict[str, torch.Tensor]
@@ -56,11 +57,6 @@ def shrink(tensors: Tensors) -> None:
     tensors[name] = tensors[name][:-1].clone()
 
 
-def change_config(folder: str, **values: Any) -> None:
-    file = Path(folder) / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -75,18 +71,21 @@ def test_weights_that_do_not_fit(altered: Any, change: Any, named: str) -> None:
         Policy.load(altered(change))
 
 
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_a_quantised_model_whose_package_is_missing(altered: Any) -> None:
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"model_type": "never-heard-of", "architectures": ["NeverHeardOf"]}, "never-heard-of"),
+        pytest.param(
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes",
+            marks=pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="it is installed"),
+        ),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_made(altered: Any, values: dict[str, Any], named: str) -> None:
     folder = altered(lambda tensors: None)
-    change_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    with pytest.raises(ConfigError, match=rf"cannot load the model at '{folder}': .*bitsandbytes"):
-        Policy.load(folder)
-
-
-def test_unknown_architecture(altered: Any) -> None:
-    folder = altered(lambda tensors: None)
-    change_config(folder, model_type="never-heard-of", architectures=["NeverHeardOf"])
-    with pytest.raises(ConfigError, match="never-heard-of"):
+    file = Path(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    with pytest.raises(ConfigError, match=rf"'{folder}'.*{named}"):
         Policy.load(folder)
 
 
@@ -177,11 +176,12 @@ def test_tower_is_frozen_unless_asked(load_policy: Any) -> None:
         assert all(p.requires_grad for p in model.model.language_model.parameters())
 
 
-def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [write_tiny, partial(write_tiny_text, tokenizer=tiny_tokenizer())])
+def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path, write: Any) -> None:
     for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 2, 1)):
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        write_tiny(tmp_path / name, seed, hidden=96, layers=1)
+        write(tmp_path / name, seed=seed, hidden=96, layers=1)
         assert torch.equal(torch.get_rng_state(), state)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
@@ -207,8 +207,6 @@ def test_a_missing_shard(load_policy: Any, tmp_path: Path) -> None:
 
 
 def test_sizes_that_a_processor_does_not_know(tmp_path: Path) -> None:
-    from benchmarks.families import write_family
-
     folder = write_family("internvl", tmp_path)
     with pytest.raises(ConfigError, match=r"policy\.max_pixels: .* has no such setting"):
         Policy.load(str(folder), device="cpu", max_pixels=100)
@@ -262,6 +260,8 @@ def test_a_saved_model_reads_images_as_in_training(
     shutil.copytree(tiny_folder, start)
     if kept_in != "old":
         nest(start, keep=kept_in == "both")
+    else:
+        (start / VIDEO).write_text('{"size": {"longest_edge": 1234}}')
     assert seen(Policy.load(str(start), device="cpu")) == (32, (128, 64))
     policy = Policy.load(str(start), device="cpu", **sizes)
     expected = (8, (64, 32)) if sizes == FEW else (128, (256, 128))
@@ -272,20 +272,10 @@ def test_a_saved_model_reads_images_as_in_training(
     assert_all_read_the_same(policy, saved)
     if kept_in != "old":
         assert read(saved, WHOLE) == read(start, WHOLE) | {"image_processor": read(saved, IMAGES)}
-
-
-def test_a_model_saved_over_itself(tiny_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_folder, tmp_path / "a")
-    policy = Policy.load(str(nest(tmp_path / "a")), device="cpu", **FEW)
-    policy.save(tmp_path / "a")
-    assert seen(Policy.load(str(tmp_path / "a"), device="cpu")) == seen(policy) == (8, (64, 32))
-
-
-def test_settings_of_videos_are_kept(tiny_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_folder, tmp_path / "a")
-    (tmp_path / "a" / VIDEO).write_text('{"size": {"longest_edge": 1234}}')
-    Policy.load(str(tmp_path / "a"), device="cpu", **FEW).save(tmp_path / "b")
-    assert read(tmp_path / "b", VIDEO) == {"size": {"longest_edge": 1234}}
+    else:
+        assert read(saved, VIDEO) == {"size": {"longest_edge": 1234}}
+    policy.save(start)
+    assert seen(Policy.load(str(start), device="cpu")) == expected
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
-from tests.policy.conftest import Loaders
+from tests.policy.conftest import Loaders, assert_learners
 from transformers import TopPLogitsWarper
 
-from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -33,13 +32,7 @@ def test_returned_logprobs_are_those_of_the_policy(
     policy = loaders.policy()
     prompts = policy.encode(problems)
     sampling = SamplingConfig(group_size=5, temperature=temperature, top_p=top_p, max_new_tokens=16)
-    groups = policy.sample(prompts, sampling, seeds=[1, 2, 3])
-    expected = policy.logprobs(
-        prompts, [[s.tokens for s in group] for group in groups], temperature=temperature
-    )
-    for b, group in enumerate(groups):
-        for g, sample in enumerate(group):
-            assert_close(sample.logprobs, expected[b, g, : len(sample.tokens)])
+    assert_learners(policy, prompts, policy.sample(prompts, sampling, seeds=[1, 2, 3]), temperature)
 
 
 def test_first_token_follows_the_softmax(policy: Policy, raw: Any, problems: list[Problem]) -> None:
@@ -76,7 +69,8 @@ def test_the_ends_of_the_unit_interval_are_inside_the_nucleus() -> None:
     assert pick_tokens(logits, ends, 1.0, 0.95).tolist() == [0, 3, 3]
 
 
-def test_samples_do_not_depend_on_batch_companions(policy: Policy, problems: list[Problem]) -> None:
+def test_samples_do_not_depend_on_batch_companions_or_limits(policy: Policy, problems: list[Problem]) -> None:
+    """A shorter limit cuts samples off, a smaller group leaves samples out; neither changes a token."""
     prompts = policy.encode(problems)
     together = policy.sample(prompts, FREE, seeds=[5, 6, 7])
     for b, seed in enumerate([5, 6, 7]):
@@ -84,6 +78,9 @@ def test_samples_do_not_depend_on_batch_companions(policy: Policy, problems: lis
         assert [s.tokens for s in alone] == [s.tokens for s in together[b]]
     turned = policy.sample(prompts[::-1], FREE, seeds=[7, 6, 5])
     assert [[s.tokens for s in g] for g in turned[::-1]] == [[s.tokens for s in g] for g in together]
+    less = FREE.model_copy(update={"group_size": 2, "max_new_tokens": 4})
+    for group, cut in zip(together, policy.sample(prompts, less, seeds=[5, 6, 7]), strict=True):
+        assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
 
 
 def test_a_watcher_sees_what_is_drawn_and_changes_nothing(policy: Policy, problems: list[Problem]) -> None:
@@ -127,15 +124,6 @@ def test_a_samples_draws_depend_on_its_seed_place_and_turn_alone() -> None:
     assert torch.equal(uniforms([4], 3, 4), numbers[1:, :3, :4])
     second = uniforms([3, 4], 5, 6, turn=1)
     assert torch.cat([numbers, second]).unique().numel() == 120
-
-
-def test_samples_do_not_depend_on_the_limits(policy: Policy, problems: list[Problem]) -> None:
-    """A shorter limit cuts samples off, a smaller group leaves samples out; neither changes a token."""
-    prompts = policy.encode(problems)
-    whole = policy.sample(prompts, FREE, seeds=[5, 6, 7])
-    less = FREE.model_copy(update={"group_size": 2, "max_new_tokens": 4})
-    for group, cut in zip(whole, policy.sample(prompts, less, seeds=[5, 6, 7]), strict=True):
-        assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])

@@ -68,14 +68,30 @@ def enumerate_scores(tokenizer: Any, distribution: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_tree_equals_enumeration(name: str) -> None:
+def test_the_tree_equals_enumeration_and_choices_follow_what_was_written(name: str) -> None:
+    """Every score's branchings lead along its own tokens, and their worth adds up to the score's.
+
+    By the chain rule: the advantages of the branches taken sum to the score's worth less the mean.
+    """
     tokenizer = TOKENIZERS[name]
     tree = score_tree(tokenizer)
     probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
+    reading = ScoreReading(tree, probabilities)
     chances = enumerate_scores(tokenizer, next_probabilities)
     assert sum(chances.values()) == pytest.approx(1.0)
+    assert reading.distribution() == pytest.approx({float(text): chance for text, chance in chances.items()})
     expected = sum(chance * float(text) for text, chance in chances.items())
     assert tree.expectation(probabilities) == pytest.approx(expected)
+    worth = {float(text): math.cos(9 * float(text)) for text in chances}
+    mean = sum(chances[text] * worth[float(text)] for text in chances)
+    for text in SCORE_TEXTS:
+        written = tokenizer(text, add_special_tokens=False)["input_ids"]
+        total = 0.0
+        for choice in reading.choices([*written, 10_000], worth):
+            total += choice.advantage[choice.tokens.index(written[choice.place])]
+            pairs = zip(choice.probability, choice.advantage, strict=True)
+            assert sum(p * a for p, a in pairs) == pytest.approx(0)
+        assert total == pytest.approx(worth[float(text)] - mean)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -117,31 +133,6 @@ def test_most_likely_goes_token_by_token() -> None:
     tenth = {ids[str(d)]: 0.1 for d in range(10)} | {ids["3"]: 0.11, ids["4"]: 0.09}
     probabilities = {(): {ids["0"]: 0.6, ids["1"]: 0.4}, (ids["0"], ids["."]): tenth}
     assert tree.most_likely(probabilities) == 0.3
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_choices_follow_what_was_written(kind: str) -> None:
-    """Every score's branchings lead along its own tokens, and their worth adds up to the score's.
-
-    By the chain rule: the advantages of the branches taken sum to the score's worth less the mean.
-    """
-    tokenizer = TOKENIZERS[kind]
-    tree = score_tree(tokenizer)
-    probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
-    reading = ScoreReading(tree, probabilities)
-    chances = reading.distribution()
-    assert sum(chances.values()) == pytest.approx(1)
-    worth = {score: math.cos(9 * score) for score in chances}
-    mean = sum(chances[score] * worth[score] for score in chances)
-    for text in SCORE_TEXTS:
-        written = tokenizer(text, add_special_tokens=False)["input_ids"]
-        total = 0.0
-        for choice in reading.choices([*written, 10_000], worth):
-            total += choice.advantage[choice.tokens.index(written[choice.place])]
-            assert sum(
-                p * a for p, a in zip(choice.probability, choice.advantage, strict=True)
-            ) == pytest.approx(0)
-        assert total == pytest.approx(worth[float(text)] - mean)
 
 
 def test_choices_end_where_the_score_is_no_longer_followed() -> None:

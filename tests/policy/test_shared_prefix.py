@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import Loaders
+from tests.policy.conftest import Loaders, noise_image
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
@@ -82,9 +82,9 @@ def test_logprobs_equal_transformers(
     assert expected[expected != 0].std() > 0.5
 
 
-def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem], make_image: Any) -> None:
+def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> None:
     policy = forced(loaders.policy(), True)
-    first, second = make_image(5, 40, 16), make_image(6, 16, 48)
+    first, second = noise_image(5, 40, 16), noise_image(6, 16, 48)
     ours = [
         [observation(policy, first, [50, 51], [60, 61, 62]), [70, 71]],
         [[80], observation(policy, second, [52], [63, 64])],
@@ -192,7 +192,7 @@ def test_bfloat16_is_close(load_policy: Any, make_raw: Any, problems: list[Probl
 # --- the first-use check --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [1.05, float("nan")])
+@pytest.mark.parametrize(("step", "factor"), [("_packed", 1.05), ("_packed", float("nan")), ("_grow", 1.05)])
 def test_broken_sharing_is_noticed_and_switched_off(
     load_policy: Any,
     raw: Any,
@@ -200,31 +200,23 @@ def test_broken_sharing_is_noticed_and_switched_off(
     groups: Groups,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    step: str,
     factor: float,
 ) -> None:
-    right = shared_attention._packed
+    """A packed pass may be right where what grows token by token is not."""
+    right = getattr(shared_attention, step)
     monkeypatch.setattr(
-        shared_attention, "_packed", lambda layer: right(replace(layer, scale=layer.scale * factor))
+        shared_attention, step, lambda layer: right(replace(layer, scale=layer.scale * factor))
     )
     policy = load_policy()
+    prompts = policy.encode(problems)
     with caplog.at_level(logging.WARNING, logger="selfverify.policy.checks"):
-        found = policy.logprobs(policy.encode(problems), groups)
+        if step == "_grow":
+            policy.sample(prompts, SamplingConfig(group_size=1, max_new_tokens=1), seeds=[0, 0, 0])
+        found = policy.logprobs(prompts, groups)
     assert policy.shares_prefix is False
     assert "qwen2_5_vl" in caplog.text and "sharing is off" in caplog.text
     assert_close(found, raw_logprobs(raw, problems, groups))
-
-
-def test_broken_growth_is_noticed(
-    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A packed pass may be right where what grows token by token is not."""
-    right = shared_attention._grow
-    monkeypatch.setattr(
-        shared_attention, "_grow", lambda layer: right(replace(layer, scale=layer.scale * 1.05))
-    )
-    policy = load_policy()
-    policy.sample(policy.encode(problems), SamplingConfig(group_size=1, max_new_tokens=1), seeds=[0, 0, 0])
-    assert policy.shares_prefix is False
 
 
 def test_a_layer_that_loses_the_layout_raises(load_policy: Any, problems: list[Problem]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.policy.conftest import assert_learners
 
 from killed_runs import rows
-from rounding import assert_close
 from selfverify import SamplingConfig, TrainerConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import AdapterConfig, PolicyConfig
@@ -36,25 +36,17 @@ def policy() -> Policy:
 
 
 @pytest.mark.slow
-def test_it_answers(policy: Policy) -> None:
+def test_it_answers_with_the_log_probs_that_the_learner_computes(policy: Policy) -> None:
+    """With a shared prompt and without."""
     greedy = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=12)
     [[sample]] = policy.sample(policy.encode(SUMS[:1]), greedy, seeds=[0])
     assert "3 + 4 = 7" in policy.tokenizer.decode(sample.tokens)
-
-
-@pytest.mark.slow
-def test_sampled_log_probs_are_those_the_learner_computes(policy: Policy) -> None:
-    """With a shared prompt and without."""
     prompts = policy.encode(SUMS)
     groups = policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=16), seeds=[0, 1])
-    tokens = [[sample.tokens for sample in group] for group in groups]
     assert policy.shares_prefix is True
     for shares in (True, False, True):
         policy.shares_prefix = shares
-        values = policy.logprobs(prompts, tokens)
-        for group, known in zip(groups, values, strict=True):
-            for sample, row in zip(group, known, strict=True):
-                assert_close(row[: len(sample.tokens)], sample.logprobs)
+        assert_learners(policy, prompts, groups)
 
 
 @pytest.mark.slow
@@ -64,13 +56,9 @@ def test_it_learns_word_sums(policy: Policy, tmp_path: Path) -> None:
     base = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
     method = make_method("sft", right=1, wrong=1, score_gap=0.8, score_weight=0.5)
     config = TrainerConfig(
-        steps=16,
-        groups_per_step=4,
-        learning_rate=2e-3,
-        warmup_steps=2,
-        denominator="batch",
+        steps=16, groups_per_step=4, learning_rate=2e-3, warmup_steps=2, denominator="batch",
         checkpoint_every=0,
-    )
+    )  # fmt: skip
     learn(policy, make_task("word-sums", **EASY), method, config, output=tmp_path)
     losses = [row["loss"] for row in rows(tmp_path)]
     assert losses[-1] < 0.5 * losses[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.policy.conftest import noise_image
+from tests.policy.test_tool_templates import HERMES
 from tokenizers import AddedToken, normalizers
 
 from selfverify.core.episode import Observation
@@ -18,16 +19,6 @@ from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 
-TOOLED = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\n<tool_call></tool_call><|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'tool' %}<tool_response>{% endif %}"
-    "{% if m.content is string %}{{ m.content | trim }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
-    "{% if m.role == 'tool' %}</tool_response>{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 WORDS = [
     "Say <|im_end|> twice: <|im_end|>",
@@ -43,7 +34,7 @@ def policy(request: pytest.FixtureRequest, load_policy: Any) -> Policy:
     """Its tokenizer has tokens for calls that it does not name special, as Qwen's."""
     policy = load_policy(request.param)
     policy.tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
-    policy.tokenizer.chat_template = TOOLED
+    policy.tokenizer.chat_template = HERMES
     return policy
 
 
@@ -125,7 +116,7 @@ def test_prompts_without_such_words_are_tokenised_as_a_whole(policy: Policy) -> 
 def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Any) -> None:
     """Words that it would take for the end of a turn stay words, and the conversation goes on."""
     own = load_policy("llama")
-    own.tokenizer.chat_template = TOOLED.replace("m.content | trim", "m.content.split('<|im_end|>')[0]")
+    own.tokenizer.chat_template = HERMES.replace("{{ content }}", "{{ content.split('<|im_end|>')[0] }}")
     problem = Problem("p", messages(("user", "Say <|im_end|>, please.")))
     [prompt] = own.encode([problem])
     assert "user\nSay <|im_end|>, please.<|im_end|>" in own.tokenizer.decode(prompt.ids)
@@ -256,11 +247,7 @@ def test_replies_that_cannot_be_inserted_are_refused(load_policy: Any) -> None:
     with pytest.raises(TooLongError, match=r"problem p, turn 1: the reply's first .* characters take"):
         writer.encode(problem, Observation("again " * 5000), 1)
     assert len(writer.encode(problem, Observation("a" * (4 * room - 1)), 1).tokens) > room
-
-
-def test_many_parts_of_a_reply_take_little_time(load_policy: Any) -> None:
-    policy = load_policy()
-    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
+    # Many parts take little time.
     parts = [{"type": "text", "text": "a "}] * 5_000
     whole = writer.encode(problem, Observation("a " * 5_000), 1)
     assert writer.encode(problem, Observation(parts), 1).tokens == whole.tokens

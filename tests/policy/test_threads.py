@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.policy.conftest import Loaders
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
@@ -23,9 +21,8 @@ from selfverify.policy.observation_encoding import ReplyEncoder, without_written
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
-from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
-from tiny_models import boosted, write_checkpoint
+from tiny_models import boosted
 
 WORDS = "Is that so? Say it again."
 SAMPLING = SamplingConfig(group_size=6, max_new_tokens=12)
@@ -165,34 +162,6 @@ def test_first_turns_apart_do_not_depend_on_who_speaks(load_policy: Any, problem
     some = [(1, 2), (0, 1)]
     assert first(some) == {place: everybody[place] for place in some}
     assert first([(1, 0)]) == {(1, 0): everybody[1, 0]}
-
-
-def test_a_full_context_cuts_turns_off(tmp_path: Path) -> None:
-    """Learned positions end with the context: a turn that gets there is cut off, and the others go on."""
-    tokenizer, room = tiny_tokenizer(), 64
-    sizes = {"vocab_size": len(tokenizer), "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": room}
-    settings = AutoConfig.for_model("gpt2", **sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    model = AutoModelForCausalLM.from_config(settings)
-    policy = Policy.load(str(write_checkpoint(tmp_path, model, tokenizer)), device="cpu")
-    asked = [Problem("short", user_turn("7", 0)), Problem("long", user_turn("Say 7. " * 3, 0))]
-    prompts = policy.encode(asked)
-    sampling = SamplingConfig(group_size=2, max_new_tokens=2 * room, top_p=1.0)
-    made = policy.sample(prompts, sampling, seeds=[3, 4])
-    reached = 0
-    for prompt, group in zip(prompts, made, strict=True):
-        for sample in group:
-            full = len(prompt.ids) + len(sample.tokens) == room
-            assert full or (sample.finish == Finish.STOP and len(prompt.ids) + len(sample.tokens) < room)
-            reached += sample.finish == Finish.LENGTH
-    assert reached
-    expected = policy.logprobs(prompts, [[sample.tokens for sample in group] for group in made])
-    for row, group in zip(expected, made, strict=True):
-        for values, sample in zip(row, group, strict=True):
-            assert_close(sample.logprobs, values[: len(sample.tokens)])
-    # What is cut off depends on the context alone, and is what a shorter limit gives.
-    short = sampling.model_copy(update={"max_new_tokens": 5})
-    for group, others in zip(made, policy.sample(prompts, short, seeds=[3, 4]), strict=True):
-        assert [s.tokens[:5] for s in group] == [s.tokens for s in others]
 
 
 def test_threads_that_hear_nothing_go_on(load_policy: Any, problems: list[Problem]) -> None:

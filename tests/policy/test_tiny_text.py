@@ -42,14 +42,9 @@ def test_no_text_is_unknown(text: str) -> None:
     assert TOKENIZER.decode(ids, clean_up_tokenization_spaces=False) == text or "<|" in text
 
 
-def test_the_same_corpus_gives_the_same_tokenizer_and_the_same_seed_the_same_weights(tmp_path: Path) -> None:
+def test_the_same_corpus_gives_the_same_tokenizer() -> None:
     again = text_tokenizer(reversed(CORPUS), [CALL, '"}}'])
     assert again.get_vocab() == TOKENIZER.get_vocab()
-    folders = [
-        write_tiny_text(tmp_path / str(n), TOKENIZER, seed=n % 2, hidden=64, layers=2) for n in (0, 1, 2)
-    ]
-    first, other, same = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert first == same != other
 
 
 def test_a_policy_of_it_speaks_and_continues(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -19,15 +18,21 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from pydantic import ValidationError
 
+import vllm_standin
+from killed_runs import finish, start
 from rounding import assert_close
-from selfverify.core.config import SamplingConfig
+from selfverify.core import ranks
+from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
+from selfverify.experiments.registry import make_task
 from selfverify.policy import loading, vllm
 from selfverify.policy.decoding import Sample
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine, require_vllm
+from selfverify.tasks.base import user_turn
+from selfverify.trainer.parallel import make_accelerator
 from served import free_port
 from vllm_standin import Server, standing_in
 
@@ -241,35 +246,44 @@ def test_unknown_logprobs_and_empty_responses(
         policy.sample([prompt], SAMPLING, seeds=[0])
 
 
+def run_process(folder: str, rank: int, port: str, output: Path) -> None:
+    """One of two on a server: two problems with images in the first, one without images in the second."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks.start(cpu=True)
+    server = Server(folder) if rank == 0 else None
+    vllm_standin.install(pytest.MonkeyPatch(), server)
+    with server.running() if server else nullcontext():
+        policy = Policy.load(folder, device="cpu")
+        where = server.config if server else VLLMConfig(server_base_url="http://127.0.0.1:9")
+        sampling = SamplingConfig(engine="vllm", vllm=where, group_size=2, max_new_tokens=4, top_p=1.0)
+        policy.engine = VLLMEngine(policy, make_accelerator(policy), where)
+        task = make_task("digits-pick")
+        of_images = [task.problem("train", 0, index) for index in range(2)]
+        rounds = (
+            [of_images, of_images] if rank == 0 else [[Problem("text", user_turn("Say 7.", images=0))], []]
+        )
+        found = []
+        for problems in rounds:
+            prompts = policy.encode(problems)
+            groups = policy.sample(prompts, sampling, seeds=[0] * len(problems))
+            tokens = [[sample.tokens for sample in group] for group in groups]
+            ours = policy.logprobs(prompts, tokens).tolist() if groups else []
+            theirs = [[sample.logprobs for sample in group] for group in groups]
+            found.append({"ids": [p.problem_id for p in prompts], "ours": ours, "theirs": theirs})
+        output.write_text(json.dumps(found))
+        ranks.gather(None)  # the server stays until all have been served
+
+
 @pytest.mark.slow
 def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
     """TRL's real gather and broadcast between two processes with different numbers of problems."""
-    pytest.importorskip("requests")
-    tests = Path(__file__).parents[1]
-    port = free_port()
-    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    program = [
-        sys.executable,
-        str(Path(__file__).with_name("vllm_process.py")),
-        str(loading.BUILTIN / "digits"),
-    ]
-    started = [
-        subprocess.Popen(
-            [*program, str(rank), str(port), str(tmp_path / f"{rank}.json")],
-            env=os.environ | {"PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in started:
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, errors[-3000:]
-    finally:
-        for process in started:
-            process.kill()
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    port, program = free_port(), Path(__file__)
+    outputs = [tmp_path / f"{rank}.json" for rank in range(2)]
+    words = [[loading.BUILTIN / "digits", rank, port, output] for rank, output in enumerate(outputs)]
+    for process in [start(program, *each) for each in words]:
+        finish(process)
+    first, second = (json.loads(output.read_text()) for output in outputs)
     assert [len(found["theirs"]) for found in first] == [2, 2]
     assert [len(found["theirs"]) for found in second] == [1, 0]
     for found in first + second:
@@ -342,3 +356,7 @@ def test_refused_families_and_shards(server: Server, load_policy: Any) -> None:
 def test_contradictions(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SamplingConfig(**settings)
+
+
+if __name__ == "__main__":
+    run_process(sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

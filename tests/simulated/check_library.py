@@ -16,7 +16,7 @@ import torch
 from benchmarks.families import write_family
 from tests.policy import test_unknown_family
 from tests.policy.conftest import noise_image
-from tests.policy.test_conversations import SAMPLING, talk
+from tests.policy.test_families import SAMPLING, talk
 from tests.trainer.test_loss import pair
 from tests.updating import update
 from torch import Tensor

@@ -148,7 +148,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         (Talking if "talk" in given else Uneven)(given),
         make_method("adpo", kl=0.05),
         TrainerConfig(
-            steps=int(given.get("steps", 3)),
+            steps=int(given.get("steps", 2)),
             groups_per_step=int(given.get("groups", 5)),
             updates_per_rollout=int(given.get("updates", 2)),
             micro_batch_groups=2,
@@ -163,7 +163,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         ),
         SamplingConfig(group_size=4, max_new_tokens=40),
         output,
-        seed=3 + (ranks.index() if "disagree" in given else 0),
+        seed=3,
         resume="resume" in given,
         replay=replay,
     )

@@ -1,23 +1,94 @@
-"""A run whose judge hangs, whose images vanish and which is killed ends like one that nothing happened to."""
+"""A run whose judge hangs, whose images vanish and which is killed ends like one that nothing happened to.
+
+As a program it is the disturbed run: test_faults.py STEPS OUTPUT IMAGES FAULTS. The folder FAULTS says
+what went wrong already. A run that OUTPUT holds is resumed.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from killed_runs import finish, same_figures, same_weights, start
+from killed_runs import finish_killed, same_figures, same_weights, train
+from selfverify.core.config import SamplingConfig
+from selfverify.core.errors import DataError
 from selfverify.core.events import read_events, story
+from selfverify.core.problem import Problem
+from selfverify.core.process_pool import WorkerPool
+from selfverify.core.tags import Tagged
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.data.images import read_image
+from selfverify.experiments.registry import make_method
+from selfverify.policy.policy import Policy
 from selfverify.reports.run_data import load_run
-from trainer.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
+from selfverify.tasks.base import Verdict
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
+from worker_functions import judge_sum
 
-SCRIPT = Path(__file__).with_name("fault_run.py")
+FILES = 12
+GONE, UNUSABLE, UNJUDGED = 3, 5, 8
+"""Problems that are bad for good: the image file is gone, the image is missing, the reference is missing."""
+
+
+class FiledSum(DigitsSum):
+    """`digits-sum` with images from files, judged in a process that can be killed."""
+
+    name = "filed-sum"
+
+    def __init__(self, images: Path, faults: Path | None) -> None:
+        super().__init__(DigitsSumConfig(count=2, noise=(0.0, 0.2)))
+        self.folder, self.faults = images, faults
+        self.pool = WorkerPool(judge_sum, timeout_s=1.0)
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        number = index % FILES
+        made = replace(super().problem(split, 0, number), id=f"filed-sum/{index}", images=[])
+        if index == UNUSABLE:
+            return made
+        if self.faults is not None:
+            (self.faults / "reading").touch()
+        name = "gone" if index == GONE else str(number)
+        made.images.append(read_image(self.folder / f"{name}.png", wait_s=0.05))
+        return made
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
+        if problem.id == f"filed-sum/{UNJUDGED}":
+            raise DataError(f"{problem.id}: its reference answer cannot be read")
+        answer = tagged.fields.get("answer", "")
+        outcome = self.pool.call(answer, problem.target, None if self.faults is None else str(self.faults))
+        if not outcome.done:
+            return Verdict(0.0, False, unjudged=outcome.reason)
+        right = bool(outcome.value["right"])
+        return Verdict(float(right), right, outcome.value["read"], outcome.value["read"])
+
+    def counters(self) -> dict[str, float]:
+        return self.pool.counters()
+
+
+def write_images(folder: Path) -> None:
+    task = DigitsSum(DigitsSumConfig(count=2, noise=(0.0, 0.2)))
+    for number in range(FILES):
+        task.problem("train", 0, number).images[0].save(folder / f"{number}.png")
+
+
+def run(steps: int, output: Path, images: Path, faults: Path | None) -> None:
+    config = TrainerConfig(
+        steps=steps, groups_per_step=2, micro_batch_groups=2, learning_rate=1e-4, checkpoint_every=4,
+        drop_zero_advantage=False,
+    )  # fmt: skip
+    policy, task = Policy.load("builtin:digits"), FiledSum(images, faults)
+    sampling = SamplingConfig(group_size=4, max_new_tokens=32)
+    train(policy, task, make_method("adpo"), config, sampling, output, resume=True, seed=5)
 
 
 def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Random) -> None:
@@ -41,28 +112,17 @@ def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Rando
 
 def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) -> int:
     """Train with all faults at once and ``kills`` SIGKILLs at random; how many of them hit a live run."""
-    rng, hit, log = random.Random(kills), 0, output.with_suffix(".log")
     calm = threading.Event()
     mover = threading.Thread(target=vanish, args=(images, faults, calm, random.Random(1)))
     mover.start()
     try:
-        for kill in range(kills):
-            process = start(SCRIPT, steps, output, images, faults, log=log)
-            assert process.stdout is not None
-            # In the k-th part of the run, somewhere inside a step.
-            last = rng.randint(steps * kill // kills + 1, steps * (kill + 1) // kills - 1)
-            for line in process.stdout:
-                if line.startswith("step") and int(line.split()[1]) >= last:
-                    break
-            time.sleep(rng.uniform(0.0, 0.3))
-            process.kill()
-            process.communicate()
-            hit += process.returncode < 0
-        finish(start(SCRIPT, steps, output, images, faults, log=log), 1200, log)
+        words = output, images, faults
+        return finish_killed(
+            Path(__file__), steps, kills, *words, pause_s=0.3, log=output.with_suffix(".log")
+        )
     finally:
         calm.set()
         mover.join()
-    return hit
 
 
 def check(steps: int, kills: int, folder: Path) -> list[str]:
@@ -71,10 +131,7 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     for made in (images, faults):
         made.mkdir()
     write_images(images)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     run(steps, whole, images, None)
-    torch.set_num_threads(threads)
     hit = disturbed(steps, kills, broken, images, faults)
     assert hit >= kills - 1, "the run ended before it could be killed"
 
@@ -113,6 +170,12 @@ def is_worker(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_hundred_steps_and_ten_kills(tmp_path: Path) -> None:
+def test_two_hundred_steps_and_ten_kills(tmp_path: Path, one_thread: None) -> None:
     """All at once; in the ordinary tests each fault is looked at by itself."""
     print("\n".join(check(200, 10, tmp_path)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    steps, *folders = sys.argv[1:]
+    run(int(steps), *map(Path, folders))

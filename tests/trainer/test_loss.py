@@ -201,29 +201,17 @@ def test_the_gradient_of_slices_is_that_of_groups(
         assert totals.largest == pytest.approx(whole_totals.largest, rel=1e-5)
 
 
-def test_a_row_may_stand_anywhere(load_policy: Any) -> None:
-    """What `take` leaves of a group: its streams, its images, and its choices under new numbers."""
-    [group, *_] = streams(load_policy(), images=True)
-    part = group.take([3, 1])
-    assert part.width == len(group.tokens[1]) and part.tokens == [group.tokens[3], group.tokens[1]]
-    assert part.advantage_gr[1].equal(group.advantage_gr[1, : part.width])
-    assert part.images == [[], group.images[1]] and part.pictures == [[], group.pictures[1]]
-    assert part.choices is not None and part.choice_weight_m is not None
-    assert part.choices.rows.tolist() == [1, 1] and part.choices.places.tolist() == [0, 1]
-    assert part.choices.tokens.tolist() == [[7, 8, 9], [5, 6, 0]]
-    assert part.choice_weight_m.tolist() == [2.0, 3.0]
-    assert group.take(range(4)) is group
-    assert group.take([2]).choices.rows.tolist() == []  # type: ignore[union-attr]
+ALONE: Any = type("Alone", (), {"policy": None})
+"""Stands for the processes of a run."""
 
 
 def test_pairs_stay_together() -> None:
     config = TrainerConfig(steps=1, micro_batch_tokens=10)
-    stand_in: Any = type("Alone", (), {"policy": None})
     groups = [lengths_only(5, [30, 40]), lengths_only(5, [30, 40])]
     assert all(
-        each.slices[0].rows == [0, 1] for each in LossComputer(stand_in, config, "pairwise").passes(groups)
+        each.slices[0].rows == [0, 1] for each in LossComputer(ALONE, config, "pairwise").passes(groups)
     )
-    assert len(LossComputer(stand_in, config, "surrogate").passes(groups)) == 4
+    assert len(LossComputer(ALONE, config, "surrogate").passes(groups)) == 4
 
 
 # --- pairs --------------------------------------------------------------------------------------------------
@@ -335,16 +323,14 @@ def test_groups_that_are_no_pairs_are_errors(load_policy: Any) -> None:
         pair_weights([group])
 
 
-def test_an_unknown_objective_is_an_error_that_names_it() -> None:
-    alone: Any = type("Alone", (), {"policy": None})
-    with pytest.raises(ConfigError, match="no objective 'surogate'; there are: surrogate, like"):
-        LossComputer(alone, TrainerConfig(steps=1), "surogate")
-    for name in ("surrogate", "likelihood", "pairwise"):
-        LossComputer(alone, TrainerConfig(steps=1), name)
-
-
-@pytest.mark.parametrize("settings", [{"channels": "separate"}, {"log_channels_every": 2}])
-def test_pairs_have_no_channels_to_tell_apart(settings: dict[str, Any]) -> None:
-    alone: Any = type("Alone", (), {"policy": None})
-    with pytest.raises(ConfigError, match="pairwise compares whole trajectories"):
-        LossComputer(alone, TrainerConfig(steps=1, **settings), "pairwise")
+@pytest.mark.parametrize(
+    ("objective", "settings", "message"),
+    [
+        ("surogate", {}, "no objective 'surogate'; there are: surrogate, like"),
+        ("pairwise", {"channels": "separate"}, "pairwise compares whole trajectories"),
+        ("pairwise", {"log_channels_every": 2}, "pairwise compares whole trajectories"),
+    ],
+)
+def test_objectives_that_cannot_be_computed(objective: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LossComputer(ALONE, TrainerConfig(steps=1, **settings), objective)

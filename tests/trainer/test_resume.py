@@ -1,77 +1,74 @@
-"""Invariant 5: a run that is killed and resumed ends with the same bits as one that was not."""
+"""Invariant 5: a run that is killed and resumed ends with the same bits as one that was not.
+
+As a program it is such a run: test_resume.py STEPS OUTPUT MODEL. A run that OUTPUT holds is resumed.
+"""
 
 from __future__ import annotations
 
-import random
 import signal
-import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import killed_runs
-from killed_runs import finish, same_figures, same_weights
+from killed_runs import finish_killed, rows, same_figures, same_weights, start, train
+from selfverify.core.config import SamplingConfig
+from selfverify.core.policy_config import AdapterConfig
+from selfverify.core.trainer_config import TrainerConfig
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_models import write_tiny
 
-SCRIPT = Path(__file__).with_name("resume_run.py")
-
-
-def start(model: Path, output: Path, resume: bool) -> subprocess.Popen[str]:
-    return killed_runs.start(SCRIPT, model, output, *(["resume"] if resume else []))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from selfverify.policy.tiny_models import write_tiny
-
-    return write_tiny(tmp_path_factory.mktemp("model"), seed=1, hidden=96, layers=2)
+PROGRAM = Path(__file__)
 
 
-@pytest.fixture(scope="module")
-def unbroken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("unbroken")
-    finish(start(model, output, resume=False))
-    return output
+def run(steps: int, output: Path, model: Path, lora: AdapterConfig | None = None) -> None:
+    config = TrainerConfig(
+        steps=steps, groups_per_step=3, updates_per_rollout=2, micro_batch_groups=2, learning_rate=1e-3,
+        schedule="constant" if lora else "cosine", warmup_steps=1, checkpoint_every=3, keep_last=2,
+        drop_zero_advantage=False,
+    )  # fmt: skip
+    # Random weights earn nothing, of which an adapter would learn nothing.
+    method, sampling = make_method("sft" if lora else "adpo"), SamplingConfig(group_size=4, max_new_tokens=8)
+    policy = Policy.load(str(model), lora=lora)
+    train(policy, make_task("digits-pick"), method, config, sampling, output, resume=True)
 
 
-def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -> None:
-    """SIGKILL at several moments: between steps, inside steps, and while a checkpoint is being written."""
-    rng, killed = random.Random(0), 0
-    for kill in range(3):
-        process = start(model, tmp_path, resume=kill > 0)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("step"), process.communicate()[1][-2000:]
-        time.sleep(rng.uniform(0.0, 0.15))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-    assert killed, "the run always ended before it could be killed"
-    finish(start(model, tmp_path, resume=True))
-    assert same_weights(unbroken, tmp_path)
-    assert same_figures(unbroken, tmp_path)
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "start", seed=1, hidden=96, layers=2)
 
 
-def test_interrupted_by_ctrl_c(model: Path, unbroken: Path, tmp_path: Path) -> None:
-    """Ctrl-C lets the step end, writes a checkpoint, and the run goes on from there."""
-    process = start(model, tmp_path, resume=False)
+def test_interrupted_and_killed_at_random_moments(model: Path, tmp_path: Path, one_thread: None) -> None:
+    """Ctrl-C lets the step end and writes a checkpoint; SIGKILL comes between steps or inside them."""
+    whole, broken, log = tmp_path / "whole", tmp_path / "broken", tmp_path / "log"
+    run(8, whole, model)
+    process = start(PROGRAM, 8, broken, model, log=log)
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    process.communicate(timeout=280)
     assert process.returncode != 0
-    assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
-    finish(start(model, tmp_path, resume=True))
-    assert same_weights(unbroken, tmp_path)
+    assert (broken / "checkpoints" / f"checkpoint-{len(rows(broken)):06d}").is_dir()
+    hit = finish_killed(PROGRAM, 8, 2, broken, model, pause_s=0.15, log=log)
+    assert hit, "the run always ended before it could be killed"
+    assert same_weights(whole, broken) and same_figures(whole, broken)
 
 
 def test_a_seed_decides_what_an_adapter_drops(model: Path, tmp_path: Path) -> None:
-    """In processes that have drawn nothing from torch's generators before."""
-    outputs = [tmp_path / "one", tmp_path / "other"]
-    for process in [killed_runs.start(SCRIPT, model, output, "dropout") for output in outputs]:
-        finish(process)
-    assert same_figures(*outputs)
-    one, other = (load_file(output / "model" / "adapter_model.safetensors") for output in outputs)
+    """Not torch's generators, where they stand when a run begins or goes on."""
+    whole, parts, lora = tmp_path / "whole", tmp_path / "parts", AdapterConfig(rank=2, dropout=0.3)
+    run(2, whole, model, lora)
+    for steps in (1, 2):
+        torch.manual_seed(steps)
+        run(steps, parts, model, lora)
+    assert same_figures(whole, parts)
+    one, other = (load_file(output / "model" / "adapter_model.safetensors") for output in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,63 +1,135 @@
-"""A killed run ends with the bits of one that was left alone, whatever its environment says."""
+"""A killed run ends with the bits of one that was left alone, whatever its environment says.
+
+As a program it is a run whose environment never says the same again: test_rollout_log.py STEPS OUTPUT. A run
+that OUTPUT holds is resumed.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
-from killed_runs import finish, rows, same_figures, same_weights, start
+from killed_runs import finish_killed, rows, same_figures, same_weights
 from selfverify.core.config import RolloutLimits, SamplingConfig
+from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
+from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
+from selfverify.tasks.answering import SingleTurn
+from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.trainer.rollout_source import wants_log
-from trainer import random_episodes
 
-SCRIPT = Path(random_episodes.__file__)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHANCE = random.SystemRandom()
+"""What no seed decides."""
+
+
+class Moody(SingleTurn):
+    """Replies after a while, up to three times, with words and images that are drawn anew every time.
+
+    It may show something first, and may be over at once.
+    """
+
+    def reset(self) -> Observation | None:
+        if not self.problem.environment_begins or CHANCE.random() < 0.2:
+            return None
+        image = Image.frombytes("L", (32, 32), CHANCE.randbytes(1024))
+        parts = [{"type": "text", "text": str(CHANCE.randrange(1000))}, {"type": "image"}]
+        return Observation(parts, [image], done=CHANCE.random() < 0.2)
+
+    def step(self, said: PolicyTurn) -> Observation:
+        time.sleep(CHANCE.uniform(0.0, 0.02))
+        # Generators that others share are moved on, too.
+        torch.rand(CHANCE.randrange(3))
+        random.random()
+        if CHANCE.random() < 0.05:
+            raise OSError("the environment is gone")
+        done = said.turn == 3 or CHANCE.random() < 0.4
+        cuts = self._read(said, ANSWER, split=done)
+        words = " ".join(str(CHANCE.randrange(10)) for _ in range(CHANCE.randrange(1, 6)))
+        if CHANCE.random() < 0.5:
+            image = Image.frombytes("L", (32, 32), CHANCE.randbytes(1024))
+            return Observation(
+                [{"type": "text", "text": words}, {"type": "image"}], [image], done=done, channels=cuts
+            )
+        return Observation(words, done=done, channels=cuts)
+
+    def result(self) -> EpisodeResult:
+        ending = super().result()
+        ending.rewards["answer"] = CHANCE.random()
+        if self._answers:
+            ending.turns = [ending.parsed, *[{"turn": n} for n in range(1, len(self._answers))]]
+        return ending
+
+
+class Random(DigitsSum):
+    """`digits-sum` with a moody environment."""
+
+    name = "random-sum"
+    limits = RolloutLimits(turns=4, step_threads=2, step_timeout_s=10.0)
+    repeatable = False
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        if index == 3:
+            raise DataError("this problem is gone")
+        return replace(super().problem(split, seed, index), environment_begins=index % 2 == 0)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Moody(problem, self.tags, self.verdict)
+
+
+def run(steps: int, output: Path, replay: Path | None = None, **changes: Any) -> None:
+    settings: dict[str, Any] = {
+        "steps": steps,
+        "groups_per_step": 2,
+        "micro_batch_groups": 2,
+        "learning_rate": 1e-3,
+        "checkpoint_every": 3,
+        "drop_zero_advantage": False,
+        "rollout_log": "all",
+    }
+    learn(
+        Policy.load("builtin:digits"),
+        Random(DigitsSumConfig(count=2)),
+        make_method("adpo", verification_credit="expected"),
+        TrainerConfig(**settings | changes),
+        SamplingConfig(group_size=3, max_new_tokens=20),
+        output=output,
+        seed=5,
+        resume=True,
+        on_step=lambda step, steps, metrics, timing: print("step", step, flush=True),
+        replay=replay,
+    ).save(output / "model")
 
 
 def assert_same(one: Path, other: Path) -> None:
     assert same_weights(one, other) and same_figures(one, other)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """As in the program that is killed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def check(steps: int, kills: int, folder: Path) -> None:
     """Kill a run at random moments; then replay its log at one go, which has to end the same."""
-    rng, hit, broken, log = random.Random(kills), 0, folder / "broken", folder / "broken.log"
-    for kill in range(kills):
-        process = start(SCRIPT, steps, broken, log=log)
-        assert process.stdout is not None
-        last = rng.randint(steps * kill // kills + 1, max(steps * (kill + 1) // kills - 1, 1))
-        for line in process.stdout:
-            if line.startswith("step") and int(line.split()[1]) >= last:
-                break
-        time.sleep(rng.uniform(0.0, 0.6))
-        process.kill()
-        process.communicate()
-        hit += process.returncode < 0
-    finish(start(SCRIPT, steps, broken, log=log), 600, log)
+    broken = folder / "broken"
+    hit = finish_killed(Path(__file__), steps, kills, broken, pause_s=0.6, log=folder / "broken.log")
     assert hit >= kills - 1, "the run ended before it could be killed"
     resumed = [e for e in read_events(broken / "events.jsonl") if e["event"] in ("started", "resumed")]
     assert len(resumed) == kills + 1
 
-    random_episodes.run(steps, folder / "whole", broken)
+    run(steps, folder / "whole", broken)
     assert_same(broken, folder / "whole")
     logged = rows(broken)
     assert len(logged) == steps and any(row["conversation/turns"] > 1 for row in logged)
@@ -66,7 +138,7 @@ def check(steps: int, kills: int, folder: Path) -> None:
 
 
 def test_killed_and_replayed_is_the_same(tmp_path: Path) -> None:
-    check(6, 1, tmp_path)
+    check(4, 1, tmp_path)
 
 
 @pytest.mark.slow
@@ -77,51 +149,51 @@ def test_sixty_steps_and_ten_kills(tmp_path: Path) -> None:
 
 def test_steps_without_a_complete_log_are_sampled_anew(tmp_path: Path) -> None:
     """Damaged steps and all behind them; the rest is replayed. Old steps go with the checkpoints."""
-    run = tmp_path / "run"
-    random_episodes.run(4, run, rollout_log="recent", checkpoint_every=1, keep_last=2)
-    log = run / "rollouts"
+    output = tmp_path / "run"
+    run(4, output, rollout_log="recent", checkpoint_every=1, keep_last=2)
+    log = output / "rollouts"
     assert sorted(p.name[:11] for p in log.glob("*.jsonl")) == ["step-000004"]
-    random_episodes.run(6, run, rollout_log="recent", checkpoint_every=0)
+    run(6, output, rollout_log="recent", checkpoint_every=0)
     fifth, sixth = (log / f"step-00000{n}.process-0-of-1.jsonl" for n in (5, 6))
     # No checkpoint behind step 4 but the last one, which is lost.
     before = {path: path.read_bytes() for path in (fifth, sixth)}
-    (run / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
-    random_episodes.run(6, run, rollout_log="recent", checkpoint_every=0)
+    (output / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
+    run(6, output, rollout_log="recent", checkpoint_every=0)
     assert {path: path.read_bytes() for path in before} == before
-    (run / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
+    (output / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
     fifth.write_bytes(before[fifth][:-20])
-    random_episodes.run(6, run, rollout_log="recent", checkpoint_every=0)
+    run(6, output, rollout_log="recent", checkpoint_every=0)
     assert all(path.read_bytes() != content for path, content in before.items())
-    events = [e["reason"] for e in read_events(run / "events.jsonl") if e["event"] == "rollout_log_unused"]
+    events = [e["reason"] for e in read_events(output / "events.jsonl") if e["event"] == "rollout_log_unused"]
     assert len(events) == 1 and "step-000005" in events[0]
 
 
 def test_a_log_of_other_settings_is_not_replayed(tmp_path: Path) -> None:
-    random_episodes.run(2, tmp_path / "run", checkpoint_every=0)
+    run(2, tmp_path / "run", checkpoint_every=0)
     with pytest.raises(
         ConfigError, match=r"belongs to other settings: learner.learning_rate was 0.001 and is"
     ):
-        random_episodes.run(2, tmp_path / "other", tmp_path / "run", learning_rate=1e-4)
+        run(2, tmp_path / "other", tmp_path / "run", learning_rate=1e-4)
     with pytest.raises(
         ConfigError, match=r"holds steps 1 to 2, and step 3 is to be replayed; .*rollout_log=all"
     ):
-        random_episodes.run(3, tmp_path / "other", tmp_path / "run")
+        run(3, tmp_path / "other", tmp_path / "run")
     with pytest.raises(ConfigError, match="holds no step of a rollout log"):
-        random_episodes.run(3, tmp_path / "other", tmp_path)
+        run(3, tmp_path / "other", tmp_path)
     [image, *_] = (tmp_path / "run" / "rollouts").glob("*/*.png")
     image.write_bytes(b"no image")
     with pytest.raises(DataError, match=image.stem):
-        random_episodes.run(2, tmp_path / "other", tmp_path / "run")
+        run(2, tmp_path / "other", tmp_path / "run")
     before = sorted((tmp_path / "run" / "rollouts").iterdir())
     (first,) = (path for path in before if path.name == "step-000002.process-0-of-1.jsonl")
     first.rename(first.with_name("step-000002.process-0-of-2.jsonl"))
     with pytest.raises(ConfigError, match=r"holds steps 1 to 1, and step 2 is to be replayed"):
-        random_episodes.run(2, tmp_path / "other", tmp_path / "run")
+        run(2, tmp_path / "other", tmp_path / "run")
     first.with_name("step-000002.process-0-of-2.jsonl").rename(first)
     assert sorted((tmp_path / "run" / "rollouts").iterdir()) == before
     # Bookkeeping is no other setting, and a run without a log goes on from the settings it was given.
     image.unlink()
-    random_episodes.run(3, tmp_path / "run", learning_rate=1e-4, log_every=2)
+    run(3, tmp_path / "run", learning_rate=1e-4, log_every=2)
 
 
 def test_logging_changes_nothing(tmp_path: Path) -> None:
@@ -165,3 +237,8 @@ def test_who_logs_by_default(
     policy: Any = None
     training = Training(policy, task, make_method("grpo"), learner, SamplingConfig(), tmp_path)
     assert wants_log(training) == logged
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(int(sys.argv[1]), Path(sys.argv[2]))

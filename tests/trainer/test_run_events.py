@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.core.events import read_events, story
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
+from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
+from selfverify.trainer.rollout_source import RolloutSource
+from selfverify.trainer.trainer import check_processes
 
 
 def run(
@@ -28,36 +32,31 @@ def run(
     return read_events(tmp_path / "events.jsonl")
 
 
-def test_settings_that_changed_are_told_once(
-    tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_what_has_changed_is_told_once(
+    tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny_folder, tmp_path)
-    run(tiny_folder, tmp_path, steps=2, checkpoint_every=1, keep_last=9, log_every=2, time_limit_s=1e9)
-    assert "settings_changed" not in {e["event"] for e in read_events(tmp_path / "events.jsonl")}
+    """Settings, and what prepares images."""
+    [begun] = [event for event in run(tiny_folder, tmp_path) if event["event"] == "started"]
+    assert begun["image_backend"] == "Qwen2VLImageProcessorPil"
+    same = {"steps": 2, "checkpoint_every": 1, "keep_last": 9, "log_every": 2, "time_limit_s": 1e9}
+    told = {event["event"] for event in run(tiny_folder, tmp_path, **same)}
+    assert not told & {"settings_changed", "image_backend_changed"}
+    monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
     changed = {"steps": 3, "learning_rate": 5e-4, "betas": (0.9, 0.95)}
     events = run(tiny_folder, tmp_path, SamplingConfig(temperature=0.5), **changed)
-    [told] = [event for event in events if event["event"] == "settings_changed"]
-    assert told["changed"] == [
+    [settings] = [event for event in events if event["event"] == "settings_changed"]
+    assert settings["changed"] == [
         "learner.betas was [0.9, 0.99] and is now [0.9, 0.95]",
         "learner.learning_rate was 0.001 and is now 0.0005",
         "sampling.temperature was 1.0 and is now 0.5",
     ]
-    assert told["step"] == 2 and "learner.learning_rate was 0.001 and is now 0.0005" in caplog.text
+    assert settings["step"] == 2 and "learner.learning_rate was 0.001 and is now 0.0005" in caplog.text
     assert any("is now 0.0005" in line for line in story(events))
+    [backend] = [event for event in events if event["event"] == "image_backend_changed"]
+    assert (backend["before"], backend["now"]) == ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
+    assert "torchvision" in backend["message"]
     again = run(tiny_folder, tmp_path, SamplingConfig(temperature=0.5), **changed | {"steps": 4})
     assert [event["event"] for event in again].count("settings_changed") == 1
-
-
-def test_a_change_of_what_prepares_images_is_told(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [begun] = [e for e in run(tiny_folder, tmp_path) if e["event"] == "started"]
-    assert begun["image_backend"] == "Qwen2VLImageProcessorPil"
-    assert "image_backend_changed" not in {e["event"] for e in run(tiny_folder, tmp_path, steps=2)}
-    monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
-    [told] = [e for e in run(tiny_folder, tmp_path, steps=3) if e["event"] == "image_backend_changed"]
-    assert (told["before"], told["now"]) == ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor")
-    assert "torchvision" in told["message"]
 
 
 def test_a_run_with_more_steps_than_are_asked_for_is_finished(tiny_folder: Path, tmp_path: Path) -> None:
@@ -76,3 +75,17 @@ def test_trackers_that_would_be_left_out_are_refused(
     for name in ("wandb", "all"):
         with pytest.raises(ConfigError, match=rf"learner\.trackers: .*{name}.* installed"):
             run(tiny_folder, tmp_path, trackers=[name])
+
+
+def test_processes_that_disagree_are_stopped(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainerConfig(steps=1)
+    training = Training(
+        policy, make_task("digits-pick"), make_method("sft"), config, SamplingConfig(), tmp_path
+    )
+    source = RolloutSource(training)
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, own | {"seed": 4}])
+    with pytest.raises(SelfVerifyError, match=r"process 1 has another seed \(4\) than process 0 \(0\)"):
+        check_processes(training, source, 0)

@@ -1,9 +1,8 @@
-"""Several processes of which one has a bad gradient, a reply that hangs, other settings, or nothing to do."""
+"""Several processes of which one has a bad gradient, a reply that hangs, or nothing to do."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from killed_runs import rows
 from selfverify.core.events import read_events
 from selfverify.core.jsonl_store import read_journal
 from selfverify.rollouts.recording import RecordedGroup
-from trainer.launched import assert_same, launch, trained
+from trainer.launched import assert_same, trained
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_one_bad_process_keeps_all_from_an_update(
     way: str, channels: str, told: list[str], tmp_path: Path
 ) -> None:
     """In the second of three steps. All make none together, and the others go on to learn."""
-    last = trained(tmp_path, way, "bad=1", f"channels={channels}")
+    last = trained(tmp_path, way, "bad=1", "steps=3", f"channels={channels}")
     first, second, third = (
         load_file(tmp_path / f"checkpoints/checkpoint-{step:06d}/model/model.safetensors")
         for step in (1, 2, 3)
@@ -57,13 +56,13 @@ def test_masters_go_from_wrapper_to_wrapper(way: str, tmp_path: Path) -> None:
         assert torch.equal(master.bfloat16(), saved[name.replace("language_model.", "")])
         assert tensors[f"optimizer.state.{number}.exp_avg"].dtype == torch.float32
     assert any(bool((t.bfloat16().float() != t).any()) for t in masters.values())
-    trained(tmp_path, "alone", "low=1", "steps=2", "resume=1")
+    trained(tmp_path, "alone", "low=1", "resume=1")
 
 
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_ragged_conversations_and_one_that_hangs(way: str, tmp_path: Path) -> None:
     """Processes whose conversations end at different rounds stay in step, and learn what one learns."""
-    settings = ("talk=1", "steps=2", "groups=2", "updates=1")
+    settings = ("talk=1", "groups=2", "updates=1")
     weights = trained(tmp_path / way, way, *settings)
     assert_same(weights, trained(tmp_path / "alone", "alone", *settings, f"replay={tmp_path / way}"))
     # What two processes have logged is what one learns from.
@@ -91,14 +90,7 @@ def test_ragged_conversations_and_one_that_hangs(way: str, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_idle_processes_and_adapters(tmp_path: Path) -> None:
     """One group for two processes: the second has nothing of its own in any pass."""
-    settings = ("groups=1", "updates=1", "steps=2", "lora=1")
+    settings = ("groups=1", "updates=1", "lora=1")
     weights = trained(tmp_path / "fsdp", "fsdp", *settings)
     assert all("lora_" in name for name in weights)
     assert weights.keys() == trained(tmp_path / "ddp", "ddp", *settings).keys()
-
-
-def test_processes_that_disagree_are_stopped_before_they_learn(tmp_path: Path) -> None:
-    done = launch("ddp", tmp_path, "disagree=1")
-    assert done.returncode != 0
-    assert re.search(r"process 1 has another seed \(4\) than process 0 \(3\)", done.stderr)
-    assert not (tmp_path / "metrics.jsonl").read_text()

@@ -72,6 +72,8 @@ def test_one_unusable_problem_is_named_and_the_others_sample_as_ever(
     lost = "digits-pick/train/0/0"
     assert damaged.seen == {name: tokens for name, tokens in whole.seen.items() if name != lost}
     assert len(damaged.seen) == 2
+    train(tiny_folder, tmp_path / "damaged", Damaged([0]), Recorder(), 2, resume=True)
+    assert [row["problems/skipped"] for row in rows(tmp_path / "damaged")] == [1, 1]
 
 
 def test_when_no_problem_is_usable_the_setup_is_wrong(tiny_folder: Path, tmp_path: Path) -> None:
@@ -89,15 +91,9 @@ def test_steps_without_a_usable_problem_pass_when_others_follow(tiny_folder: Pat
     assert told[1] == "9 problems skipped" and "digits-pick/train/0/0" in told[2]
 
 
-def test_skipped_problems_survive_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
-    for steps in (1, 2):
-        train(tiny_folder, tmp_path, Damaged([0]), Recorder(), steps, resume=steps > 1)
-    assert [row["problems/skipped"] for row in rows(tmp_path)] == [1, 1]
-
-
 def test_global_generators_go_on_where_they_were(tiny_folder: Path, tmp_path: Path) -> None:
     """A task may draw from them. Dropout draws from torch's, which is seeded for each step."""
-    for name, steps, seed in (("whole", 3, 0), ("parts", 1, 0), ("parts", 3, 99)):
+    for name, steps, seed in (("whole", 2, 0), ("parts", 1, 0), ("parts", 2, 99)):
         np.random.seed(seed)
         train(tiny_folder, tmp_path / name, DigitsPick(), Recorder(), steps, resume=seed > 0)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
