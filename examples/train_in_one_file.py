@@ -24,6 +24,7 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.metrics import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.decoding import derived_seed
+from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
 from selfverify.tasks.base import Task
@@ -37,7 +38,7 @@ def roll_out(
 ) -> Rollout:
     """Hold the task's conversation G times about each problem: here one answer, cut into answer and score."""
     seeds = [derived_seed(seed, place) for place in range(len(problems))]
-    rolled = rollout(policy, task, problems, seeds, sampling)
+    rolled = rollout(PolicySampler(policy, sampling), task, problems, seeds, sampling.group_size)
     # How likely every other score would have been: what the expected credit and the soft AUC are made of.
     read_rollout_scores(policy, rolled, sampling.temperature)
     return rolled

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.agents.word_policy import word_policy
-from tests.serving.test_agent_run import AgentServer
+from tests.serving.test_agent_run import agent_server
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
@@ -66,11 +66,10 @@ def test_an_experts_conversations_are_learnt_as_if_demonstrated(tmp_path: Path, 
     assert rows[0]["category"] == "clock"
 
 
-def clock_teacher() -> AgentServer:
+def clock_teacher() -> FakeUpstream:
     """Opens the clock, and hands that in."""
-    server = AgentServer()
-    server.turns = [[("launch", '{"app": "clock"}')], [("submit", '{"message": "Done.", "evidences": [1]}')]]
-    return server
+    opening, handing_in = ("launch", '{"app": "clock"}'), ("submit", '{"message": "Done.", "evidences": [1]}')
+    return agent_server([opening], [handing_in])
 
 
 def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
@@ -107,8 +106,7 @@ def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path,
     found = recipe("task.calls=json", "task.react=false")
     phone = recipe_task(found)
     shown = phone.demonstrate_turns(phone.problem("train", found.seed, 0), np.random.default_rng(0))
-    server = AgentServer()
-    server.turns = [turn.text for turn in shown[:-1]] + ["It is done."]
+    server = agent_server(*(turn.text for turn in shown[:-1]), "It is done.")
     teacher = TeacherConfig(server=servers.upstream(server), model="m")
     with pytest.raises(DataError, match=r"held: 1 conversations, 0 of them right\. "):
         collect(found, teacher, tmp_path / "a.jsonl", problems=1)

@@ -22,7 +22,9 @@ from selfverify.policy.recomputing_sessions import RecomputingSession
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import Rollout, rollout
 
-SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8, engine="vllm")
+SAMPLING = SamplingConfig(
+    group_size=2, max_new_tokens=8, engine="vllm", vllm={"server_base_url": "http://127.0.0.1:8000"}
+)
 
 
 class Ranks:
