@@ -17,7 +17,7 @@ A side of a pair is one message for LLaMA-Factory, and TRL's collator takes the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,15 +53,19 @@ def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, 
         ConfigError: There are no such files, or `datasets` is not installed.
         DataError: A line is damaged, an image is gone, or a text has a place for an image of its own.
     """
-    traces, sides = _traces(folder), list(_pairs(folder))
+    traces = _traces(folder)
+    sides = [
+        {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
+        for pair in read_pairs(folder)
+    ]
     shown = _ExportedImages(folder)
     make_output_folder(output)
     if target == "trl":
-        _parquet(output / "sft.parquet", (_trl_trace(line, shown) for line in traces), ("messages",))
-        _parquet(output / "pairs.parquet", (_trl_pair(pair, shown) for pair in sides), _SIDES)
+        _parquet(output / "sft.parquet", (_trl(row, shown) for row in traces), ("messages",))
+        _parquet(output / "pairs.parquet", (_trl(row, shown) for row in sides), _SIDES)
     else:
-        _write(output / "looks_sft.json", (_factory_trace(line, shown) for line in traces))
-        _write(output / "looks_pairs.json", (_factory_pair(pair, shown) for pair in sides))
+        _write(output / "looks_sft.json", (_factory(row, shown) for row in traces))
+        _write(output / "looks_pairs.json", (_factory(row, shown) for row in sides))
         for name in shown.names:
             path = output / IMAGES / name
             path.parent.mkdir(exist_ok=True)
@@ -135,36 +139,26 @@ def _traces(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _pairs(folder: Path) -> Iterator[dict[str, Any]]:
-    for pair in read_pairs(folder):
-        first = {"chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
-        yield {"id": pair.id, "kind": pair.kind, "prompt": pair.prompt, **first}
-
-
 def _marked(messages: Iterable[Message], name: str) -> list[Message]:
     """Messages as texts in which images have places."""
     found = []
     for message in messages:
+        words = ""
         for part in parts_of(message):
             if not is_image(part) and MARK in part["text"]:
                 raise DataError(
                     f"{name}: a text has {MARK} in it, which LLaMA-Factory takes for an image's place"
                 )
-        words = "".join(MARK if is_image(part) else part["text"] for part in parts_of(message))
+            words += MARK if is_image(part) else part["text"]
         found.append({"role": message["role"], "content": words})
     return found
 
 
-def _factory_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    told = {"id": line["id"], "messages": _marked(line["messages"], line["id"])}
-    return told | {"images": shown.within(line["messages"])}
-
-
-def _factory_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    name = pair["id"]
-    told = {"id": name, "messages": _marked(pair["prompt"], name)}
-    told |= {side: _marked(pair[side], name)[0] for side in ("chosen", "rejected")}
-    return told | {"images": shown.within(pair["prompt"])}
+def _factory(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    """A trace or a pair as LLaMA-Factory has it: a pair's prompt is its messages, a side one message."""
+    name, talk = row["id"], row["messages" if "messages" in row else "prompt"]
+    sides = {side: _marked(row[side], name)[0] for side in _SIDES[1:] if side in row}
+    return {"id": name, "messages": _marked(talk, name), **sides, "images": shown.within(talk)}
 
 
 def _places(messages: Iterable[Message]) -> list[Message]:
@@ -181,14 +175,11 @@ def _places(messages: Iterable[Message]) -> list[Message]:
     ]
 
 
-def _trl_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    messages = line["messages"]
-    return {"id": line["id"], "messages": _places(messages), "images": shown.packed(messages)}
-
-
-def _trl_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    sides = {side: _places(pair[side]) for side in _SIDES}
-    return {"id": pair["id"], **sides, "images": shown.packed(pair["prompt"])}
+def _trl(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    """A trace or a pair as TRL has it; the images are those of its first part."""
+    talks = {name: row[name] for name in ("messages", *_SIDES) if name in row}
+    images = shown.packed(next(iter(talks.values())))
+    return {"id": row["id"], **{name: _places(talk) for name, talk in talks.items()}, "images": images}
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
