@@ -153,7 +153,7 @@ def row_of(name: str, summary: Mapping[str, Any]) -> Row:
             "delete the folder to begin anew"
         )
     categories = summary.get("categories") or {}
-    found = next((categories[column] for column in COLUMNS if column in categories), {})
+    found: Mapping[str, Any] = next((categories[column] for column in COLUMNS if column in categories), {})
     tasks = {value: _first(figures, "accuracy") for value, figures in sorted(found.items())}
     counted = [accuracy for task, accuracy in tasks.items() if task not in LEFT_OUT and accuracy is not None]
     accuracy = float(summary["pass@1"])
