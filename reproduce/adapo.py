@@ -18,17 +18,12 @@ from typing import Annotated
 
 import typer
 
-from reproduce.paper_tables import Asked, show_tables
+from reproduce.paper_tables import Asked, Rows, show_tables
 from reproduce.scripts import script
 
 
 def tables(
-    rows: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD:BENCHMARK=FOLDER...", help="Runs or evaluations, or studies' folders."
-        ),
-    ],
+    rows: Rows,
     against: Annotated[str | None, typer.Option(help="The method that the others are compared with.")] = None,
     output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
 ) -> None:

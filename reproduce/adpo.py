@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from reproduce.by_size import sizes_of
-from reproduce.paper_tables import Asked, show_tables
+from reproduce.paper_tables import Asked, Rows, show_tables
 from reproduce.scripts import script
 from selfverify.cli.options import settings_as_options
 from selfverify.core.config import CommandConfig
@@ -40,12 +38,7 @@ class TablesSettings(CommandConfig):
 
 @settings_as_options
 def tables(
-    rows: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD:BENCHMARK=FOLDER...", help="Runs or evaluations, or studies' folders."
-        ),
-    ],
+    rows: Rows,
     settings: TablesSettings,
 ) -> None:
     """Print methods x benchmarks from stored samples, in the layout of ADPO's Tables 2 to 4.
@@ -64,8 +57,8 @@ def tables(
     strategies = [name.strip() for name in settings.by.split(",") if name.strip()]
     if not strategies:
         raise ConfigError("--by names no strategy")
-    sizes, against = sizes_of(settings.sizes), settings.against
-    asked = Asked(sizes, strategies, settings.score, settings.category, against)
+    sizes = sizes_of(settings.sizes)
+    asked = Asked(sizes, strategies, settings.score, settings.category, settings.against)
     show_tables(rows, asked, settings.output)
 
 

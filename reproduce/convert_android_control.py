@@ -2,10 +2,10 @@
 
     python -m reproduce.convert_android_control android_control-00000-of-00020 00000.parquet
 
-The files (google-research/android_control) are plain or packed by GZIP. Neither TensorFlow nor its protocol
-buffers are needed: a record is its length (uint64), the length's checksum (uint32), the content and its
-checksum, all little endian; a checksum is a CRC32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h).
-Examples and accessibility forests are read from protocol buffers' wire format.
+The files (google-research/android_control) are plain or packed by GZIP. TensorFlow is not needed: a record is
+its length (uint64), the length's checksum (uint32), the content and its checksum, all little endian; a
+checksum is a CRC32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h). Examples and accessibility
+forests are read by their fields' numbers, with `protobuf` and `google-crc32c`.
 
 Each screenshot of an episode is a row; at the last one, for which the file has no action, it is ``terminate``
 with ``added: true``, as the published evaluators have it. A ``scroll`` names where the content goes on, so
@@ -24,6 +24,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.files import written_whole
@@ -44,59 +48,32 @@ SWIPES = {
 Features = Mapping[str, list[Any]]
 
 
-def wire_fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of a protocol buffer in order: the number and the value, an integer or the field's
-    bytes.
+def parts(message: bytes, wanted: int) -> list[Any]:
+    """Return a field's values in a protocol buffer: integers, or bytes (texts, messages, packed numbers).
 
     Raises:
         DataError: The bytes are no message, or are cut off.
     """
-    view, place = memoryview(message), 0
-    while place < len(view):
-        tag, place = _varint(view, place)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, place = _varint(view, place)
-            yield number, value
-            continue
-        if kind not in (1, 2, 5):
-            raise DataError(f"a protocol buffer has a field of wire type {kind}")
-        length, place = _varint(view, place) if kind == 2 else (8 if kind == 1 else 4, place)
-        if number == 0 or length > len(view) - place:
-            raise DataError("a protocol buffer is cut off inside a field")
-        yield number, view[place : place + length]
-        place += length
+    try:
+        read = UnknownFieldSet(Empty.FromString(message))
+    except DecodeError as error:
+        raise DataError(f"a protocol buffer is damaged or cut off ({error})") from None
+    return [field.data for field in read if field.field_number == wanted]
 
 
-def _varint(view: memoryview, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(view):
-            break
-        byte = view[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & (2**64 - 1), place
-    raise DataError("a protocol buffer is cut off inside a number")
-
-
-def parts(message: bytes | memoryview, wanted: int) -> list[memoryview]:
-    """Return a field's values that are bytes: texts, messages, packed numbers."""
-    return [
-        value for number, value in wire_fields(message) if number == wanted and not isinstance(value, int)
-    ]
-
-
-def integers(message: bytes | memoryview, wanted: int) -> list[int]:
+def integers(message: bytes, wanted: int) -> list[int]:
     """Return a field's integers, packed or not."""
-    found = []
-    for value in (value for number, value in wire_fields(message) if number == wanted):
-        place = 0
-        while not isinstance(value, int) and place < len(value):
-            one, place = _varint(value, place)
-            found.append(one)
-        found += [value] if isinstance(value, int) else []
+    found: list[int] = []
+    for value in parts(message, wanted):
+        if isinstance(value, int):
+            found.append(value)
+            continue
+        number = shift = 0
+        for byte in value:
+            number, shift = number | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                found.append(number)
+                number = shift = 0
     return [value - 2**64 if value >= 2**63 else value for value in found]
 
 
@@ -108,10 +85,10 @@ def parse_example(message: bytes) -> dict[str, list[Any]]:
     """
     found: dict[str, list[Any]] = {}
     for entry in itertools.chain.from_iterable(parts(features, 1) for features in parts(message, 1)):
-        name, feature = ((parts(entry, number) or [memoryview(b"")])[-1] for number in (1, 2))
+        name, feature = ((parts(entry, number) or [b""])[-1] for number in (1, 2))
         texts, numbers = parts(feature, 1), parts(feature, 3)
         found[str(name, "utf-8", "replace")] = [
-            *(bytes(part) for values in texts for part in parts(values, 1)),
+            *(part for values in texts for part in parts(values, 1)),
             *(value for values in numbers for value in integers(values, 1)),
         ]
     return found

@@ -17,8 +17,7 @@ A side of a pair is one message for LLaMA-Factory, and TRL's collator takes the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,16 +38,7 @@ Target = Literal["llama-factory", "trl"]
 _BATCH = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedLooks:
-    """How many traces and pairs, and how many different images, were written."""
-
-    sft: int
-    pairs: int
-    images: int
-
-
-def export_looks(folder: Path, output: Path, target: Target) -> ExportedLooks:
+def export_looks(folder: Path, output: Path, target: Target) -> tuple[int, int, int]:
     """Write a folder's ``sft.jsonl`` and ``pairs.jsonl`` for another trainer.
 
     Args:
@@ -56,25 +46,32 @@ def export_looks(folder: Path, output: Path, target: Target) -> ExportedLooks:
         output: The folder that is written; files in it with the same names are replaced.
         target: Whose form.
 
+    Returns:
+        How many traces and pairs, and how many different images, were written.
+
     Raises:
-        ConfigError: There are no such files, or pyarrow is not installed.
+        ConfigError: There are no such files, or `datasets` is not installed.
         DataError: A line is damaged, an image is gone, or a text has a place for an image of its own.
     """
-    traces, sides = _traces(folder), list(_pairs(folder))
+    traces = _traces(folder)
+    sides = [
+        {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
+        for pair in read_pairs(folder)
+    ]
     shown = _ExportedImages(folder)
     make_output_folder(output)
     if target == "trl":
-        _parquet(output / "sft.parquet", (_trl_trace(line, shown) for line in traces), ("messages",))
-        _parquet(output / "pairs.parquet", (_trl_pair(pair, shown) for pair in sides), _SIDES)
+        _parquet(output / "sft.parquet", (_trl(row, shown) for row in traces), ("messages",))
+        _parquet(output / "pairs.parquet", (_trl(row, shown) for row in sides), _SIDES)
     else:
-        _write(output / "looks_sft.json", (_factory_trace(line, shown) for line in traces))
-        _write(output / "looks_pairs.json", (_factory_pair(pair, shown) for pair in sides))
+        _write(output / "looks_sft.json", (_factory(row, shown) for row in traces))
+        _write(output / "looks_pairs.json", (_factory(row, shown) for row in sides))
         for name in shown.names:
             path = output / IMAGES / name
             path.parent.mkdir(exist_ok=True)
             write_bytes(path, shown.content(f"{IMAGES}/{name}"))
         write_json(output / "dataset_info.json", _INFO)
-    return ExportedLooks(len(traces), len(sides), len(shown.names))
+    return len(traces), len(sides), len(shown.names)
 
 
 _SIDES = ("prompt", "chosen", "rejected")
@@ -82,20 +79,16 @@ _TAGS = {
     "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
     "observation_tag": "tool", "system_tag": "system",
 }  # fmt: skip
+_SETS = {"looks_sft": ["messages", "images"], "looks_pairs": ["messages", "chosen", "rejected", "images"]}
 _INFO = {
-    "looks_sft": {
-        "file_name": "looks_sft.json",
+    name: {
+        "file_name": f"{name}.json",
+        **({"ranking": True} if "chosen" in columns else {}),
         "formatting": "sharegpt",
-        "columns": {"messages": "messages", "images": "images"},
+        "columns": {column: column for column in columns},
         "tags": _TAGS,
-    },
-    "looks_pairs": {
-        "file_name": "looks_pairs.json",
-        "ranking": True,
-        "formatting": "sharegpt",
-        "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected", "images": "images"},
-        "tags": _TAGS,
-    },
+    }
+    for name, columns in _SETS.items()
 }
 
 
@@ -122,6 +115,15 @@ class _ExportedImages:
         self.names.add(plain)
         return found
 
+    def packed(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """The images within messages, with their bytes, as `datasets` has them in Parquet."""
+        names = [part["image"] for message in messages for part in parts_of(message) if is_image(part)]
+        return [{"bytes": self.content(name), "path": Path(name).name} for name in names]
+
+    def within(self, messages: Iterable[Message]) -> list[str]:
+        """The names of the images within messages."""
+        return [f"{IMAGES}/{image['path']}" for image in self.packed(messages)]
+
 
 def _traces(folder: Path) -> list[dict[str, Any]]:
     path = folder / SFT
@@ -137,47 +139,26 @@ def _traces(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _pairs(folder: Path) -> Iterator[dict[str, Any]]:
-    for pair in read_pairs(folder):
-        first = {"chosen": pair.chosen[:1], "rejected": pair.rejected[:1]}
-        yield {"id": pair.id, "kind": pair.kind, "prompt": pair.prompt, **first}
-
-
-def _images(messages: Iterable[Message]) -> list[str]:
-    return [part["image"] for message in messages for part in parts_of(message) if is_image(part)]
-
-
 def _marked(messages: Iterable[Message], name: str) -> list[Message]:
     """Messages as texts in which images have places."""
     found = []
     for message in messages:
+        words = ""
         for part in parts_of(message):
             if not is_image(part) and MARK in part["text"]:
                 raise DataError(
                     f"{name}: a text has {MARK} in it, which LLaMA-Factory takes for an image's place"
                 )
-        words = "".join(MARK if is_image(part) else part["text"] for part in parts_of(message))
+            words += MARK if is_image(part) else part["text"]
         found.append({"role": message["role"], "content": words})
     return found
 
 
-def _noted(messages: Iterable[Message], shown: _ExportedImages) -> list[str]:
-    images = _images(messages)
-    for name in images:
-        shown.content(name)
-    return images
-
-
-def _factory_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    images = _noted(line["messages"], shown)
-    return {"id": line["id"], "messages": _marked(line["messages"], line["id"]), "images": images}
-
-
-def _factory_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    images, name = _noted(pair["prompt"], shown), pair["id"]
-    marked = {"messages": _marked(pair["prompt"], name)}
-    sides = {side: _marked(pair[side], name)[0] for side in ("chosen", "rejected")}
-    return {"id": name, **marked, **sides, "images": images}
+def _factory(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    """A trace or a pair as LLaMA-Factory has it: a pair's prompt is its messages, a side one message."""
+    name, talk = row["id"], row["messages" if "messages" in row else "prompt"]
+    sides = {side: _marked(row[side], name)[0] for side in _SIDES[1:] if side in row}
+    return {"id": name, "messages": _marked(talk, name), **sides, "images": shown.within(talk)}
 
 
 def _places(messages: Iterable[Message]) -> list[Message]:
@@ -194,21 +175,11 @@ def _places(messages: Iterable[Message]) -> list[Message]:
     ]
 
 
-def _struct(names: Sequence[str], shown: _ExportedImages) -> list[dict[str, Any]]:
-    return [{"bytes": shown.content(name), "path": Path(name).name} for name in names]
-
-
-def _trl_trace(line: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    return {
-        "id": line["id"],
-        "messages": _places(line["messages"]),
-        "images": _struct(_images(line["messages"]), shown),
-    }
-
-
-def _trl_pair(pair: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
-    sides = {side: _places(pair[side]) for side in _SIDES}
-    return {"id": pair["id"], **sides, "images": _struct(_images(pair["prompt"]), shown)}
+def _trl(row: Mapping[str, Any], shown: _ExportedImages) -> dict[str, Any]:
+    """A trace or a pair as TRL has it; the images are those of its first part."""
+    talks = {name: row[name] for name in ("messages", *_SIDES) if name in row}
+    images = shown.packed(next(iter(talks.values())))
+    return {"id": row["id"], **{name: _places(talk) for name, talk in talks.items()}, "images": images}
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -223,18 +194,12 @@ def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
+        from datasets import Features, Image, Value
     except ImportError:
-        raise ConfigError(f"{path}: Parquet needs pyarrow; pip install 'selfverify[data]'") from None
-    text, value = pa.string(), {"dtype": "string", "_type": "Value"}
-    part, message = {"type": value, "text": value}, {"role": value}
-    content = pa.list_(pa.struct([("type", text), ("text", text)]))
-    columns = [("id", text)]
-    columns += [(name, pa.list_(pa.struct([("role", text), ("content", content)]))) for name in talks]
-    columns.append(("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", text)]))))
-    features = {"id": value, **{name: [{**message, "content": [part]}] for name in talks}}
-    features["images"] = [{"_type": "Image"}]
-    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-    schema = pa.schema(columns, metadata=about)
+        raise ConfigError(f"{path}: Parquet needs datasets; pip install 'selfverify[data]'") from None
+    text = Value("string")
+    talk = [{"role": text, "content": [{"type": text, "text": text}]}]
+    schema = Features({"id": text, **dict.fromkeys(talks, talk), "images": [Image()]}).arrow_schema
     left = iter(rows)
     with written_whole(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
         while batch := list(islice(left, _BATCH)):
@@ -252,8 +217,8 @@ def export(
 
     - `python -m reproduce.export_llama_factory looks --to llama-factory --output data/looks`
     """
-    done = export_looks(folder, output, to)
-    typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
+    traces, pairs, images = export_looks(folder, output, to)
+    typer.echo(f"{traces} traces, {pairs} pairs, {images} images: {output}")
 
 
 app = script(export)

@@ -16,21 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import Field
 
-from reproduce.grid_file import (
-    BEFORE,
-    Run,
-    Study,
-    load_study,
-    measured_settings,
-    plan,
-)
+from reproduce.grid_file import BEFORE, Run, Study, load_study, measured_settings, plan
 from reproduce.grid_results import write_results
 from reproduce.scripts import script
 from selfverify.cli.options import say, settings_as_options
@@ -69,19 +62,6 @@ class Failure:
     log: Path
 
 
-@dataclass(slots=True)
-class StudyOutcome:
-    """What `run_study` returns.
-
-    Args:
-        results: The file ``results.json``; None while no run is finished.
-        failures: The jobs that failed this time.
-    """
-
-    results: Path | None = None
-    failures: list[Failure] = field(default_factory=list)
-
-
 Launch = Callable[[StudyJob, int], int]
 """Does a job with a number of threads, and returns the job's exit status."""
 
@@ -94,7 +74,7 @@ def run_study(
     report_only: bool = False,
     say: Callable[[str], None] = print,
     launch: Launch | None = None,
-) -> StudyOutcome:
+) -> tuple[Path | None, list[Failure]]:
     """Do the jobs of a study that are not finished, then aggregate everything that is finished.
 
     Args:
@@ -105,6 +85,9 @@ def run_study(
         report_only: Whether to run nothing and only write the tables.
         say: Called with a line per event.
         launch: Does a job; by default in a process of its own.
+
+    Returns:
+        The file ``results.json``, None while no run is finished; and the jobs that failed this time.
 
     Raises:
         ConfigError: A recipe is wrong, a folder holds a run of another recipe, the study's own folder
@@ -124,18 +107,17 @@ def run_study(
     ]
     for job in (*evaluations.values(), *work):
         _refuse_other_recipe(job)
-    outcome = StudyOutcome()
+    failures: list[Failure] = []
     with ExitStack() as held:
         if not report_only:
             make_output_folder(output)
             held.enter_context(only_writer(output))
             chosen = [(r, job) for r, job in zip(runs, work, strict=True) if not only or r.variant in only]
-            outcome.failures = _do_jobs(chosen, evaluations, _Pool(jobs, say, launch))
+            failures = _do_jobs(chosen, evaluations, _Pool(jobs, say, launch))
         finished = [run for run, job in zip(runs, work, strict=True) if job.finished]
         say(f"{len(finished)} of {len(runs)} runs are finished")
-        if finished:
-            outcome.results = write_results(study, output, runs)
-    return outcome
+        results = write_results(study, output, runs) if finished else None
+    return results, failures
 
 
 def _do_jobs(
@@ -150,8 +132,7 @@ def _do_jobs(
         if start.finished or job.finished:
             ready.append(job)
         else:
-            reason = f"not started, {start.label} failed"
-            failures.append(Failure(job.label, reason, start.folder / LOG))
+            failures.append(Failure(job.label, f"not started, {start.label} failed", start.folder / LOG))
     return failures + pool.run(ready)
 
 
@@ -227,17 +208,15 @@ class _Pool:
 
 def _evaluation(study: Study, run: Run, output: Path) -> StudyJob:
     """Return the job of the evaluation before training, which all runs of a task share."""
-    label, folder = f"{run.task}/{BEFORE}", output / run.task / BEFORE
-    name = f"{study.name}-{run.task}-{BEFORE}"
+    folder, name = output / run.task / BEFORE, f"{study.name}-{run.task}-{BEFORE}"
     recipe = run.recipe.model_copy(update={"name": name, "output": str(folder)})
-    return StudyJob(label, folder, recipe)
+    return StudyJob(f"{run.task}/{BEFORE}", folder, recipe)
 
 
 def _refuse_other_recipe(job: StudyJob) -> None:
     """Refuse a folder that holds a run of another recipe: the job can neither go on nor be skipped."""
     if not (job.folder / RECIPE_FILE).is_file():
         return
-    read = measured_settings if job.before is None else _settings
     try:
         held = load_recipe(job.folder)
     except ConfigError as error:
@@ -245,17 +224,15 @@ def _refuse_other_recipe(job: StudyJob) -> None:
             f"{job.folder} holds a run whose recipe this version does not read ({error}): it was made with "
             "another version, or changed. Delete the folder to run it anew, or choose another --output"
         ) from None
-    changed = differences(read(held), read(job.recipe))
-    if changed:
+    if job.before is None:
+        settings = [measured_settings(recipe) for recipe in (held, job.recipe)]
+    else:  # the output folder tells no runs apart: a study may be moved
+        settings = [recipe.model_dump(mode="json", exclude={"output"}) for recipe in (held, job.recipe)]
+    if changed := differences(*settings):
         raise ConfigError(
             f"{job.folder} holds a run of another recipe: {'; '.join(changed[:3])}. Delete the folder to run "
             "it anew, or choose another --output"
         )
-
-
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that tell runs apart. The output folder does not: a study may be moved."""
-    return recipe.model_dump(mode="json", exclude={"output"})
 
 
 class StudySettings(CommandConfig):
@@ -294,12 +271,12 @@ def study(
     - `python -m reproduce.grid my-study.yaml --only grpo --only adpo --seeds 0`
     """
     loaded = load_study(file, settings.seeds)
-    done = run_study(loaded, settings.output, settings.jobs, settings.only, settings.report_only, typer.echo)
-    for failure in done.failures:
+    results, failures = run_study(loaded, say=typer.echo, **settings.model_dump(exclude={"seeds"}))
+    for failure in failures:
         say(f"{failure.label}: {failure.reason}, see {failure.log}", "bold red", "failed: ")
-    if done.results:
-        typer.echo(f"results: {done.results}, tables: {done.results.with_name('table.md')}")
-    if done.failures or not done.results:
+    if results:
+        typer.echo(f"results: {results}, tables: {results.with_name('table.md')}")
+    if failures or not results:
         raise typer.Exit(1)
 
 

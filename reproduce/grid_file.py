@@ -20,7 +20,7 @@ of the study's and the task's ``method.`` overrides it takes those that its meth
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,37 +82,39 @@ Labels = AfterValidator(_checked_labels)
 class Variant(Config):
     """One way of training that the study compares."""
 
-    overrides: Overrides = Field([], description="The settings that this variant changes, as key=value.")
-    tasks: list[str] | None = Field(
-        None, description="The labels of the tasks that the variant runs on; null means all."
-    )
-    seeds: int | None = Field(
-        None, ge=1, description="With how many of the study's seeds, the first ones; null means all."
-    )
+    overrides: Overrides = []
+    """The settings that this variant changes, as key=value."""
+
+    tasks: list[str] | None = None
+    """The labels of the tasks that the variant runs on; null means all."""
+
+    seeds: int | None = Field(None, ge=1)
+    """With how many of the study's seeds, the first ones; null means all."""
 
 
 class Study(Config):
     """A study file; the module's docstring shows one."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the study and of its folder."
-    )
-    recipe: str = Field(
-        description="A built-in recipe's name, or a recipe file, relative to the study's folder."
-    )
-    overrides: Overrides = Field([], description="The settings that all runs change, as key=value.")
-    seeds: list[Seed] = Field(
-        [0], min_length=1, description="The seeds; every variant runs once per seed on each of its tasks."
-    )
-    baseline: str | None = Field(
-        None, description="The variant that all others are compared with, problem by problem."
-    )
-    tasks: Annotated[dict[str, Overrides], Labels] = Field(
-        min_length=1, description="By label, the settings that a task changes."
-    )
-    variants: Annotated[dict[str, Variant], Labels] = Field(
-        min_length=1, description="By label, the variants that are compared."
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the study and of its folder."""
+
+    recipe: str
+    """A built-in recipe's name, or a recipe file, relative to the study's folder."""
+
+    overrides: Overrides = []
+    """The settings that all runs change, as key=value."""
+
+    seeds: list[Seed] = Field([0], min_length=1)
+    """The seeds; every variant runs once per seed on each of its tasks."""
+
+    baseline: str | None = None
+    """The variant that all others are compared with, problem by problem."""
+
+    tasks: Annotated[dict[str, Overrides], Labels] = Field(min_length=1)
+    """By label, the settings that a task changes."""
+
+    variants: Annotated[dict[str, Variant], Labels] = Field(min_length=1)
+    """By label, the variants that are compared."""
 
     @model_validator(mode="after")
     def _check(self) -> Study:
@@ -199,7 +201,10 @@ def overrides_of(study: Study, task: str, variant: str) -> list[str]:
     name = overridden_name("method", own)
     if name is None:
         return [*common, *own]
-    known = _options(name)
+    from selfverify.experiments.registry import METHODS  # late: imports torch
+
+    # Of a method that is not there the recipe's own check says so, with the nearest name.
+    known = {f"method.{key}" for key in METHODS[name].config_class.model_fields} if name in METHODS else None
     kept = [o for o in common if not _is_method(o) or known is None or _override_key(o) in known]
     # `method=` takes the place of the whole section, and stands before everything that belongs in it.
     return [f"method={{name: {name}}}", *kept, *own]
@@ -219,23 +224,15 @@ def plan(study: Study, output: Path) -> list[Run]:
         except ConfigError as error:
             raise ConfigError(f"variants.{variant} on tasks.{task}: {error}") from None
         _refuse_incomparable(recipes, task, variant)
-    return [
-        Run(
-            task,
-            variant,
-            seed,
-            recipe.model_copy(
-                update={
-                    "name": f"{study.name}-{task}-{variant}",
-                    "seed": seed,
-                    "output": str(output / task / variant / f"seed-{seed}"),
-                }
-            ),
-        )
-        for number, seed in enumerate(study.seeds)
-        for (task, variant), recipe in recipes.items()
-        if number < (study.variants[variant].seeds or len(study.seeds))
-    ]
+    runs = []
+    for number, seed in enumerate(study.seeds):
+        for (task, variant), recipe in recipes.items():
+            if number < (study.variants[variant].seeds or len(study.seeds)):
+                run = Run(task, variant, seed, recipe)
+                name, folder = f"{study.name}-{task}-{variant}", str(output / run.label)
+                own = recipe.model_copy(update={"name": name, "seed": seed, "output": folder})
+                runs.append(replace(run, recipe=own))
+    return runs
 
 
 def measured_settings(recipe: Recipe) -> dict[str, Any]:
@@ -271,11 +268,3 @@ def _refuse_unused(study: Study) -> None:
 
 def _is_method(override: str) -> bool:
     return _override_key(override).startswith("method.")
-
-
-def _options(method: str) -> set[str] | None:
-    from selfverify.experiments.registry import METHODS  # late: imports torch
-
-    if method not in METHODS:
-        return None  # the recipe's own check says so, with the nearest name
-    return {f"method.{key}" for key in METHODS[method].config_class.model_fields}

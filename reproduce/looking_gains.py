@@ -166,9 +166,8 @@ def gains(rows: Mapping[str, Sequence[RowOfSeed]], rule: Kind) -> dict[str, Any]
     """
     table: dict[str, Any] = {}
     for name, measured in rows.items():
-        if not _shared([*rows[rule], *measured]):
+        if not (shared := _shared([*rows[rule], *measured])):
             raise DataError(f"the row {name} has no problem in common with the verifier's")
-        shared = _shared([*rows[rule], *measured])
         mine = {k: one.on(shared) for k, one in enumerate(rows[rule])}
         theirs = {k: one.on(shared) for k, one in enumerate([*measured] * (len(mine) // len(measured)))}
         own = _shared(measured)
@@ -226,10 +225,10 @@ def compared(
     for k, seed in enumerate(seeds):
         say(f"seed {k}: {_reasoner(seed).policy.path}, held to the cap")
         epsilons.append(_epsilons(seed))
-        found = of_looks(_capped(seed, study / str(k) / "shown", "shown", problems), epsilons[-1])
+        found = of_looks(_capped(seed, study / str(k) / "shown", problems), epsilons[-1])
         for taken in TAKEN:
             say(f"seed {k}: what tools make {taken}")
-            others = of_looks(_capped(seed, study / str(k) / taken, taken, fewer), epsilons[-1])
+            others = of_looks(_capped(seed, study / str(k) / taken, fewer), epsilons[-1])
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
@@ -253,8 +252,9 @@ def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
     return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 
-def _capped(seed: StudySeed, folder: Path, results: str, problems: int) -> CappedArrays:
-    recipe = _reasoner(seed, problems, f"task.results={results}")
+def _capped(seed: StudySeed, folder: Path, problems: int) -> CappedArrays:
+    """The reasoner held to the cap, with results as the folder is called."""
+    recipe = _reasoner(seed, problems, f"task.results={folder.name}")
     return CappedLooks(recipe, None, str(seed.verifier), output=folder).hold("test")
 
 

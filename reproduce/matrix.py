@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 import typer
 
 from reproduce.by_size import SIZES, columns_for, figures_by_size, sizes_of
-from reproduce.scripts import named_folders, script
+from reproduce.scripts import Overrides, named_folders, script
 from reproduce.statistics import MeasuredRun, pooled
 from reproduce.tables import Column, figure_table
 from selfverify.cli.options import settings_as_options
@@ -133,15 +133,13 @@ def as_markdown(
     places = dict.fromkeys(place for rows in cells.values() for run in rows.values() for place in run.values)
     values = Counter(name.partition(": ")[0] for name in {place.category for place in places})
     columns = columns_for(p for p in places if values[p.category.partition(": ")[0]] <= MOST_VALUES)
-    head, parts = ["generator", "verifier"], []
-    for n, rows in cells.items():
-        parts += [
-            f"## N = {n}",
-            figure_table(head, {pair: pooled({0: run}) for pair, run in rows.items()}, columns),
-        ]
+    shown = [(f"## N = {n}", rows, columns) for n, rows in cells.items()]
     if judged:
-        shown = {pair: pooled({0: run}) for pair, run in judged.items()}
-        parts += ["## Right and wrong answers told apart", figure_table(head, shown, JUDGING)]
+        shown.append(("## Right and wrong answers told apart", judged, [*JUDGING]))
+    parts = []
+    for title, rows, of in shown:
+        figures = {pair: pooled({0: run}) for pair, run in rows.items()}
+        parts += [title, figure_table(["generator", "verifier"], figures, of)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -201,45 +199,37 @@ def stored_scores(
         file.unlink()
     journal, known = open_journal(file, JudgedProblem, settings)
     left = [index for index in range(len(problems)) if index not in known]
-    rows = _rows(problems, samples)
     judge = make() if left else None
     for first in range(0, len(left), batch):
         assert judge is not None
         part = left[first : first + batch]
-        asked = [place for index in part for place in rows[problems[index].id]]
-        own = [problems[index] for index in part]
-        scores = iter(judge_samples(judge, task, own, [samples[place] for place in asked], batch))
-        made = [JudgedProblem(index, [next(scores) for _ in rows[problems[index].id]]) for index in part]
+        scores = judge.score(_groups(task, [problems[index] for index in part], samples))
+        made = [JudgedProblem(index, [*own]) for index, own in zip(part, scores, strict=True)]
         journal.append(*map(asdict, made))
         known |= {row.index: row for row in made}
-    result: list[float | None] = [None] * len(samples)
-    for index, problem in enumerate(problems):
-        for place, score in zip(rows[problem.id], known[index].scores, strict=True):
-            result[place] = score
-    return result
-
-
-def _rows(problems: Sequence[Problem], samples: Sequence[StoredSample]) -> dict[str, list[int]]:
-    """Each problem's places among the samples."""
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
-    return rows
+    by_problem = {problem.id: iter(known[index].scores) for index, problem in enumerate(problems)}
+    return [next(by_problem[sample.problem]) for sample in samples]
 
 
 def judge_samples(
     judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
 ) -> list[float | None]:
     """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    rows = _rows(problems, samples)
-    found: list[float | None] = [None] * len(samples)
+    by_problem: dict[str, Iterator[float | None]] = {}
     for first in range(0, len(problems), batch):
         part = problems[first : first + batch]
-        groups = [Group(p, [_trajectory(samples[i], task) for i in rows[p.id]]) for p in part]
-        for problem, scores in zip(part, judge.score(groups), strict=True):
-            for place, score in zip(rows[problem.id], scores, strict=True):
-                found[place] = score
-    return found
+        scores = judge.score(_groups(task, part, samples))
+        by_problem |= {problem.id: iter(own) for problem, own in zip(part, scores, strict=True)}
+    return [next(by_problem[sample.problem]) for sample in samples]
+
+
+def _groups(task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample]) -> list[Group]:
+    """The problems with what answered them, in the order of the samples."""
+    found = {problem.id: Group(problem, []) for problem in problems}
+    for sample in samples:
+        if sample.problem in found:
+            found[sample.problem].trajectories.append(_trajectory(sample, task))
+    return [*found.values()]
 
 
 def _trajectory(sample: StoredSample, task: Task) -> Trajectory:
@@ -248,9 +238,6 @@ def _trajectory(sample: StoredSample, task: Task) -> Trajectory:
     segment = Segment(ANSWER, [], text=sample.text if start is None else sample.text[:start])
     readable = None if sample.answer is None else Verdict(0.0, sample.correct, sample.answer, sample.key)
     return Trajectory([segment], parsed=readable)
-
-
-_OneModel = Policy | ServerAnswerer | RewardModel | ValueHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +338,8 @@ def run_matrix(
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
     every, by_id = list(models.judges), {problem.id: problem for problem in problems}
-    kinds = columns_of([_groupings(problem) for problem in problems])
+    # Without categories, by which task a problem is of.
+    kinds = columns_of([p.meta.get("categories") or {"task": [p.id.split("/")[0]]} for p in problems])
     cells = matrix(samples, every, task, by_id, sizes=sizes, strategy=strategy, categories=kinds)
     judged = judgings(samples, every)
     about = {"strategy": strategy, "form": form, "task": task.name} | as_json(cells, judged)
@@ -360,28 +348,30 @@ def run_matrix(
     return cells
 
 
+_Model = TypeVar("_Model")
+
+
 class _Held:
     """The one model that is in memory."""
 
     def __init__(self, models: Models, recipe: Recipe, form: Form) -> None:
         self.models, self.policy, self.form = models, recipe.policy, form
-        self._name, self._held = "", list[_OneModel]()
+        self._name, self._held = "", list[Any]()
         for name in models.servers:  # their addresses are read before anything is loaded
             self.judge(name)
 
     def answerer(self, name: str) -> Policy | ServerAnswerer:
         """Return a model, which takes the place of the one before."""
-        found = self._take(name, lambda: make_answerer(self.policy.for_model(self.models.both[name])))
-        assert not isinstance(found, RewardModel | ValueHead)
-        return found
+        return self._take(name, make_answerer, self.policy.for_model(self.models.both[name]))
 
     def judge(self, name: str) -> Verifier:
         """Return a model as a judge; one behind a server is asked in a turn of its own."""
         path = self.models.judges[name]
         if name in self.models.rewarding:
-            rewarding = self._take(name, lambda: self._reward_model(path, name))
-            assert isinstance(rewarding, RewardModel | ValueHead)
-            return rewarding
+            # One with a value head reads what its model reads, images too; a sequence classifier reads text.
+            if has_value_head(path):
+                return self._take(name, ValueHead.load, path, name, self.policy)
+            return self._take(name, RewardModel.load, path, name, self.policy.device)
         if name in self.models.servers or is_served(path):
             from selfverify.verifiers.server_judge import ServerJudge
 
@@ -390,21 +380,16 @@ class _Held:
         assert isinstance(answerer, Policy)
         return PolicyJudge(answerer, name, self.form)
 
-    def _reward_model(self, path: str, name: str) -> RewardModel | ValueHead:
-        """One with a value head reads what its model reads, images too; a sequence classifier reads text."""
-        if has_value_head(path):
-            return ValueHead.load(path, name, self.policy)
-        return RewardModel.load(path, name, self.policy.device)
-
-    def _take(self, name: str, load: Callable[[], _OneModel]) -> _OneModel:
+    def _take(self, name: str, load: Callable[..., _Model], *arguments: Any) -> _Model:
         if name != self._name:
             self._held.clear()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._held.append(load())
+            self._held.append(load(*arguments))
             self._name = name
-        return self._held[0]
+        found: _Model = self._held[0]
+        return found
 
     def space(self, task: Task, name: str) -> tuple[int, int]:
         """Return the space in which a model writes places in some image."""
@@ -429,12 +414,6 @@ def _answer(
     made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
     order = dict.fromkeys(s.problem for s in samples)
     return str(header["weights"]), samples, [made[name] for name in order]
-
-
-def _groupings(problem: Problem) -> Mapping[str, Sequence[str]]:
-    """The values by column that a problem's figures are broken down by; else which task it is of."""
-    found: Mapping[str, Sequence[str]] = problem.meta.get("categories") or {}
-    return found or {"task": [problem.id.split("/")[0]]}
 
 
 class MatrixSettings(CommandConfig):
@@ -467,10 +446,7 @@ class MatrixSettings(CommandConfig):
 def command(
     models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models and their names.")],
     settings: MatrixSettings,
-    override: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe to change; repeatable."),
-    ] = None,
+    override: Overrides = None,
 ) -> None:
     """Let every model answer and every model judge, and compare all pairs.
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from selfverify.core.errors import DataError, SelfVerifyError, __version__
+import typer
+
+from reproduce.scripts import script
+from selfverify.core.errors import DataError, __version__
 from selfverify.core.files import only_writer, write_json
 from selfverify.core.worker import end_with_parent
 from selfverify.experiments.recipe import load_recipe
@@ -29,7 +32,7 @@ WAIT_S = FORCE_S + 10.0
 """How long the run of a study that was started again waits for such a one."""
 
 
-def work(folder: Path, before: Path | None = None) -> None:
+def work(folder: Path, before: Annotated[Path | None, typer.Argument()] = None) -> None:
     """Train by the folder's recipe, or, without ``before``, evaluate what it starts from.
 
     Unfinished work continues: training from its newest checkpoint, an evaluation from its stored samples.
@@ -49,20 +52,10 @@ def work(folder: Path, before: Path | None = None) -> None:
         write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
 
 
-def main(arguments: list[str]) -> int:
-    """Do the work and return the exit status; a known fault ends in one line on stderr."""
-    folder, *before = (Path(argument) for argument in arguments)
-    try:
-        work(folder, before[0] if before else None)
-    except SelfVerifyError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+app = script(work)
 
 
 if __name__ == "__main__":
     # As Ctrl-C does, so that a checkpoint is written.
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), FORCE_S)
-    sys.exit(main(sys.argv[1:]))
+    app()

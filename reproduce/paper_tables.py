@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from pydantic import ValidationError
 
 from reproduce.by_size import ALL, TURN_FIGURES, Place, columns_for, figures_by_size, figures_of_turns
@@ -33,6 +34,11 @@ from selfverify.reports.run_data import read_json
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.tasks.base import Task
 
+Rows = Annotated[
+    list[str],
+    typer.Argument(metavar="METHOD:BENCHMARK=FOLDER...", help="Runs or evaluations, or studies' folders."),
+]
+"""The argument of both papers' commands."""
 RESULTS = "results.json"
 """What a study writes, and tells its folder from others."""
 
@@ -78,8 +84,6 @@ def run_sources(named: Sequence[str]) -> list[RunSource]:
             )
         store = find_store(Path(place).expanduser())
         found.append(RunSource(method, benchmark or str(read_samples(store)[0].get("task", "?")), store))
-    if not found:
-        raise ConfigError("name rows as METHOD:BENCHMARK=FOLDER, or a study's folder")
     return found
 
 
@@ -115,11 +119,6 @@ class MeasuredStore:
     source: RunSource
     header: dict[str, Any]
     samples: list[StoredSample]
-
-    @property
-    def two_turns(self) -> bool:
-        """Whether its samples have two turns."""
-        return all(CORRECT_1 in sample.rewards for sample in self.samples)
 
 
 def read_store(source: RunSource) -> MeasuredStore:
@@ -252,7 +251,13 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
     for benchmark in dict.fromkeys(source.benchmark for source in sources):
         measured = [read_store(source) for source in sources if source.benchmark == benchmark]
         refuse_different(benchmark, measured)
-        _refuse_turns(measured, bool(asked.sizes))
+        for one in measured:
+            single = bool(asked.sizes)
+            if all(CORRECT_1 in sample.rewards for sample in one.samples) == single:
+                turns, other = ("two turns", "adapo") if single else ("one turn", "adpo")
+                raise ConfigError(
+                    f"{one.source.store} holds samples of {turns}; `python -m reproduce.{other}` reads them"
+                )
         seed = zlib.crc32(benchmark.encode())
         order = list(dict.fromkeys(sample.problem for sample in measured[0].samples))
         seeds = dict.fromkeys((one.source.method for one in measured), 0)
@@ -291,15 +296,6 @@ def paper_tables(rows: Sequence[str], asked: Asked) -> PaperTables:
     return found
 
 
-def _refuse_turns(measured: Sequence[MeasuredStore], single: bool) -> None:
-    for one in measured:
-        if one.two_turns == single:
-            turns, other = ("two turns", "adapo") if single else ("one turn", "adpo")
-            raise ConfigError(
-                f"{one.source.store} holds samples of {turns}; `python -m reproduce.{other}` reads them"
-            )
-
-
 def _lacking(one: MeasuredStore, asked: Asked, problems: int) -> Iterator[str]:
     """Why a row has empty cells: too few samples for a size, no scores for a strategy."""
     where = f"{one.source.method} on {one.source.benchmark}"
@@ -318,9 +314,8 @@ def _label(chooser: str) -> str:
 def _add_means(found: PaperTables) -> None:
     """Add the mean over benchmarks of each method that has two turns on all of them (AdaPO's Fig. 5)."""
     rows = found.measured.get(TURNS, {})
-    benchmarks = list(
-        dict.fromkeys(p.benchmark for of in rows.values() for run in of.values() for p in run.values)
-    )
+    runs = [run for of in rows.values() for run in of.values()]
+    benchmarks = list(dict.fromkeys(place.benchmark for run in runs for place in run.values))
     if len(benchmarks) < 2:
         return
     for row, by_seed in rows.items():

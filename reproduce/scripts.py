@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -18,6 +18,13 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with readable_failures(lambda: "; the same command goes on where it was stopped"):
             return super().invoke(ctx)
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe to change; repeatable."),
+]
+"""The option of scripts that run a recipe."""
 
 
 def script(*commands: Callable[..., Any], about: str | None = None) -> typer.Typer:

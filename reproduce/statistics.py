@@ -129,12 +129,11 @@ class MeasuredRun:
         """Measure ratios of two sums over problems ``[P]``; the ``seed`` decides the draws."""
         above, below = (np.stack([part[side] for part in parts.values()], -1) for side in (0, 1))
         values, drawn = ratio_draws(above, below, seed)
-        known = [k for k in range(len(parts)) if not np.isnan(values[k])]
-        names = [*parts]
+        known = {name: k for k, name in enumerate(parts) if not np.isnan(values[k])}
         return cls(
-            {names[k]: float(values[k]) for k in known},
-            {names[k]: drawn[:, k] for k in known},
-            {names[k]: problems[names[k]] for k in known},
+            {name: float(values[k]) for name, k in known.items()},
+            {name: drawn[:, k] for name, k in known.items()},
+            {name: problems[name] for name in known},
         )
 
     def __or__(self, other: MeasuredRun) -> MeasuredRun:

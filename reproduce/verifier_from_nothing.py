@@ -9,14 +9,14 @@ the same answers: those of the row.
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from reproduce.matrix import judge_samples
+from reproduce.scripts import script
 from reproduce.statistics import MeasuredRun, pooled
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
@@ -58,29 +58,14 @@ def all_scores(
         start: The policy whose scores of the same answers are read; None leaves them out.
     """
     found = with_rule_scores(read_samples(file)[1], task, problems)
-    judged: Sequence[float | None] = [None] * len(found)
     if start is not None:
         judged = judge_samples(PolicyJudge(start), task, [*problems.values()], found)
-    return [
-        replace(sample, scores={**sample.scores, **_named(sample, score)})
-        for sample, score in zip(found, judged, strict=True)
-    ]
-
-
-def _named(sample: StoredSample, judged: float | None) -> dict[str, float]:
-    found = {
-        "logprob": None if sample.logprob is None else math.exp(sample.logprob),
-        "start": judged,
-        "passing": sample.scores.get("sampled") if sample.scores.get("text_rule") == 1 else None,
-    }
-    return {name: score for name, score in found.items() if score is not None}
-
-
-def measured(samples: Sequence[StoredSample], problems: Sequence[str], reading: str) -> MeasuredRun:
-    """Return what is shown of a reading of scores, on all problems and on every draw of them."""
-    shown = {metric for _, metric in COLUMNS.values()}
-    found = statistics(SampleTable.from_samples(samples, problems, headline=reading))
-    return MeasuredRun.of({name: found[name] for name in shown & found.keys()}, len(problems))
+        for sample, score in zip(found, judged, strict=True):
+            sample.scores["start"] = score
+    for sample in found:
+        passes = sample.scores.get("text_rule") == 1
+        sample.scores["passing"] = sample.scores.get("sampled") if passes else None
+    return found
 
 
 def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
@@ -90,42 +75,41 @@ def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
             yield run.parent.name, int(run.name[5:]), run / "samples-after.jsonl"
 
 
-def main() -> None:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", type=Path)
-    parser.add_argument("--start", help="a policy whose scores of the same answers are read, too")
-    parser.add_argument("--output", type=Path, help="where all values go, as JSON")
-    asked = parser.parse_args()
-    folder = asked.study / "pick"
+def tables(
+    study: Annotated[Path, typer.Argument(help="The folder of the study `adpo-digits-blind`.")],
+    start: Annotated[
+        str | None, typer.Option(help="A policy whose scores of the same answers are read, too.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="A file for all values, as JSON.")] = None,
+) -> None:
+    """Print what the scores of the study's arms are worth, and verifiers that cost nothing."""
+    folder = study / "pick"
     recipe = load_recipe(str(folder / "before" / "recipe.yaml"), [])
     task = make_task(recipe.task.name, **recipe.task.options)
     held_out = HeldOut(task, recipe.evaluation)
     problems = {p.id: p for p in held_out.make(range(held_out.total)).values()}
-    start = Policy.load(asked.start, device="cpu") if asked.start else None
-    readings = ["sampled", "soft", "passing", *(v for v in VERIFIERS.values() if asked.start or v != "start")]
+    policy = Policy.load(start, device="cpu") if start else None
+    shown = {title: name for title, name in VERIFIERS.items() if start or name != "start"}
+    metrics = {metric for _, metric in COLUMNS.values()}
     arms: dict[str, dict[str, dict[int, MeasuredRun]]] = {}
     for arm, seed, file in [("before", 0, folder / "before" / "samples.jsonl"), *runs_of(folder)]:
-        samples = all_scores(file, task, problems, start)
-        for reading in readings:
-            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured(samples, [*problems], reading)
+        samples = all_scores(file, task, problems, policy)
+        for reading in ("sampled", "soft", "passing", *shown.values()):
+            found = statistics(SampleTable.from_samples(samples, [*problems], headline=reading))
+            run = MeasuredRun.of({name: found[name] for name in metrics & found.keys()}, len(problems))
+            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = run
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
     print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
     print(f"|---|---|{'---|' * len(COLUMNS)}")
-    for arm, found in values.items():
-        cells = [cell(found[reading][metric]) for reading, metric in COLUMNS.values()]
+    for arm, of in values.items():
+        cells = [cell(of[reading][metric]) for reading, metric in COLUMNS.values()]
         print(f"| {arm} | {len(arms[arm]['sampled'])} | {' | '.join(cells)} |")
-    shown = {title: name for title, name in VERIFIERS.items() if name in readings}
     print(f"\n| AUC, best@8 on the arm's answers | {' | '.join(shown)} |\n|---|{'---|' * len(shown)}")
-    for arm, found in values.items():
-        cells = [
-            f"{cell(found[n]['within_problem_auc'])}, {cell(found[n]['best@8'])}" for n in shown.values()
-        ]
+    for arm, of in values.items():
+        cells = [f"{cell(of[n]['within_problem_auc'])}, {cell(of[n]['best@8'])}" for n in shown.values()]
         print(f"| {arm} | {' | '.join(cells)} |")
-    if asked.output:
-        write_json(asked.output, {"problems": len(problems), "samples": 8, "arms": values})
+    if output:
+        write_json(output, {"problems": len(problems), "samples": 8, "arms": values})
 
 
 def cell(figure: Mapping[str, Any]) -> str:
@@ -134,5 +118,7 @@ def cell(figure: Mapping[str, Any]) -> str:
     return f"{figure['mean']:.3f} ({low:.3f}–{high:.3f})".replace("0.", ".")
 
 
+app = script(tables)
+
 if __name__ == "__main__":
-    main()
+    app()

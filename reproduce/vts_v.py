@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from reproduce.looking_gains import compared
-from reproduce.scripts import named_folders, script, show
+from reproduce.scripts import Overrides, named_folders, script, show
 from reproduce.tables import grid, number, percent, published
 from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
@@ -72,7 +72,7 @@ class BenchSettings(CommandConfig):
     look: VisualConfig
 
 
-def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str] = ()) -> list[Row]:
+def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> list[Row]:
     """Answer a benchmark's questions without and with looking.
 
     Called again, it goes on where it was stopped. ``OUTPUT/without``, ``OUTPUT/marked`` and
@@ -105,8 +105,7 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str] = ()
 def _refuse_without_images(recipe: Recipe, data: Path) -> None:
     """A question that has lost its image would be answered from its words, and count as looked at."""
     task = recipe_task(recipe)
-    count = task.count("test")
-    known = [n for n in (recipe.evaluation.problems, count) if n is not None]
+    known = [n for n in (recipe.evaluation.problems, task.count("test")) if n is not None]
     blind = []
     for index in range(min(known, default=0)):
         try:
@@ -154,8 +153,7 @@ def row_of(name: str, summary: Mapping[str, Any]) -> Row:
             "delete the folder to begin anew"
         )
     categories = summary.get("categories") or {}
-    column = next((column for column in COLUMNS if column in categories), None)
-    found = categories.get(column, {}) if column else {}
+    found: Mapping[str, Any] = next((categories[column] for column in COLUMNS if column in categories), {})
     tasks = {value: _first(figures, "accuracy") for value, figures in sorted(found.items())}
     counted = [accuracy for task, accuracy in tasks.items() if task not in LEFT_OUT and accuracy is not None]
     accuracy = float(summary["pass@1"])
@@ -218,24 +216,21 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
     ]
     third = []
     if paper:
-        blink += [[*_cited(row), number(row["mean"])] for row in PAPER["table_1"]]
-        rest += [_cited(row) for row in PAPER["table_2"]]
-        full, without = zip(*PAPER["table_3"].values(), strict=True)
-        third = [
-            _cited({"model": "full", "values": full}),
-            _cited({"model": "w/o verifier", "values": without}),
-        ]
-    title = "Table 3: the verifier's part (it seems to be BLINK's Visual Correspondence alone)"
+        blink += [[*_cited(row["model"], row["values"]), number(row["mean"])] for row in PAPER["table_1"]]
+        rest += [_cited(row["model"], row["values"]) for row in PAPER["table_2"]]
+        parts = zip(*PAPER["table_3"].values(), strict=True)
+        third = list(map(_cited, ("full", "w/o verifier"), parts))
+    of_third = "Table 3: the verifier's part (it seems to be BLINK's Visual Correspondence alone)"
     found = (
         ("Table 1: BLINK", ["model", *PAPER["blink"].values(), "Avg"], blink),
         ("Table 2: general benchmarks", ["model", *PAPER["general"].values()], rest),
-        (title, ["", *PAPER["table_3"]], third),
+        (of_third, ["", *PAPER["table_3"]], third),
     )
     return "\n\n".join(f"{title}\n\n{grid(head, body)}" for title, head, body in found if body) + "\n"
 
 
-def _cited(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['model']} [{PAPER['cited']}]", *map(number, row["values"])]
+def _cited(model: str, values: Sequence[float | None]) -> list[str]:
+    return [f"{model} [{PAPER['cited']}]", *map(number, values)]
 
 
 def read_bench(folder: Path) -> dict[str, Any]:
@@ -270,10 +265,7 @@ def benchmark_of(benched: Mapping[str, Any]) -> str | None:
 def bench(
     data: Annotated[Path, typer.Argument(help="The benchmark's file or folder, as it was published.")],
     settings: BenchSettings,
-    override: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the evaluations; repeatable."),
-    ] = None,
+    override: Overrides = None,
 ) -> None:
     """Answer a benchmark's questions without and with looking, and compare both task by task.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from reproduce import grid
 from reproduce import one_run as worker
@@ -69,11 +70,11 @@ def quiet(text: str) -> None:
 
 def test_a_study_runs_and_skips_what_is_finished(file: Path, tmp_path: Path) -> None:
     study, out, launch = load_study(file), tmp_path / "out", FakeLaunch()
-    outcome = run_study(study, out, jobs=2, say=quiet, launch=launch)
+    results_file, failures = run_study(study, out, jobs=2, say=quiet, launch=launch)
     assert sorted(launch.done[:2]) == ["locate/before", "pick/before"]
-    assert len(launch.done) == 2 + 10 and not outcome.failures
-    assert outcome.results == out / "results.json"
-    results = json.loads(outcome.results.read_text())
+    assert len(launch.done) == 2 + 10 and not failures
+    assert results_file == out / "results.json"
+    results = json.loads(results_file.read_text())
     assert list(results["tasks"]["locate"]["variants"]) == ["grpo", "adpo", "wide"]
     assert results["missing"] == []
     table = (out / "table.md").read_text()
@@ -86,9 +87,9 @@ def test_a_study_runs_and_skips_what_is_finished(file: Path, tmp_path: Path) -> 
     # One that is not finished is taken up again, and the others stay.
     (out / "pick/grpo/seed-1/metrics.json").unlink()
     run_study(study, out, say=quiet, launch=again, only=["adpo"])
-    outcome = run_study(study, out, say=quiet, launch=again, report_only=True)
-    assert again.done == [] and outcome.results is not None
-    assert json.loads(outcome.results.read_text())["missing"] == ["pick/grpo/seed-1"]
+    results_file, failures = run_study(study, out, say=quiet, launch=again, report_only=True)
+    assert again.done == [] and results_file is not None
+    assert json.loads(results_file.read_text())["missing"] == ["pick/grpo/seed-1"]
     run_study(study, out, say=quiet, launch=again)
     assert again.done == ["pick/grpo/seed-1"]
 
@@ -96,9 +97,9 @@ def test_a_study_runs_and_skips_what_is_finished(file: Path, tmp_path: Path) -> 
 def test_a_failed_run_is_reported_and_the_others_go_on(file: Path, tmp_path: Path) -> None:
     """But for those of a task whose first evaluation failed."""
     launch, study = FakeLaunch(fail="pick/grpo/seed-0"), load_study(file)
-    outcome = run_study(study, tmp_path / "out", say=quiet, launch=launch)
+    _, failures = run_study(study, tmp_path / "out", say=quiet, launch=launch)
     assert len(launch.done) == 12
-    (failure,) = outcome.failures
+    (failure,) = failures
     assert failure.label == "pick/grpo/seed-0" and failure.reason == "exit status 1"
     assert failure.log == tmp_path / "out/pick/grpo/seed-0/log.txt"
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -106,7 +107,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(file: Path, tmp_path: Pat
     found = results["tasks"]["pick"]["variants"]["grpo"]
     assert found["seeds"] == [1] and list(found["difference"]["pass@1"]["per_seed"]) == ["1"]
     launch = FakeLaunch(fail="locate/before")
-    _, *others = run_study(study, tmp_path / "other", say=quiet, launch=launch).failures
+    _, *others = run_study(study, tmp_path / "other", say=quiet, launch=launch)[1]
     assert len(launch.done) == 2 + 4 and len(others) == 6
     assert {failure.reason for failure in others} == {"not started, locate/before failed"}
 
@@ -162,17 +163,16 @@ def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path:
 @pytest.mark.parametrize(
     ("text", "said"), [('{"after": {}}', "holds no evaluation; delete it"), ("{", "is not valid JSON")]
 )
-def test_a_worker_needs_the_shared_evaluation(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
+def test_a_worker_needs_the_shared_evaluation(file: Path, tmp_path: Path, text: str, said: str) -> None:
     before = tmp_path / "metrics.json"
     before.write_text(text)
-    assert worker.main([str(tmp_path), str(before)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
+    shown = CliRunner().invoke(worker.app, [str(tmp_path), str(before)])
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
     recipe = plan(load_study(file), tmp_path)[0].recipe
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
-    assert worker.main([str(tmp_path), str(before)]) == 2
-    assert f"error: {before} {said}" in capsys.readouterr().err
+    shown = CliRunner().invoke(worker.app, [str(tmp_path), str(before)])
+    assert shown.exit_code == 2 and f"error: {before} {said}" in shown.stderr
 
 
 def test_workers_are_processes_with_a_log(
@@ -187,11 +187,11 @@ def test_workers_are_processes_with_a_log(
     for task in ("pick", "locate"):
         (out / task / "before").mkdir(parents=True)
         (out / task / "before/metrics.json").write_text("{}")
-    outcome = run_study(load_study(file, seeds="0"), out, jobs=64, say=quiet)
-    reasons = {failure.label: failure.reason for failure in outcome.failures}
+    results_file, failures = run_study(load_study(file, seeds="0"), out, jobs=64, say=quiet)
+    reasons = {failure.label: failure.reason for failure in failures}
     assert reasons["pick/grpo/seed-0"] == "exit status 3"
     assert reasons["pick/adpo/seed-0"] == "ended without metrics.json"
-    assert outcome.results is None
+    assert results_file is None
     before = str(out / "pick/before/metrics.json")
     assert (out / "pick/grpo/seed-0/log.txt").read_text() == f"1 {[str(out / 'pick/grpo/seed-0'), before]}\n"
 
