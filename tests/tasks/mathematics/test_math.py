@@ -327,7 +327,7 @@ def obvious_value(text: str) -> Fraction:
     """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
     text = re.sub(r"\\[dt]?frac(?= *[A-Za-z])|(?<=cm)[23]", " ", text)  # of letters: a unit, with its power
     text = re.sub(
-        r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)?$", "", text.split("=")[-1]
+        r"(?<=[\d}])\s*(?:[\"'A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)*$", "", text.split("=")[-1]
     )
     text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
     return sum(
