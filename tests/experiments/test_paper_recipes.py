@@ -28,7 +28,7 @@ ADPO: dict[str, Any] = {"seed": 42} | settings(
              "clip_low": 0.2, "clip_high": 0.2},
     evaluation={"samples": 12, "temperature": 0.2, "top_p": 0.99},
 )  # fmt: skip
-"""Section 4.1, appendix A and Table 8; what they leave out as docs/adpo.md says."""
+"""Section 4.1, appendix A and Table 8; what they leave out as docs/decisions.md says."""
 
 ADAPO: dict[str, Any] = {"seed": 42} | settings(
     policy={"dtype": "bfloat16", "master_weights": True, "train_vision": False},
@@ -37,7 +37,7 @@ ADAPO: dict[str, Any] = {"seed": 42} | settings(
     evaluation={"second_turn": SECOND_TURN},
     learner={"betas": (0.9, 0.999), "weight_decay": 0.0},
 )
-"""Table 4; what it leaves out as docs/adapo.md says."""
+"""Table 4; what it leaves out as docs/decisions.md says."""
 
 ROLLED_OUT = settings(sampling={"group_size": 8, "temperature": 1.0, "top_p": 0.99})
 

@@ -102,7 +102,7 @@ def ending_of_agent(
     """A conversation's rewards (Eq. 3) and figures, with every vote and its words.
 
     ``answer`` is the whole reward R. ``correct`` is the ground truth, or where nobody knows it what the
-    judges say. Everything else in the rewards is explained in docs/smartsnap.md. ``turns`` has what became of
+    judges say. Everything else in the rewards is explained in docs/metrics.md. ``turns`` has what became of
     each turn (`AgentRecord.turns`), and of the last one what was handed in and how it was judged, so that the
     rollout log keeps the votes and a page can show them.
 

@@ -1,7 +1,7 @@
 """The composite reward of a self-verifying agent (SmartSnap Eq. 3), and figures of its conversations.
 
 SR, Sub-SR, RRR and ROR are AndroidLab's (SmartSnap's Table 2), computed as its code does, with what is odd
-about it: docs/smartsnap.md lists that. The others need a task's goal: they compare evidence and judges with
+about it: docs/metrics.md lists that. The others need a task's goal: they compare evidence and judges with
 the ground truth.
 """
 
@@ -122,7 +122,7 @@ METRICS = (
     Metric("creativity", "evidence_turns"),
     Metric("altered-quotations", "altered_quotations", "quotations"),
 )
-"""The figures by name. docs/smartsnap.md explains each."""
+"""The figures by name. docs/metrics.md explains each."""
 
 
 @dataclass(frozen=True, slots=True)

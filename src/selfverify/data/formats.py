@@ -1,6 +1,6 @@
 """Which files a data set consists of, what reads them, and which kind of rows their records are.
 
-docs/data.md shows what each format looks like.
+docs/data-formats.md shows what each format looks like.
 """
 
 from __future__ import annotations

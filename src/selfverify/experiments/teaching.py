@@ -461,7 +461,7 @@ def reanswer(
     answer to it, which alone is to be learnt.
 
     Args:
-        source: A file of conversations, in any form that is read (docs/data.md).
+        source: A file of conversations, in any form that is read (docs/data-formats.md).
         teacher: Who answers: a server.
         output: The file, ``.parquet`` or ``.jsonl``; ``OUTPUT.journal`` beside it has everything.
         sample: So many turns only, drawn by the seed.

@@ -169,7 +169,7 @@ class Method(ABC):
         """What each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Figures to log for one step; docs/adpo.md explains the default ones."""
+        """Figures to log for one step; docs/metrics.md explains the default ones."""
         return group_metrics(groups) | conversation_metrics(groups)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:

@@ -1,4 +1,4 @@
-"""The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them."""
+"""The figures that every rollout method logs. docs/metrics.md explains them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the figures of a step's agents as ``agent/NAME``; docs/smartsnap.md explains each.
+    """Return the figures of a step's agents as ``agent/NAME``; docs/metrics.md explains each.
 
     They are over all trajectories that came to an end, also over those without a verdict.
     """
@@ -99,7 +99,7 @@ def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return what second turns did to the first ones, over a step's judged trajectories.
 
-    docs/adapo.md explains each figure. A trajectory without a second answer, because it was cut off, ends
+    docs/metrics.md explains each figure. A trajectory without a second answer, because it was cut off, ends
     wrong.
     """
     rows = [t for group in groups for t in group.trajectories if t.finish != Finish.ERROR]

@@ -39,7 +39,9 @@ class DataFile(Config):
         description="The file, or a folder whose files belong together; where there is none, `owner/name` is "
         "a data set of the Hugging Face hub.",
     )
-    format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")
+    format: str | None = Field(
+        None, description="The file's format, if it is not recognised (docs/data-formats.md)."
+    )
     split: str | None = Field(None, description="The split to read, where there are several.")
     config: str | None = Field(None, description="Of a data set of the hub: its configuration (subset).")
     revision: str | None = Field(None, description="Of a data set of the hub: a branch, tag or commit.")

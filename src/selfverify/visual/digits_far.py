@@ -6,7 +6,7 @@ digit is too small to be read there; a frame says where it stands, and the model
 frame, and the quarter of that. So how many looks are needed depends on what they show: on the length of the
 way and on which of its digits are far. The question names the first cell only. No digit lies across the
 middle of an image that shows it readably, where `builtin:digits` cuts images into tokens.
-`docs/vts-v.md` has what can be read at which scale.
+`docs/results/vts-v.md` has what can be read at which scale.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class DigitsFarConfig(TaskConfig):
 LONGEST_WANDER = 3
 """Looks at most behind the 0 in a demonstration that is not told when to answer."""
 READABLE = 4.5
-"""Pixels of a digit's side as it is shown from which on it can be read (`docs/vts-v.md`)."""
+"""Pixels of a digit's side as it is shown from which on it can be read (`docs/results/vts-v.md`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ def test_mutated_answers_through_math_verify(task: Math) -> None:
 
 
 def test_plain_numbers_agree_with_math_verify() -> None:
-    """As LaTeX, the way its authors recommend; exactly these rows differ, and docs/tasks.md says why."""
+    """As LaTeX, the way its authors recommend; exactly these rows differ, and results/math.md says why."""
     from math_verify import parse, verify
 
     def latex(text: str) -> list[Any]:
