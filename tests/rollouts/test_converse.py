@@ -86,6 +86,18 @@ def asked() -> list[Problem]:
     return [shown, Problem("plain", user_turn("Say 7.", images=0))]
 
 
+def held(
+    policy: Policy,
+    problems: list[Problem],
+    seeds: list[int],
+    begin: Callable[[Problem, int], Episode],
+    limits: RolloutLimits = LONG,
+) -> Rollout:
+    """Conversations of groups of three."""
+    sampler = PolicySampler(policy, SAMPLING)
+    return rollout(sampler, Chat(), problems, seeds, SAMPLING.group_size, open_episode=begin, limits=limits)
+
+
 def streams_of(policy: Policy, rollout: Rollout) -> list[Any]:
     made = []
     for number, (prompt, group) in enumerate(zip(rollout.prompts, rollout.groups, strict=True)):
@@ -129,15 +141,7 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    rolled = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked,
-        [3, 4],
-        SAMPLING.group_size,
-        open_episode=lambda p, seed: Talkative(seed),
-        limits=LONG,
-    )
+    rolled = held(policy, asked, [3, 4], lambda p, seed: Talkative(seed))
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
@@ -155,15 +159,7 @@ def test_a_problem_alone_equals_itself_in_a_batch(
     policy = ending_policy()
 
     def hold(problems: list[Problem], seeds: list[int], limits: RolloutLimits) -> list[list[list[int]]]:
-        made = rollout(
-            PolicySampler(policy, SAMPLING),
-            Chat(),
-            problems,
-            seeds,
-            SAMPLING.group_size,
-            open_episode=lambda p, seed: Talkative(seed),
-            limits=limits,
-        )
+        made = held(policy, problems, seeds, lambda p, seed: Talkative(seed), limits)
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = hold(asked, [3, 4], LONG)
@@ -183,15 +179,7 @@ def test_a_full_context_ends_a_conversation(
             super().step(said)
             return Observation("word " * (limit // 2))
 
-    made = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked[1:],
-        [4],
-        SAMPLING.group_size,
-        open_episode=lambda p, s: Wordy(s),
-        limits=LONG,
-    )
+    made = held(policy, asked[1:], [4], lambda p, s: Wordy(s))
     for trajectory in made.groups[0].trajectories:
         assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
     assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
@@ -205,15 +193,7 @@ def test_the_time_of_a_rollout_is_that_of_all_its_conversations(
         return Talkative(seed)
 
     limits = LONG.model_copy(update={"concurrent": 1, "rollout_timeout_s": 0.15})
-    found = rollout(
-        PolicySampler(ending_policy(), SAMPLING),
-        Chat(),
-        asked,
-        [3, 4],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=limits,
-    )
+    found = held(ending_policy(), asked, [3, 4], begin, limits)
     last = found.groups[1].trajectories[-1]
     assert last.finish == Finish.ERROR and not last.rewards
 
@@ -222,27 +202,11 @@ def test_a_conversation_ends_at_its_limit_of_tokens(
     ending_policy: Callable[..., Policy], asked: list[Problem]
 ) -> None:
     policy = ending_policy()
-    whole = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked[1:],
-        [4],
-        SAMPLING.group_size,
-        open_episode=lambda _, seed: Talkative(seed, False),
-        limits=LONG,
-    )
+    whole = held(policy, asked[1:], [4], lambda _, seed: Talkative(seed, False))
     prompt = len(whole.prompts[0].ids)
     lengths = [prompt + len(t.tokens) for t in whole.groups[0].trajectories]
     limits = LONG.model_copy(update={"tokens": max(lengths) - 5})
-    cut = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        asked[1:],
-        [4],
-        SAMPLING.group_size,
-        open_episode=lambda _, seed: Talkative(seed, False),
-        limits=limits,
-    )
+    cut = held(policy, asked[1:], [4], lambda _, seed: Talkative(seed, False), limits)
     for length, one, other in zip(
         lengths, whole.groups[0].trajectories, cut.groups[0].trajectories, strict=True
     ):
