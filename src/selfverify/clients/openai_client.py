@@ -5,7 +5,7 @@ of tries that may have cost something, a bound on the size of replies, one type 
 sends and returns plain dictionaries of OpenAI's fields, so that fields that only a server knows pass through.
 
 OpenAI's client is asked below its typed methods, which would make an object of everything that comes, and
-sends through aiohttp, which takes less than half the CPU of its own connections. See docs/results/serving.md.
+sends through aiohttp, which takes less CPU than its own connections.
 """
 
 from __future__ import annotations
