@@ -122,22 +122,6 @@ def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None
     assert len({run.seed for run in planned}) == 3 and {own["kl"] for own in runs.values()} == {0.03}
 
 
-def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cold start is another recipe's work, and need not be there."""
-    monkeypatch.setattr("selfverify.experiments.recipe._model_path_fault", lambda path: "")
-    runs = plan(load_study("adapo-digits"), Path("out"))
-    assert len({run.seed for run in runs}) == 3
-    methods = {run.variant: run.recipe.method for run in runs}
-    assert {method.name for method in methods.values()} == {
-        "sft", "star", "grpo", "score", "adapo", "adapo-adpo",
-    }  # fmt: skip
-    assert [methods[v].options["reward"] for v in ("fixed-correction", "fixed-preservation", "no-arm")] == [
-        "fixed-correction", "fixed-preservation", "fixed",
-    ]  # fmt: skip
-    assert methods["no-dynamic-kl"].options["kl_scale"] == 0
-    assert {m.options.get("second_turn") for m in methods.values()} == {None, "Check the answer."}
-
-
 def test_smartsnaps_study_measures_all_arms_alike() -> None:
     """Whoever judges in training, evaluations ask the same judge about the same evidence."""
     runs = plan(load_study("smartsnap-phone"), Path("out"))
