@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.policy.test_tool_templates import QWEN3
+from tests.visual.tools.test_toolbox import Odd
 
 from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
@@ -29,7 +30,7 @@ from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.stopping import After, Never, make_stop_rule
 from selfverify.visual.task import VisualToolTask
-from selfverify.visual.tools.base import Found, OnImage, Toolbox, VisualTool
+from selfverify.visual.tools.base import Found, Toolbox, VisualTool
 
 
 class Spot(Task):
@@ -46,19 +47,6 @@ class Spot(Task):
 
     def judge(self, problem: Problem, tagged: Any) -> Verdict:
         return judge_integer(problem.target, tagged, largest=9)
-
-
-class Odd(VisualTool[OnImage]):
-    """Does odd things."""
-
-    name = "odd"
-    arguments = OnImage
-
-    def __init__(self, act: Callable[[], Found]) -> None:
-        self.act = act
-
-    def run(self, asked: OnImage, gallery: Any) -> Found:
-        return self.act()
 
 
 def looking(**settings: Any) -> VisualToolTask:
