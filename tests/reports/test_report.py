@@ -198,6 +198,7 @@ def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
 def test_conversations_are_reported(run_copy, tmp_path):
     """Turns, endings, tools and time: of the evaluations, and step by step."""
     settings, samples = read_samples(run_copy / "samples-after.jsonl")
+    samples = samples[:96]
     for number, sample in enumerate(samples):
         errors = {"tool_errors": 2.0} if number % 2 else {}
         sample.steps = [
@@ -208,9 +209,9 @@ def test_conversations_are_reported(run_copy, tmp_path):
         sample.rewards |= {"tool_calls": 1.0, "tool_errors": 2.0 * (number % 2)}
         sample.finish = "length" if number % 4 == 0 else "stop"
         sample.key, sample.steps[1].record = None, {"role": "tool"}
-    (run_copy / "samples-after.jsonl").unlink()
+    for gone in ("samples-after.jsonl", "samples-before.jsonl", "metrics.json"):
+        (run_copy / gone).unlink()
     write_samples(run_copy / "samples-after.jsonl", settings, samples)
-    (run_copy / "metrics.json").unlink()
     note_time(run_copy / "samples-after.jsonl", 4, {"say": 8.0, "reply": 2.0, "hear": 1.0})
     rows = [json.loads(line) for line in (run_copy / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
@@ -227,7 +228,7 @@ def test_conversations_are_reported(run_copy, tmp_path):
     assert (after["conversations.turns"], after["conversations.failed_turns"]) == ("2.000", "0.500")
     assert (after["conversations.stop"], after["conversations.length"]) == ("75.0\xa0%", "25.0\xa0%")
     assert (after["conversations.error"], after["rewards.tool_errors"]) == ("0.0\xa0%", "1.000")
-    assert found["pass@1"]["title"] == "Success rate" and found["majority@{n}"]["after"] is None
+    assert found["pass@1"]["title"] == "Success rate" and "majority@{n}" not in found
     assert found["best@{n}"]["after"] is not None
     assert "2.0 turns" in sentence(load_run(run_copy)) and "vote" not in sentence(load_run(run_copy))
     page = shown(run_copy, tmp_path)
