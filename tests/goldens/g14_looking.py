@@ -47,7 +47,7 @@ def run(tree: Tree) -> None:
     told(tree, "sets", "looking sets", *where, "--pairs", "wrong+wasteful", "--any-length")
     for form in ("trl", "llama-factory"):
         output = tree.scratch / form
-        done = tree.call("selfverify.experiments.looks.export_looks:export_looks", folder, output, form)
+        done = tree.get("selfverify.experiments.looks.export_looks:export_looks")(folder, output, form)
         tree.row(f"export {form}", printed=done)
         store_files(tree, form, output)
     store_files(tree, "own", folder)
