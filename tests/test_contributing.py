@@ -11,13 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
-from selfverify.core.tags import parse_tagged
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
@@ -72,21 +70,6 @@ def test_one_step(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     assert learnt["groups/kept"] == 2 and learnt["tokens/trained"] > 0
     taught = one_step(policy, "sft", tmp_path / "sft", right=1, wrong=1)
     assert taught["loss"] > 0 and taught["grad_norm"] > 0
-
-
-@pytest.mark.usefixtures("written")
-def test_task_judges_its_own_demonstrations() -> None:
-    """Right ones earn 1, all earn what they claim, malformed ones earn 0."""
-    task = make_task("digits-count")
-    rng = np.random.default_rng(0)
-    for index in range(20):
-        problem = task.problem("train", 0, index)
-        for wrong in (False, True):
-            shown = task.demonstrate(problem, rng, wrong)
-            text = "".join(piece for _, piece in shown.pieces)
-            assert task.judge(problem, parse_tagged(text, task.tags)).reward == shown.quality
-            assert wrong or shown.quality == 1
-        assert task.judge(problem, parse_tagged("<answer>two</answer>", task.tags)).reward == 0
 
 
 @pytest.mark.usefixtures("written")

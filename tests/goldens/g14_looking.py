@@ -48,7 +48,7 @@ def run(tree: Tree) -> None:
     told(tree, "sets", "looking sets", *where, "--pairs", "wrong+wasteful", "--any-length")
     for form in ("trl", "llama-factory"):
         output = tree.scratch / form
-        done = tree.call("selfverify.experiments.looks.export_looks:export_looks", folder, output, form)
+        done = tree.get("selfverify.experiments.looks.export_looks:export_looks")(folder, output, form)
         # How many traces, pairs and images; the old tree names them.
         tree.row(f"export {form}", printed=[*done] if isinstance(done, tuple) else [*asdict(done).values()])
         store_files(tree, form, output)
