@@ -8,8 +8,7 @@ import binascii
 import json
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from typing import Any, Protocol
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.files import open_regular
 from selfverify.data.images import ImageRef
 
 Record = dict[str, Any]
@@ -53,45 +51,6 @@ class Blob:
     """A field that stays on the disk until it is needed: bytes, or a text or path as `Images` takes them."""
 
     load: Callable[[], Any]
-
-
-class RowSource(ABC):
-    """The records of one file, or of many small ones.
-
-    Args:
-        file: The file, or the folder of the small ones.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    @abstractmethod
-    def scan(self) -> Iterator[Record | DataError]:
-        """Yield every record in order, or what is wrong with it, and remember where each stands.
-
-        Raises:
-            DataError: Nothing can be read from here on.
-        """
-
-    @abstractmethod
-    def record(self, number: int) -> Record:
-        """Return the record with this number, from 0, which `scan` has passed.
-
-        Raises:
-            DataError: The record cannot be read, or not any more.
-        """
-
-    @abstractmethod
-    def place(self, number: int) -> Place:
-        """Return where a record stands that `scan` has passed."""
-
-    def records(self, count: int) -> Iterator[Record | DataError]:
-        """Yield the first ``count`` records by their numbers, or what is wrong with them."""
-        for number in range(count):
-            try:
-                yield self.record(number)
-            except DataError as error:
-                yield error
 
 
 class Convert(Protocol):
@@ -179,23 +138,6 @@ def unbase64(text: str) -> bytes:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"the image's base64 text is damaged ({error})") from None
-
-
-def read_at(file: Path, offset: int, length: int) -> bytes:
-    """Return ``length`` bytes of a file from ``offset`` on.
-
-    Raises:
-        DataError: The file cannot be read, or is shorter than that.
-    """
-    try:
-        with open_regular(file) as opened:
-            opened.seek(offset)
-            found = opened.read(length)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error}") from None
-    if len(found) < length:
-        raise DataError(f"{file} is shorter than it was when it was opened")
-    return found
 
 
 def shown(value: Any, most: int = 60) -> str:

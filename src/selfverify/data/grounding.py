@@ -28,12 +28,20 @@ from selfverify.data.fields import (
     number,
     shown,
 )
-from selfverify.data.questions import ANSWER_TAG, MODEL, asked, common, convert_vqa, spoken
+from selfverify.data.questions import ANSWER_TAG, HUMAN, MODEL, asked, common, convert_vqa, spoken
 from selfverify.data.records import PICTURES
 
 SIDES = ("x1", "y1", "x2", "y2")
 ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*\Z", re.DOTALL)
 """The prompt that VLM-R1's files have around the phrase."""
+
+
+def is_box(record: Record) -> bool:
+    """Whether a record asks for a box, and no question."""
+    named = any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm"))
+    solution = record.get("solution")
+    bare = isinstance(solution, list) and len(solution) == 4 and not filled(record.get("answer"))
+    return named or bare or ASKS_FOR_A_BOX.search(str(spoken(record, HUMAN))) is not None
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:

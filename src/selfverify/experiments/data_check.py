@@ -297,9 +297,7 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
             row = rows[index]
             found, prompt = model.read(index, row)
         except DataError as error:
-            place = rows.place(index)
-            reason = str(error).removeprefix(f"{place}: ")
-            broken.append(BadRow(str(place.file), place.number, reason, str(place)))
+            broken.append(BadRow.of(rows.place(index), error))
         else:
             usable.append(found)
             if len(kept) < samples:
