@@ -99,9 +99,9 @@ def test_a_list_is_cut_where_a_parser_would(tmp_path: Path, indent: int | None) 
 
 def test_lines_of_a_list_are_those_on_which_records_begin(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
-    path.write_text(json.dumps([ROW, {"question": "?"}, ROW], indent=1), encoding="utf-8")
+    path.write_text(json.dumps([ROW, {"question": "?", "answer": ""}, ROW], indent=1), encoding="utf-8")
     rows = open_rows(path)
-    assert [rows.place(k).number for k in range(2)] == [2, 9]
+    assert [rows.place(k).number for k in range(2)] == [2, 10]
     assert [(bad.line, bad.reason) for bad in rows.bad] == [(6, "its answer is missing")]
 
 

@@ -86,7 +86,7 @@ def test_boxes_that_cannot_be_are_named(tmp_path: Path, coco: Path) -> None:
             "out of the image (100 x 80)",
             "out of the image",
             "is nan",
-            "3 numbers",
+            "not four numbers",
             "not a list",
             "missing",
         ],

@@ -154,6 +154,6 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_conversations(tmp_path / "x.csv", [])
     with pytest.raises(DataError, match="there are no conversations to write"):
         write_conversations(tmp_path / "x.parquet", [])
-    with pytest.raises(DataError, match="have other columns than the first ones"):
+    with pytest.raises(DataError, match="its rows have different columns"):
         write_conversations(tmp_path / "x.parquet", [{"messages": [USER]}] * 300 + [{"messages": 3}])
     assert not [*tmp_path.iterdir()]

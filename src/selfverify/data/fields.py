@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +33,10 @@ SLACK = 1.0
 _BASE64 = re.compile(r"(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\s]{40}|[A-Za-z0-9+/\s]{200}")
 """Matches base64: that of PNG, JPEG, GIF or WebP, or any long text without a dot, which no path is."""
 
+_WEB = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HALF = re.compile("[\ud800-\udfff]")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_NUMPY = re.compile(rf"\s*(?:array\(\[|\[\s*(?:{_QUOTED.pattern})\s+['\"])", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,8 @@ class Images:
     def refs(self, value: Any, place: Place) -> list[ImageRef]:
         """Return the images of a field, unread.
 
-        The field holds a path, base64, bytes, a struct of ``bytes`` and ``path``, an image in memory, or a
-        list of these.
+        The field holds a path, base64, bytes, a struct of ``bytes`` and ``path`` or of ``url``, an image in
+        memory, or a list of these.
 
         Raises:
             DataError: A value is none of these, or an item of a list is empty.
@@ -96,9 +101,7 @@ class Images:
         if isinstance(value, Blob):
             return [ImageRef(place, load=lambda: self._found(value.load()))]
         file = self._found(value)
-        if isinstance(file, Path):
-            return [ImageRef(place, path=file)]
-        return [ImageRef(place, load=lambda: file)]
+        return [ImageRef(place, path=file) if isinstance(file, Path) else ImageRef(place, load=lambda: file)]
 
     def size(self, ref: ImageRef) -> tuple[int, int]:
         """Return width and height; those of files are remembered."""
@@ -109,35 +112,26 @@ class Images:
         return self._sizes[ref.path]
 
     def _found(self, value: Any) -> bytes | Path:
+        given = value
         if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
+            value = first(value, "bytes", "path", "url")
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if isinstance(value, Path):
             return value
         if not isinstance(value, str) or not value:
-            raise DataError(f"an image is {shown(value)}: neither a path nor base64 nor bytes")
-        if value.startswith("data:"):
-            return unbase64(value.partition(",")[2])
-        if value.startswith(("http://", "https://")):
+            raise DataError(f"an image is {shown(given)}: neither a path nor base64 nor bytes")
+        if value.startswith("data:") or _BASE64.match(value):
+            try:
+                return base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
+            except ValueError as error:
+                raise DataError(f"the image's base64 text is damaged ({error})") from None
+        value = value.removeprefix("file://")
+        if _WEB.match(value):
             raise DataError(f"the image {shown(value)} is on the web: download it and name the file")
-        if _BASE64.match(value):
-            return unbase64(value)
         if "\0" in value or len(value) > 4096 or _HALF.search(value):
             raise DataError(f"{shown(value)} is no path of an image")
-        return self.root / value.removeprefix("file://")
-
-
-def unbase64(text: str) -> bytes:
-    """Decode base64.
-
-    Raises:
-        DataError: The text is damaged.
-    """
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DataError(f"the image's base64 text is damaged ({error})") from None
+        return self.root / value
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -177,10 +171,10 @@ def written(value: Any, name: str, longest: int) -> str:
     Raises:
         DataError: The value is neither such a text nor a finite number.
     """
-    if isinstance(value, float) and math.isfinite(value):
-        value = str(int(value)) if value.is_integer() else str(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, Integral | Decimal) and not isinstance(value, bool):
         value = str(value)
+    elif isinstance(value, float) and math.isfinite(value):
+        value = str(int(value) if value.is_integer() else value)
     return text(value, name, longest)
 
 
@@ -201,30 +195,44 @@ def number(value: Any, name: str) -> float:
         DataError: The value is something else.
     """
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        found = float(value)
+        found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"its {name} is {shown(value)}, not a number") from None
+        found = math.nan
     if not math.isfinite(found):
-        raise DataError(f"its {name} is {found}")
+        raise DataError(f"its {name} is {shown(value)}, not a number")
     return found
 
 
-def decoded(value: Any, name: str, kind: str = "a value") -> Any:
-    """Return a value that may be written as JSON or as a Python literal, as in tables of benchmarks.
+def decoded(value: Any, name: str, kind: str, *types: type) -> Any:
+    """Return a value of one of these types, or a text of it in JSON or as Python or numpy prints it.
+
+    Tables of benchmarks have such texts. ``kind`` is what errors call the value.
 
     Raises:
-        DataError: The value is a text that is neither.
+        DataError: The value is something else.
     """
-    if not isinstance(value, str):
-        return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-    raise DataError(f"its {name} is {shown(value)}, not {kind}, nor one as JSON")
+    found = value
+    if isinstance(value, str):
+        for read in (json.loads, _printed_by_numpy, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                found = read(value)
+                break
+    if not isinstance(found, types):
+        raise DataError(f"its {name} is {shown(value)}, not {kind}")
+    return found
+
+
+def _printed_by_numpy(value: str) -> list[str]:
+    """Return the texts of ``['a' 'b']`` or ``array(['a', 'b'], dtype=object)``.
+
+    Python reads the first as one text.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    if not (_NUMPY.match(value)):
+        raise ValueError
+    return [ast.literal_eval(text) for text in _QUOTED.findall(value)]
 
 
 def listed(value: Any, name: str) -> list[Any]:
@@ -233,10 +241,7 @@ def listed(value: Any, name: str) -> list[Any]:
     Raises:
         DataError: The value is something else.
     """
-    found = decoded(value, name, "a list")
-    if not isinstance(found, list | tuple):
-        raise DataError(f"its {name} is {shown(value)}, not a list")
-    return list(found)
+    return list(decoded(value, name, "a list", list, tuple))
 
 
 def mapped(value: Any, name: str) -> dict[str, Any]:
@@ -245,9 +250,7 @@ def mapped(value: Any, name: str) -> dict[str, Any]:
     Raises:
         DataError: The value is something else.
     """
-    found = decoded(value, name, "an object")
-    if not isinstance(found, dict):
-        raise DataError(f"its {name} is {shown(value)}, not an object")
+    found: dict[str, Any] = decoded(value, name, "an object", dict)
     return found
 
 
@@ -259,7 +262,7 @@ def sides(value: Any, name: str) -> list[float]:
     """
     values = listed(value, name)
     if len(values) != 4:
-        raise DataError(f"its {name} has {len(values)} numbers, not 4")
+        raise DataError(f"its {name} is {shown(value)}, not four numbers")
     return [number(v, name) for v in values]
 
 
@@ -274,6 +277,11 @@ def box(value: Any, size: tuple[int, int]) -> list[float]:
         which = "x1 >= x2" if x1 >= x2 else "y1 >= y2"
         raise DataError(f"its box {[x1, y1, x2, y2]} has {which}; it has to be [x1, y1, x2, y2]")
     width, height = size
+    if max(x2, y2) <= 1 < min(size):
+        raise DataError(
+            f"its box {[x1, y1, x2, y2]} is not larger than a pixel: if these are parts of the sides, "
+            "name them bbox_x1_norm, bbox_y1_norm, bbox_x2_norm, bbox_y2_norm"
+        )
     if x1 < -SLACK or y1 < -SLACK or x2 > width + SLACK or y2 > height + SLACK:
         raise DataError(f"its box {[x1, y1, x2, y2]} reaches out of the image ({width} x {height})")
     return [max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height))]

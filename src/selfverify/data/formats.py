@@ -124,7 +124,7 @@ def find_sources(
         root, files = tables.download(str(name), config, split, revision)
         files, split = _of_one_kind(files, format), None
     else:
-        raise ConfigError(f"there is no file or folder {path}")
+        raise ConfigError(f"there is no file or folder {name}; a data set of the hub is OWNER/NAME")
     if not files:
         raise DataError(f"{path} has no files of a format that is read: {', '.join(FORMATS)}")
     for file in files:
@@ -145,8 +145,18 @@ def find_sources(
     return DataSources(root, sources, FORMATS[format or kind].convert, format or kind, split)
 
 
-_BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
-_CONVERTER = "AndroidControl's TFRecords become Parquet by `python -m reproduce.convert_android_control`"
+_BEGINNINGS = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",
+}
+_OTHERS = {
+    b"\x1f\x8b": "is a GZIP file: unpack it first (gunzip)",
+    b"\xff\xfe": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"version https://git-lfs": "is a pointer of Git LFS: fetch the file itself (git lfs pull)",
+}
+_CONVERTER = "; `python -m reproduce.convert_android_control` makes AndroidControl's TFRecords Parquet"
 
 
 def detect(file: Path) -> str:
@@ -164,20 +174,18 @@ def detect(file: Path) -> str:
             return name
     if head[257:262] == b"ustar":
         return "webdataset"
-    if head.startswith(b"\x1f\x8b"):
-        raise DataError(f"{file} is a GZIP file: unpack it first (gunzip). {_CONVERTER}")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{file} is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)")
     text = head.removeprefix(records.BYTE_ORDER_MARK).lstrip()
     if text.startswith(b"["):
         return "json"
     if text.startswith(b"{"):
         return _detect_object(file)
     line = text.partition(b"\n")[0]
-    if b"\0" not in line and any(separator in line for separator in (b"\t", b",", b";")):
+    if b"\0" not in line and file.suffix not in (".json", ".jsonl") and re.search(rb"[\t,;]", line):
         return "tsv" if b"\t" in line else "csv"
-    begins = f"begins with {head[:16]!r}" if head else "is empty"
-    raise DataError(f"{file} {begins}: it is in none of the formats {', '.join(FORMATS)}. {_CONVERTER}")
+    unknown = f"begins with {head[:16]!r}: it is in none of the formats {', '.join(FORMATS)}"
+    reason = next((why for beginning, why in _OTHERS.items() if head.startswith(beginning)), unknown)
+    hint = _CONVERTER if "android_control" in file.name else ""
+    raise DataError(f"{file} {reason if text else 'is empty'}{hint}")
 
 
 def _detect_object(file: Path) -> str:

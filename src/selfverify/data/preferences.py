@@ -20,6 +20,7 @@ from selfverify.data.conversations import (
     check_order,
     read_cuts,
     read_messages,
+    shared_fields,
     with_role,
 )
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
@@ -49,14 +50,12 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
     marks = any(filled(record.get(name)) for name in ("images", "chosen_images", "rejected_images"))
     shows = Shows(images, place, images.refs(record.get("images"), place), marks)
     row: Row = {
-        "id": optional(record, ("id", "pair"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("data_source",), LONGEST_NAME),
-        "category": optional(record, ("category",), LONGEST_NAME),
-        "categories": {},
+        **shared_fields(record, ("id", "pair"), ("data_source",), ("category",)),
         "kind": optional(record, ("kind",), LONGEST_NAME),
         "prompt": read_messages(given["prompt"], "prompt", shows),
     }
+    if row["prompt"][-1]["role"] == "assistant":
+        raise DataError("its prompt has to end before the assistant speaks")
     for side in SIDES:
         own = shows
         if filled(record.get(f"{side}_images")):
@@ -66,8 +65,6 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
             own.check_all_shown()
         if any(row[side][end]["role"] != "assistant" for end in (0, -1)):
             raise DataError(f"its {side} messages do not begin and end with the assistant's")
-        if row["prompt"][-1]["role"] == "assistant" or row["prompt"][0]["role"] not in ("system", "user"):
-            raise DataError("its prompt has to begin with a user, and to end before the assistant speaks")
         check_order([*row["prompt"], *row[side]])
         if filled(record.get(f"{side}_cuts")):
             row[f"{side}_cuts"] = read_cuts(record[f"{side}_cuts"], row[side], f"{side}_cuts")

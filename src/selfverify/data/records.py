@@ -255,7 +255,9 @@ class Delimited(_Parts):
     def scan(self) -> Iterator[Record | DataError]:
         """See `RowSource.scan`. A row may show the image of a later one, so that all are looked at before."""
         for number, record in enumerate(super().scan()):
-            images = _images(record.get("image")) if isinstance(record, dict) else []
+            if isinstance(record, DataError):
+                continue
+            images = _images(record.get("image"))
             if images and not any(map(self._is_index, images)):
                 self._by_index.setdefault(record.get("index", ""), number)
         return self.records(len(self._offsets))
@@ -281,6 +283,8 @@ class Delimited(_Parts):
         lines = [opened.readline()]
         self._delimiter = next((mark for mark in "\t,;" if mark.encode() in lines[0]), ",")
         self.columns = self._cells(lines[0].removeprefix(BYTE_ORDER_MARK))
+        if b"\r" in lines[0].rstrip(b"\r\n"):
+            raise DataError("its lines end with a carriage return alone: save it with line feeds")
         if len(set(self.columns)) < len(self.columns):
             raise DataError(f"its first line does not name columns: {shown(self.columns)}")
 

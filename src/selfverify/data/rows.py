@@ -70,7 +70,7 @@ class Rows:
         self.path, self.format = path, found.format
         self.bad: list[BadRow] = []
         self.repeated: dict[int, int] = {}
-        """For each row whose id earlier rows have: the number of these rows."""
+        """For each row whose id earlier rows have: how many ids like it are taken."""
         self._sources, self._convert, self._images = found.sources, found.convert, images
         self._stems = [_stem(source, found.root) for source in found.sources]
         self._source, self._record, self._part = array("i"), array("q"), array("i")
@@ -144,8 +144,11 @@ class Rows:
                 yield row if isinstance(row, DataError) or not check_images else _unseeable(row) or row
 
     def _keep(self, source: int, number: int, part: int, id: str, ids: Counter[str]) -> None:
-        if ids[id]:
-            self.repeated[len(self)] = ids[id]
+        if again := ids[id]:
+            while f"{id}#{again + 1}" in ids:  # a row may have such an id itself
+                again += 1
+            self.repeated[len(self)] = again
+            ids[f"{id}#{again + 1}"] += 1
         ids[id] += 1
         self._source.append(source)
         self._record.append(number)

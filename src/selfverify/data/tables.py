@@ -59,7 +59,7 @@ def _opened(library: Any, file: Path) -> Any:
     with file.open("rb") as opened:
         beginning = opened.read(6)
     if beginning.startswith(b"PAR1"):
-        return library.Dataset.from_parquet(escape(str(file)))
+        return library.Dataset.from_parquet(escape(str(file)), batch_size=100)  # by default 0 without rows
     if beginning == b"ARROW1":
         import pyarrow as pa
 
