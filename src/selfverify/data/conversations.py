@@ -26,22 +26,10 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, written_whole
-from selfverify.data.fields import (
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    mapped,
-    optional,
-    shown,
-    text,
-)
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, mapped, shown, text
 from selfverify.data.images import ImageRef
 
-LONGEST_NAME = 500
 LONGEST_MESSAGE = 1_000_000
 """Characters of a message; a longer one means that the file is broken."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -87,7 +75,7 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
 def shared_fields(record: Record, ids: Sequence[str], sources: Sequence[str], kinds: Sequence[str]) -> Row:
     """Return what all rows have, each from the first of these columns that is filled."""
     columns = {"id": ids, "source": sources, "category": kinds}
-    found = {field: optional(record, names, LONGEST_NAME) for field, names in columns.items()}
+    found = {field: fields.optional(record, *names) for field, names in columns.items()}
     app = {"app": [found["category"]]} if "app" in kinds and found["category"] is not None else {}
     return {**found, "images": [], "categories": app}
 
@@ -353,9 +341,6 @@ def _write_parquet(partial: Path, path: Path, rows: list[Record]) -> None:
     parquet.write_table(table, partial, row_group_size=256)
 
 
-LONGEST_INSTRUCTION = 20_000
-
-
 def is_agent_task(record: Record) -> bool:
     """Whether a record is an agent's task: ``instruction``, and ``task`` as an object or its JSON."""
     task = record.get("task")
@@ -371,7 +356,7 @@ def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence
     """
     row: Row = {
         **shared_fields(record, ("id", "task_id"), ("source", "data_source"), ("category", "app")),
-        "instruction": text(record.get("instruction"), "instruction", LONGEST_INSTRUCTION),
+        "instruction": text(record.get("instruction"), "instruction", fields.LONGEST_QUESTION),
         "task": mapped(record.get("task"), "task"),
         "goal": mapped(record["goal"], "goal") if filled(record.get("goal")) else None,
     }

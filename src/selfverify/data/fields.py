@@ -25,8 +25,7 @@ Record = dict[str, Any]
 Row = dict[str, Any]
 """One problem in the form that tasks take; see `open_rows`."""
 
-LONGEST_QUESTION = 100_000
-LONGEST_ANSWER = 10_000
+LONGEST, LONGEST_QUESTION = 10_000, 100_000
 """Limits in characters; a longer text means that the file is broken."""
 SLACK = 1.0
 """Pixels by which a box may leave its image; annotations are rounded."""
@@ -96,20 +95,17 @@ class Images:
             return [ref for refs in found for ref in refs]
         if isinstance(value, ImageRef):
             return [value]
-        if isinstance(value, Image.Image):
-            return [ImageRef(place, image=value)]
         if isinstance(value, Blob):
-            return [ImageRef(place, load=lambda: self._found(value.load()))]
-        file = self._found(value)
-        return [ImageRef(place, path=file) if isinstance(file, Path) else ImageRef(place, load=lambda: file)]
+            return [ImageRef(place, lambda: self._found(value.load()))]
+        return [ImageRef(place, value if isinstance(value, Image.Image) else self._found(value))]
 
     def size(self, ref: ImageRef) -> tuple[int, int]:
         """Return width and height; those of files are remembered."""
-        if ref.path is None:
+        if not isinstance(ref.source, Path):
             return ref.size
-        if ref.path not in self._sizes:
-            self._sizes[ref.path] = ref.size
-        return self._sizes[ref.path]
+        if ref.source not in self._sizes:
+            self._sizes[ref.source] = ref.size
+        return self._sizes[ref.source]
 
     def _found(self, value: Any) -> bytes | Path:
         given = value
@@ -150,7 +146,7 @@ def first(record: Record, *names: str) -> Any:
     return next((record[name] for name in names if filled(record.get(name))), None)
 
 
-def text(value: Any, name: str, longest: int) -> str:
+def text(value: Any, name: str, longest: int = LONGEST) -> str:
     """Return a text without spaces around it.
 
     Raises:
@@ -165,7 +161,7 @@ def text(value: Any, name: str, longest: int) -> str:
     return value.strip()
 
 
-def written(value: Any, name: str, longest: int) -> str:
+def written(value: Any, name: str) -> str:
     """Return a text as `text` does; a finite number is written out (5.0 as ``5``).
 
     Raises:
@@ -175,17 +171,17 @@ def written(value: Any, name: str, longest: int) -> str:
         value = str(value)
     elif isinstance(value, float) and math.isfinite(value):
         value = str(int(value) if value.is_integer() else value)
-    return text(value, name, longest)
+    return text(value, name)
 
 
-def optional(record: Record, names: Sequence[str], longest: int) -> str | None:
+def optional(record: Record, *names: str) -> str | None:
     """Return the first of these fields that is filled as `written` does, None if none is.
 
     Raises:
         DataError: The field is neither a text nor a finite number.
     """
-    name = next((name for name in names if filled(record.get(name))), None)
-    return None if name is None else written(record[name], name, longest)
+    found = first(record, *names)
+    return None if found is None else written(found, next(n for n in names if record.get(n) is found))
 
 
 def number(value: Any, name: str) -> float:

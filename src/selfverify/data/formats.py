@@ -81,28 +81,14 @@ PLAIN = ("parquet", "arrow", "jsonl", "tsv", "csv", "webdataset")
 """Formats by which a folder is searched, the first that has a file."""
 
 
-class DataSources(NamedTuple):
-    """What reads a data set.
-
-    Args:
-        root: The folder from which the files' names are counted in ids.
-        sources: The sources in order.
-        convert: What makes rows of their records.
-        format: The name of the format.
-        split: The value of the column ``split`` by which rows still have to be chosen; None for all rows.
-    """
-
-    root: Path
-    sources: list[records.RowSource]
-    convert: Convert
-    format: str
-    split: str | None
-
-
 def find_sources(
     name: str | Path, format: str | None, split: str | None, config: str | None, revision: str | None
-) -> DataSources:
+) -> tuple[Path, list[records.RowSource], str, str | None]:
     """Find what reads a file, a folder, or a data set of the hub; a path that is there comes first.
+
+    Returns:
+        The folder from which the files' names are counted in ids, the sources in order, the name of the
+        format, and the value of the column ``split`` by which rows still have to be chosen.
 
     Raises:
         ConfigError: There is nothing of this name, no such format, or no such split.
@@ -142,7 +128,7 @@ def find_sources(
         source = FORMATS[kind].source
         assert source is not None  # `detect` names only formats that have one, or keys
         sources = [source(file) for file in files]
-    return DataSources(root, sources, FORMATS[format or kind].convert, format or kind, split)
+    return root, sources, format or kind, split
 
 
 _BEGINNINGS = {

@@ -14,18 +14,7 @@ from PIL import Image, ImageDraw
 
 from selfverify.core.errors import DataError
 from selfverify.data import fields
-from selfverify.data.fields import (
-    LONGEST_QUESTION,
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    number,
-    shown,
-)
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, number, shown
 from selfverify.data.questions import ANSWER_TAG, HUMAN, MODEL, asked, common, convert_vqa, spoken
 from selfverify.data.records import PICTURES, read_object
 
@@ -62,7 +51,7 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
 def _asking(row: Row, phrase: Any, name: str) -> Row | DataError:
     """Return a row that asks for its box by a phrase from the column ``name``."""
     try:
-        question = fields.text(phrase, name, LONGEST_QUESTION)
+        question = fields.text(phrase, name, fields.LONGEST_QUESTION)
     except DataError as error:
         return error
     return {**row, "question": ASKS_FOR_A_BOX.sub(r"\1", question)}
@@ -206,7 +195,7 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
         return _of_list(record, place, images)
     path = image_beside(place.file, images.root)
     options = listed(record["options"], "options")
-    texts = [fields.written(option, "option", fields.LONGEST_ANSWER) for option in options]
+    texts = [fields.written(option, "option") for option in options]
     if not 2 <= len(texts) <= len(string.ascii_uppercase) or len(set(texts)) < len(texts):
         raise DataError(f"its options are {shown(texts)}: two or more different ones are needed")
     seed = int.from_bytes(hashlib.blake2b(place.file.stem.encode(), digest_size=8).digest())
@@ -215,7 +204,7 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
         "id": place.file.stem,
         "image": path,
         "category": place.file.parent.name,
-        "question": fields.text(record["question"], "question", LONGEST_QUESTION),
+        "question": fields.text(record["question"], "question"),
         "options": {string.ascii_uppercase[n]: texts[old] for n, old in enumerate(order)},
         "answer": string.ascii_uppercase[order.index(0)],
     }
@@ -224,7 +213,7 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
 
 def _of_list(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """The row of a line of the list; its boxes stand in the file beside its image, where that is there."""
-    text = fields.text(record["text"], "text", LONGEST_QUESTION)
+    text = fields.text(record["text"], "text", fields.LONGEST_QUESTION)
     options = dict(_OPTION.findall(text))
     if not options:
         raise DataError(f"its text has no options: lines such as (A) red are needed behind {shown(text)}")
@@ -234,10 +223,10 @@ def _of_list(record: Record, place: Place, images: Images) -> Sequence[Row | Dat
     about = {
         "id": Path(name).stem if name else record.get("question_id"),
         "image": record["image"],
-        "category": fields.optional(record, ("category",), 100) or Path(name).parent.name,
+        "category": fields.optional(record, "category") or Path(name).parent.name,
         "question": _OPTION.split(text)[0],
         "options": options,
-        "answer": fields.text(record["label"], "label", 10).strip("()"),
+        "answer": fields.text(record["label"], "label").strip("()"),
     }
     boxes = read_object(beside).get("bbox") if beside is not None and beside.is_file() else []
     return _with_boxes(about, boxes, place, images)

@@ -37,7 +37,6 @@ TIMED = ("long_press", "wait")
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
 CHOICES = {"button": BUTTONS, "status": STATUSES}
-LONGEST_TEXT = 10_000
 ANYWHERE = 100_000
 """The limit of coordinates in a history: earlier screens may have been turned, so theirs are not known."""
 
@@ -68,7 +67,7 @@ def check_action(action: Any, screen: tuple[int, int]) -> Action:
 
 def _parameter(key: str, value: Any, screen: tuple[int, int]) -> Any:
     if key == "text":
-        return fields.written(value, "action's text", LONGEST_TEXT)
+        return fields.written(value, "action's text")
     if key == "time":
         if (seconds := number(value, "action's time")) < 0:
             raise DataError(f"its action's time is {seconds} seconds")
@@ -158,8 +157,9 @@ def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row
     given = {name: record[name] for name in STEP if record.get(name) is not None and record[name] != ""}
     has_screen = "screen" in given
     screen = screen_of(*_point(given["screen"], "screen")) if has_screen else images.size(screenshot)
-    row["goal"] = text(given.get("goal"), "goal", LONGEST_TEXT)
-    row["step_instruction"] = fields.optional(given, ["step_instruction"], LONGEST_TEXT)
+    row["goal"] = text(given.get("goal"), "goal")
+    step = given.get("step_instruction")
+    row["step_instruction"] = None if step is None else text(step, "step_instruction")
     steps = enumerate(listed(given.get("history", []), "history"), start=1)
     row["history"] = [_earlier(step, number) for number, step in steps]
     row |= {"action": check_action(given.get("action"), screen), "screen": screen}
@@ -172,7 +172,7 @@ def _earlier(step: Any, number: int) -> Action | str:
     """Return step ``number`` of a history: an action, or words about one."""
     try:
         if isinstance(step, str) and not step.lstrip().startswith("{"):
-            return text(step, "text", LONGEST_TEXT)
+            return text(step, "text")
         return check_action(step, (ANYWHERE, ANYWHERE))
     except DataError as error:
         raise DataError(f"history step {number}: {error}") from None
@@ -185,10 +185,10 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
     """
     device, task = (mapped(record.get(name), name) for name in ("device_info", "task_info"))
     screen = screen_of(device.get("w"), device.get("h"))
-    episode = fields.written(fields.first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    episode = fields.written(fields.first(record, "episode_id") or place.file.stem, "episode_id")
     shared: Record = {
-        "source": "GUI-Odyssey", "category": fields.optional(task, ["category"], LONGEST_TEXT),
-        "goal": text(fields.first(task, "instruction", "task"), "instruction", LONGEST_TEXT),
+        "source": "GUI-Odyssey", "category": fields.optional(task, "category"),
+        "goal": text(fields.first(task, "instruction", "task"), "instruction"),
         "screen": screen, "episode": episode,
     }  # fmt: skip
     rows: list[Row | DataError] = []
@@ -207,11 +207,11 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
             )  # what types nothing changes nothing, so that the later steps are what they were
             continue
         try:
-            screenshot = text(step.get("screenshot"), "screenshot", 4096)
+            screenshot = text(step.get("screenshot"), "screenshot")
             about = {
                 "id": f"{episode}/{at}", "step": at, "action": action, "history": history,
                 "image": _screenshot(screenshot, place.file, images.root),
-                "step_instruction": fields.optional(step, ["low_level_instruction"], LONGEST_TEXT),
+                "step_instruction": fields.optional(step, "low_level_instruction"),
                 "ui_boxes": _boxes(step.get("sam2_bbox"), screen) or None,
             }  # fmt: skip
             rows += convert_mobile(shared | about, place, images)

@@ -54,29 +54,25 @@ def discipline(id: str | None) -> str | None:
     return _BY_SUBJECT.get(match["subject"]) if match else None
 
 
-LONGEST_NAME = 500
-IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID")
-CATEGORIES = (
-    *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
-    "sub_task",
-)
-GROUPINGS = (
-    *(*CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
-    "knowledge concept",
-)
-"""Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
-SOURCES = ("source", "data_source", "dataset", "dataset_name")
 COLUMNS = {
-    "id": IDS,
+    "id": ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID"),
     "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path"),
     "question": ("question", "problem", "conversations"),
     "options": ("A", "options", "choices", "option"),
     "answer": ("answer_option", "answer", "solution", "conversations"),
     "box": ("bbox_x1", "bbox_x1_norm", "box", "bbox", "bbox_2d", "solution", "answer", "conversations"),
-    "category": CATEGORIES,
-    "source": SOURCES,
+    "category": (
+        *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
+        "sub_task",
+    ),
+    "source": ("source", "data_source", "dataset", "dataset_name"),
 }
 """What a row's fields are called in files, the first that is filled; other fields have their own names."""
+GROUPINGS = (
+    *(*COLUMNS["category"], "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
+    "knowledge concept",
+)
+"""Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
@@ -100,7 +96,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
     options = _options(record)
     answers = _answers(record, options)
     shared = common(record, images, place)
-    unit = fields.optional(record, ["unit"], 100)
+    unit = fields.optional(record, "unit")
     row: Row = {
         **shared,
         "question": _question(record, unit, shared["images"], options),
@@ -116,19 +112,14 @@ def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
 
 def common(record: Record, images: Images, place: Place) -> Row:
     """Return the fields that all kinds of rows have."""
-    id = fields.optional(record, IDS, LONGEST_NAME)
-    if "ID" in record and (key := fields.optional(record, ["key"], LONGEST_NAME)) is not None:
-        id = f"{id}/{key}"  # We-Math asks about one ID several times
-    return {
-        "id": id,
-        "images": find_images(record, images, place),
-        "source": fields.optional(record, SOURCES, LONGEST_NAME),
-        "category": fields.optional(record, CATEGORIES, LONGEST_NAME),
-        "categories": _categories(record),
-    }
+    found = {name: fields.optional(record, *COLUMNS[name]) for name in ("id", "source", "category")}
+    if "ID" in record and (key := fields.optional(record, "key")) is not None:
+        found["id"] = f"{found['id']}/{key}"  # We-Math asks about one ID several times
+    categories = _categories(record, found["id"])
+    return {**found, "images": find_images(record, images, place), "categories": categories}
 
 
-def _categories(record: Record) -> dict[str, list[str]]:
+def _categories(record: Record, id: str | None) -> dict[str, list[str]]:
     """Return the values of `GROUPINGS` by column; a list in the file (MathVista's skills) gives several.
 
     A record may also have them as rows do, in ``categories``. MMMU's ids name a ``discipline``.
@@ -146,22 +137,23 @@ def _categories(record: Record) -> dict[str, list[str]]:
             value = listed(value, name)
         values = value if isinstance(value, list | tuple) else [value]
         if any(filled(v) for v in values):
-            found[name] = [written(v, name, LONGEST_NAME) for v in values if filled(v)]
-    if (of := discipline(fields.optional(record, IDS, LONGEST_NAME))) is not None:
+            found[name] = [written(v, name) for v in values if filled(v)]
+    if (of := discipline(id)) is not None:
         found.setdefault("discipline", [of])
     return found
 
 
 def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
     """Return the images of a record, which stand in columns of the usual names."""
-    for name in ("images", "decoded_image", "image", "image_urls"):
-        if found := images.refs(record.get(name), place):
+    for name in COLUMNS["images"]:
+        value = record.get(name)
+        if name == "image_1":
+            value = [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
+        if name == "image_path" and isinstance(value, str) and value.startswith("["):
+            value = listed(value, name)
+        if found := images.refs(value, place):
             return found
-    if "image_1" in record:
-        return [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
-    path = record.get("image_path")
-    is_list = isinstance(path, str) and path.startswith("[")
-    return images.refs(listed(path, "image_path") if is_list else path, place)
+    return []
 
 
 def spoken(record: Record, who: tuple[str, ...]) -> Any:
@@ -192,7 +184,7 @@ def _question(
         if empty or (options and not record.keys() & {*COLUMNS["question"]}):
             return IN_IMAGE
     question = text(_told(record, "question", found), "question", fields.LONGEST_QUESTION)
-    hint = fields.optional(record, ["hint"], fields.LONGEST_QUESTION)
+    hint = fields.optional(record, "hint")
     return "".join([f"{hint}\n" if hint else "", question, f" (unit: {unit})" if unit else ""])
 
 
@@ -211,8 +203,9 @@ def _told(record: Record, field: str, found: Any) -> Any:
 def _options(record: Record) -> dict[str, str] | None:
     given = {letter: record[letter] for letter in LETTERS if filled(record.get(letter))}
     found = None if given else first(record, "options", "choices", "option")
-    if isinstance(found, str) and found not in ("None", "[]"):
-        found = _lettered(found) or fields.decoded(found, "options", OPTIONS, dict, list, tuple)
+    if found is not None and found not in ("None", "[]"):
+        lettered = _lettered(found) if isinstance(found, str) else None
+        found = lettered or fields.decoded(found, "options", OPTIONS, dict, list, tuple)
     if isinstance(found, dict) and {*found} == {"label", "text"}:  # ARC's
         found = dict(zip(found["label"], found["text"], strict=True))
     if isinstance(found, dict):
@@ -226,9 +219,7 @@ def _options(record: Record) -> dict[str, str] | None:
         return None
     if len(given) < 2 or not given.keys() <= {*LETTERS}:
         raise DataError(f"its options are {shown(given, 200)}, not {OPTIONS} with two options or more")
-    return {
-        letter: written(option, f"option {letter}", fields.LONGEST_ANSWER) for letter, option in given.items()
-    }
+    return {letter: written(option, f"option {letter}") for letter, option in given.items()}
 
 
 def _without_letters(given: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +264,7 @@ def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
     several = found if isinstance(found, list) and found else [found]
     if filled(record.get("alternatives")):
         several = [*several, *listed(record["alternatives"], "alternatives")]
-    answers = [written(answer, "answer", fields.LONGEST_ANSWER) for answer in several]
+    answers = [written(answer, "answer") for answer in several]
     if options is not None:
         # MathVista's answers to `choices` are texts, even "2" and "B"; AI2D's to `options` are places.
         are_texts = filled(record.get("choices")) or record.get("answer_type") == "text"

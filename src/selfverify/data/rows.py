@@ -13,7 +13,7 @@ from typing import Any, Literal
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.data.fields import Convert, Images, Place, Record, Row
-from selfverify.data.formats import DataSources, find_sources
+from selfverify.data.formats import FORMATS, find_sources
 from selfverify.data.records import RowSource
 
 logger = logging.getLogger(__name__)
@@ -66,13 +66,15 @@ def validated(convert: Convert, record: Record, place: Place, images: Images) ->
 class Rows:
     """The rows of a data set by number, as `open_rows` makes them."""
 
-    def __init__(self, path: Path, found: DataSources, images: Images) -> None:
-        self.path, self.format = path, found.format
+    def __init__(
+        self, path: Path, root: Path, sources: Sequence[RowSource], format: str, images: Images
+    ) -> None:
+        self.path, self.format = path, format
         self.bad: list[BadRow] = []
         self.repeated: dict[int, int] = {}
         """For each row whose id earlier rows have: how many ids like it are taken."""
-        self._sources, self._convert, self._images = found.sources, found.convert, images
-        self._stems = [_stem(source, found.root) for source in found.sources]
+        self._sources, self._convert, self._images = sources, FORMATS[format].convert, images
+        self._stems = [_stem(source, root) for source in sources]
         self._source, self._record, self._part = array("i"), array("q"), array("i")
 
     def __len__(self) -> int:
@@ -241,14 +243,13 @@ def open_rows(
         ConfigError: There is nothing at the path, or no such format or split.
         DataError: A row is broken and ``on_bad`` is ``refuse``, or no row can be used.
     """
-    found = find_sources(path, format, split, config, revision)
+    root, sources, format, split = find_sources(path, format, split, config, revision)
     path = Path(path).expanduser()
-    rows = Rows(path, found, Images(found.root if images is None else Path(images).expanduser()))
-    rows.scan(found.split, limit, check_images)
+    rows = Rows(path, root, sources, format, Images(root if images is None else Path(images).expanduser()))
+    rows.scan(split, limit, check_images)
     if rows.bad:
-        first = "\n".join(f"  {bad}" for bad in rows.bad[:NAMED])
         more = f"\n  and {len(rows.bad) - NAMED} more" if len(rows.bad) > NAMED else ""
-        said = f"{len(rows.bad)} broken rows in {path}:\n{first}{more}"
+        said = "\n  ".join([f"{len(rows.bad)} broken rows in {path}:", *map(str, rows.bad[:NAMED])]) + more
         if on_bad == "refuse":
             raise DataError(f"{said}\nRepair them, or leave them out with on_bad='skip'")
         if not len(rows):
@@ -256,6 +257,5 @@ def open_rows(
         if note_bad:
             note(logger, "rows_skipped", f"skipped {said}", path=str(path), rows=len(rows.bad))
     if not len(rows):
-        which = f" of split {found.split!r}" if found.split is not None else ""
-        raise DataError(f"{path} ({rows.format}) has no rows{which}")
+        raise DataError(f"{path} ({format}) has no rows" + ("" if split is None else f" of split {split!r}"))
     return rows

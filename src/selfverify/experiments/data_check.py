@@ -189,7 +189,7 @@ class _Model:
         pictures = [
             (_digest(data), len(data), image.size) for data, image in zip(encoded, images, strict=True)
         ]
-        opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
+        opened = row | {"images": [ImageRef(row["id"], image) for image in images]}
         kind = kind_of(row)
         prompt = self._prompt(kind, opened)
         asked = [row.get(name) for name in _ASKED]
