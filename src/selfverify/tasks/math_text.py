@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import accumulate
-
-from selfverify.tasks.math_numbers import TOKEN
 
 _PLAIN = str.maketrans(
     {
@@ -72,9 +69,6 @@ _PHRASE = re.compile(
     r"\b(?:answer|option|choice)\b[*_ ]*(?:(?:is|was|would be|should be)\b[*_ ]*:?|:|=)[*_ ]*"
     r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
-)
-_SEPARATOR = re.compile(
-    r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)|\\cup(?![A-Za-z])|(?<=[)\]])\s*U\s*(?=[(\[])", re.IGNORECASE
 )
 _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
@@ -264,41 +258,3 @@ def committed(text: str) -> str | None:
 def words(text: str) -> str:
     """Return a text as it is compared: without case, spaces, dollars and the punctuation around it."""
     return " ".join(text.replace("$", " ").casefold().split()).strip(" .,;:!?'\"*")
-
-
-def elements(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
-
-    Commas, semicolons, "and" and "or" separate elements; a comma in a number is none. A text that is no list
-    is one element without brackets.
-    """
-    text = text.strip()
-    kind, body = "", text
-    if text.startswith(("(", "[", "{")) and (deep := depths(text))[-1] == 0 and 0 not in deep[:-1]:
-        kind, body = text[0] + text[-1], text[1:-1]
-    found = at_top(body, _SEPARATOR)
-    if (kind == "" or len(found) > 1) and "," in body:  # "1,234" is a number, and "(1,234)" a point
-        inside = {at for match in TOKEN.finditer(body) if match["group"] for at in range(*match.span())}
-        found = [match for match in found if match.start() not in inside]
-    unions = sum(match.group().strip() in ("\\cup", "U") for match in found)
-    if unions and (kind or unions < len(found)):
-        return "", [text]
-    cuts = [0, *(place for match in found for place in match.span()), len(body)]
-    # "5, and 6" has two separators in a row.
-    parts = [part for a, b in zip(cuts[::2], cuts[1::2], strict=True) if (part := body[a:b].strip())]
-    if len(parts) < 2 and kind != "{}":
-        return "", [text]
-    return "\\cup" if unions else kind, parts or [""]
-
-
-def at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """Return what a pattern finds outside of brackets."""
-    if pattern.search(text) is None:
-        return []
-    deep = depths(text)
-    return [m for m in pattern.finditer(text) if deep[m.start()] == 0 and m.group() not in tuple("()[]{}")]
-
-
-def depths(text: str) -> list[int]:
-    """Return for each character how many brackets are open behind it; their kinds are not told apart."""
-    return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))
