@@ -17,17 +17,15 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from selfverify.selection.rules import UNIT_MARK
-from selfverify.tasks.math_numbers import MAX_WRITTEN, Exact, number_latex, read_unit, size, tokens
+from selfverify.tasks.math_numbers import MAX_WRITTEN, Exact, apart, number_latex, read_unit, size, tokens
 from selfverify.tasks.math_text import words
 from selfverify.tasks.math_values import (
     Expression,
-    Interval,
     Items,
     Label,
     Named,
     Number,
     Value,
-    as_interval,
     has_names,
     read,
 )
@@ -96,8 +94,6 @@ def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
         return _ask(gold, own)
     if any(isinstance(value, Expression) and value.equation for value in (gold, own)):
         return WRONG
-    if isinstance(gold, Interval) or isinstance(own, Interval):
-        return _compare_intervals(gold, own, target)
     if isinstance(gold, Items) or isinstance(own, Items):
         return _compare_items(gold, own, target)
     if isinstance(gold, Number) and isinstance(own, Number):
@@ -114,6 +110,8 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     same = g.name == a.name or g.name.partition("_")[0] == a.name or a.name.partition("_")[0] == g.name
     if g.name and a.name and not same and {g.name, a.name} != {"y", "f(x)"}:
         return WRONG
+    if g.name.islower() and isinstance(a.value, Items) and not a.value.kind:
+        return WRONG  # "-1, 1" are roots and no interval
     found = WRONG
     for left in (g.value, g.rounded):
         for right in (a.value, a.rounded):
@@ -123,21 +121,6 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
                     return told
                 found = told if told.verdict == "ask" else found
     return found
-
-
-def _compare_intervals(gold: Value, own: Value, target: Target) -> Comparison:
-    left, right = as_interval(gold), as_interval(own)
-    if left is None or right is None or left.closed != right.closed:
-        return WRONG
-    if left.name and right.name and left.name != right.name:
-        return WRONG
-    ends = ((left.low, right.low), (left.high, right.high))
-    if any((a is None) != (b is None) for a, b in ends):
-        return WRONG
-    told = [compare_values(a, b, target).verdict for a, b in ends if a is not None and b is not None]
-    if "wrong" in told:
-        return WRONG
-    return _ask(left, right) if "ask" in told else RIGHT
 
 
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
@@ -182,11 +165,10 @@ def _compare_numbers(gold: Number, own: Number, target: Target) -> Comparison:
     irrational = [isinstance(value, float) for value in (gold.value, own.value)]
     if precision is not None or not any(irrational):
         return _verdict(same_number(gold, own, precision, kind))
-    x, y = Fraction(gold.worth), Fraction(own.worth)
-    apart = abs(x - y)
-    if not _same_units(gold, own) or apart > max(abs(x) * Fraction(1, 10**5), Fraction(1, 10**9)):
+    distance = apart(gold.worth, own.worth)
+    if not _same_units(gold, own) or distance > Fraction(1, 10**5):
         return WRONG
-    return RIGHT if all(irrational) and apart <= abs(x) * Fraction(1, 10**12) else _ask(gold, own)
+    return RIGHT if all(irrational) and distance <= Fraction(1, 10**12) else _ask(gold, own)
 
 
 def _ask(gold: Value, own: Value) -> Comparison:
@@ -206,8 +188,6 @@ def _signs(value: Value | None) -> frozenset[str]:
             return _signs(value.value).union(filter(str.isalpha, value.name))
         case Items():
             return frozenset().union(*map(_signs, value.items))
-        case Interval():
-            return _signs(value.low) | _signs(value.high)
     return frozenset()
 
 
@@ -230,10 +210,6 @@ def latex(value: Value) -> str:
             pair = (value.kind[0], value.kind[1]) if len(value.kind) == 2 else ("(", ")")
             opened, closed = brackets.get(value.kind, pair)
             return f"{opened}{', '.join(map(latex, value.items))}{closed}"
-        case Interval():
-            low = r"-\infty" if value.low is None else latex(value.low)
-            high = r"\infty" if value.high is None else latex(value.high)
-            return f"{'[' if value.closed[0] else '('}{low}, {high}{']' if value.closed[1] else ')'}"
         case Label():
             return value.text
 
@@ -332,16 +308,11 @@ def _key(found: Value, precision: int | None, value: str | float | None = None) 
             return found.text
         case Named():
             return _key(found.value, precision, value)
-        case Items() if (span := as_interval(found)) is not None:
-            return _key(span, precision)
         case Items():
             keys = [_key(item, precision) for item in found.items]
             kind = found.kind or ("()" if has_names(found.items) else "{}")
             joined = ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys)
             return f"{kind[0]}{joined}{kind[1]}" if len(kind) == 2 else f"{kind}({joined})"
-        case Interval():
-            low, high = ("" if side is None else _key(side, precision) for side in (found.low, found.high))
-            return f"{'[' if found.closed[0] else '('}{low},{high}{']' if found.closed[1] else ')'}"
         case Expression():
             return found.latex if value is None else _number_key(float(value), precision)
 

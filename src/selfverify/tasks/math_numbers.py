@@ -50,22 +50,28 @@ class Token(NamedTuple):
     exponent: str | None = None
 
 
-@lru_cache(maxsize=8192)
-def tokens(text: str) -> tuple[Token, ...]:
-    """Split a plain text into times, numbers, words, commands and signs; into none if its brackets do not
-    match, whose kinds are not told apart, or are too deep.
-    """
+def scan(text: str) -> list[Token]:
+    """Split a plain text into times, numbers, words, commands and signs."""
     found, end, depth = [], 0, 0
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup if match.lastgroup not in ("e", "group") else "number"
         written = match.group()
         depth -= written in CLOSING
-        if not 0 <= depth <= DEEPEST:
-            return ()
         found.append(Token(kind or "other", written, match.start() > end, depth, match["e"]))
         depth += written in OPENING
         end = match.end()
-    return () if depth else tuple(found)
+    return found
+
+
+@lru_cache(maxsize=8192)
+def tokens(text: str) -> tuple[Token, ...]:
+    """Return a text's tokens; none if its brackets do not match (whose kinds are not told apart) or are too
+    deep.
+    """
+    found = scan(text)
+    deep = [part.depth for part in found]
+    closed = deep and not deep[-1] and found[-1].text not in OPENING
+    return tuple(found) if closed and min(deep) >= 0 and max(deep) <= DEEPEST else ()
 
 
 def written(parts: Sequence[Token]) -> str:
@@ -134,6 +140,8 @@ def read_unit(parts: Sequence[Token]) -> Unit | None:
     """Return base units with their powers: ``m s^{-2}`` and ``meters/second squared``; None for others."""
     found, sign, how = Counter[str](), 1, 1
     texts = [f" {part.text}" if part.spaced and part.kind == "number" else part.text for part in parts]
+    if texts[-1] in ("/", "per", "\\frac", "\\cdot", "*") or texts[0] in (".", "\\cdot", "*"):
+        return None
     while texts:
         text = texts.pop(0)
         if text in ("/", "per") or (text == "}" and texts[:1] == ["{"]):
@@ -200,7 +208,8 @@ FUNCTIONS = TRIGONOMETRIC | {"arcsin", "arccos", "arctan", "ln", "log", "exp"}
 KNOWN_WORDS = FUNCTIONS | {"sqrt", "pi", "inf", "infinity"}
 _CONSTANTS = {"\\pi": math.pi, "pi": math.pi, "e": math.e}
 _CONSTANTS |= dict.fromkeys(("\\infty", "inf", "Inf", "infinity", "Infinity", "\\emptyset"), math.nan)
-_STARTS = {*OPENING, *_CONSTANTS, "\\frac", "\\sqrt", "sqrt", "|"}
+_ROOTS = {"\\sqrt": 2, "sqrt": 2, "√": 2, "∛": 3}
+_STARTS = {*OPENING, *_CONSTANTS, *_ROOTS, "\\frac", "|"}
 _OPERATORS = {"+": operator.add, "-": operator.sub}
 _OPERATORS |= dict.fromkeys(("\\pm", "\\mp", "\\cup", "\\cap", "\\setminus"), lambda a, b: math.nan)
 _SIGNS = frozenset(
@@ -261,7 +270,7 @@ class Algebra:
     def _product(self) -> Exact:
         value = self._signed()
         while text := self._next():
-            if text in ("*", "\\cdot", "\\times", "/"):
+            if text in ("*", "\\cdot", "\\times", "/") or self._tens():
                 self.rest.pop()
                 value = _compute(operator.truediv if text == "/" else operator.mul, value, self._signed())
             elif self._begins() and self.rest[-1].kind != "number" and not (text == "|" and self._bars):
@@ -271,6 +280,11 @@ class Algebra:
             else:
                 break
         return value
+
+    def _tens(self) -> bool:
+        """Whether ``x`` stands between a number and a power of ten."""
+        after = [part.text for part in self.rest[-2:-4:-1]]
+        return self._next() in ("x", "X") and after in (["10", "^"], ["10", "**"])
 
     def _signed(self) -> Exact:
         negative = False
@@ -294,7 +308,7 @@ class Algebra:
                 return math.nan
             return value  # a unit
         powers = self._powers
-        exponent = self._try(self._exponent)
+        exponent = self._try(self._signed, "^", "**")
         if exponent is None:
             return value
         tower, self._powers = self._powers > powers, self._powers + 1
@@ -304,13 +318,10 @@ class Algebra:
             return self._beyond()
         return _compute(_raise, value, exponent)
 
-    def _exponent(self) -> Exact:
-        self.rest.pop()
-        return self._signed()
-
-    def _try(self, part: Callable[[], Exact]) -> Exact | None:
-        """Read a part, before which a number ends if it cannot be read: ``15^{th}``, ``10 \\frac{m}{s}``."""
+    def _try(self, part: Callable[[], Exact], *signs: str) -> Exact | None:
+        """Read a part behind a sign, or end before both: in ``15^{th}`` and ``10 \\frac{m}{s}``."""
         rest = self.rest.copy()
+        self._take(*signs)
         try:
             return part()
         except _Unreadable:
@@ -335,9 +346,9 @@ class Algebra:
             return self._number(part)
         if text == "\\frac":
             return self._fraction()
-        if text in ("\\sqrt", "sqrt"):
-            degree = self._argument() if self._next() == "[" else Fraction(2)
-            return _root(self._argument(), degree)
+        if text in _ROOTS:
+            degree = self._atom() if self._next() == "[" else Fraction(_ROOTS[text])
+            return _root(self._argument() if text == "\\sqrt" else self._atom(), degree)
         if text == "|":
             self._bars += 1
             value = abs(self._sum())
@@ -380,10 +391,6 @@ class Algebra:
     def _fraction(self) -> Exact:
         return _compute(operator.truediv, self._argument(), self._argument())
 
-    def _mixed(self) -> Exact:
-        self.rest.pop()
-        return self._fraction()
-
     def _argument(self) -> Exact:
         """Read the argument of a command: a group in brackets, or one sign (``\\frac12``)."""
         if self.rest and self.rest[-1].kind == "number" and (text := self.rest[-1].text).isdecimal():
@@ -402,7 +409,7 @@ class Algebra:
             top, _, bottom = (self.rest.pop() for _ in range(3))
             part: Exact = _compute(operator.truediv, self._literal(top), self._literal(bottom))
         elif self._next() == "\\frac":
-            found = self._try(self._mixed)
+            found = self._try(self._fraction, "\\frac")
             if found is None or isinstance(found, float):
                 return value if found is None else _compute(operator.mul, value, found)
             part = found
@@ -473,7 +480,16 @@ def number_latex(value: Fraction) -> str:
     return f"-{made}" if value < 0 else made
 
 
-_TO_LATEX = {"**": "^", "*": "\\cdot", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "pi": "\\pi"}
+_TO_LATEX = {
+    "**": "^",
+    "*": "\\cdot",
+    "<=": "\\le",
+    ">=": "\\ge",
+    "!=": "\\ne",
+    "pi": "\\pi",
+    "√": "\\sqrt",
+    "∛": "\\sqrt[3]",
+}
 _TO_LATEX |= {name: f"\\{name}" for name in (*FUNCTIONS, "sqrt")}
 _TO_LATEX |= dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty")
 """What people write for LaTeX."""
@@ -499,9 +515,11 @@ def latex_of(parts: Sequence[Token]) -> str:
                     )
             elif len(before) == 1 and parts[at - 1].kind == "word" and not part.spaced:
                 made = f"_{{{made}}}"  # x1
+            elif before in _ROOTS and before != "\\sqrt":
+                made = f"{{{made}}}"
         elif texts[at : at + 2] == ["^", "\\circ"]:
             made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
-        elif made == "(" and before in ("sqrt", "\\sqrt"):
+        elif made == "(" and before in _ROOTS:
             made = "{"
             roots.add(part.depth)
         elif made == ")" and part.depth in roots:
@@ -515,3 +533,9 @@ def latex_of(parts: Sequence[Token]) -> str:
         )
         out.append(f" {made}" if glued and (part.spaced or out[-1].startswith("\\")) else made)
     return "".join(out).strip()
+
+
+def apart(a: Exact, b: Exact) -> Fraction:
+    """Return by how much numbers differ, relative to the larger one: nothing for equal ones."""
+    x, y = Fraction(a), Fraction(b)
+    return abs(x - y) / max(abs(x), abs(y)) if x != y else Fraction()

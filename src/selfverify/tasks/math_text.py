@@ -43,10 +43,6 @@ _STYLES = re.compile(
 )
 _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
-_ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
-_MATRIX = re.compile(r"\\(begin|end)\{[bB]matrix\}")
-_CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])\s*")
-_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
@@ -77,17 +73,16 @@ _SHORT = 200
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
     if not text.isascii():
-        text = _ROOT.sub(_as_root, text).translate(_PLAIN)
-        text = text if text.isascii() else _as_ascii(text)
+        text = _as_ascii(text.translate(_PLAIN))
     else:
         text = text.translate(_PLAIN)
     if "\\" in text:
         for _ in range(3):  # styles in styles
             text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
-        text = _CIRCLE.sub(r"^\\circ ", _MATRIX.sub(r"\\\1{pmatrix}", text))
-    if "10" in text and "x" in text.casefold():
-        text = _TIMES_TEN.sub(r" \\times ", text)
+        for bracket in ("{bmatrix}", "{Bmatrix}"):
+            text = text.replace(bracket, "{pmatrix}")
+        text = text.replace("^{\\circ}", "^\\circ ")
     return text.replace("~", " ").replace("{,}", ",").strip()
 
 
@@ -95,12 +90,6 @@ def _styled(found: re.Match[str]) -> str:
     """Return the text in a style; behind a command that takes an argument it stays that argument."""
     before = found.string[: found.start()].rstrip()
     return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
-
-
-def _as_root(found: re.Match[str]) -> str:
-    root = r"\sqrt" if found[1] == "√" else r"\sqrt[3]"
-    inside = found[2] or found[3]
-    return root if inside is None else f"{root}{{{inside}}}"
 
 
 def _as_ascii(text: str) -> str:
@@ -193,7 +182,8 @@ def final_expression(text: str) -> str | None:
 
     An answer with ``\boxed`` commits to what stands in the box. The text before the box must not end in an
     alternative ("5 or"); only punctuation and a unit may follow it. An answer without a box commits to all of
-    its text but a phrase like "The answer is", with which it ends where its sentence ends.
+    its text but a phrase like "The answer is", with which it ends where its sentence ends; of several such
+    phrases the last one counts.
     """
     if _BOX.search(text) and boxes(text):
         found = _last_box(text)
@@ -210,7 +200,11 @@ def final_expression(text: str) -> str | None:
         text = inner if "$" not in inner else text.replace("$", " ")  # "$5$ or $6$": no amount of money alone
     text = unwrap(plain(unwrap(text)))
     lead = _LEAD.match(text)
-    return unwrap(first_sentence(text[lead.end() :])) if lead and lead.end() else text
+    if lead is None or not lead.end():
+        return text
+    # "The answer is 4. No, the answer is 5."
+    start = max([lead.end(), *(stated.end() for stated in _PHRASE.finditer(text))])
+    return unwrap(first_sentence(text[start:]))
 
 
 def first_sentence(text: str, start: int = 0) -> str:

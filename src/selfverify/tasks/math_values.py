@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -28,6 +28,7 @@ from selfverify.tasks.math_numbers import (
     Exact,
     Token,
     Unit,
+    apart,
     latex_of,
     read_noun,
     read_unit,
@@ -41,6 +42,7 @@ _ORDER = {"<": (1, False), "\\le": (1, True), "<=": (1, True)}
 _ORDER |= {">": (-1, False), "\\ge": (-1, True), ">=": (-1, True)}
 _RELATIONS = {"=", ":=", "\\approx", "\\in", "\\ne", "!=", *_ORDER}
 _SEPARATORS = {",", ";", "and", "or", "And", "Or", "AND", "OR"}
+_UNIONS = {"\\cup", "U"}
 _JOINTS = {"-": "-", "to": "-", ":": ":", "/": "/", "x": "x"}
 """Of a sign the side on which the larger value stands (1: right), and whether both may be equal."""
 _MARKS = {
@@ -70,6 +72,7 @@ class Number:
         unit: Base units with their powers, sorted (``(("h", -1), ("km", 1))``); empty without one. The base
             of a number such as ``2516_8`` is one, too.
         code: Whether the unit is part of it: ``12A`` is no 12.
+        plain: Whether nothing but one number was written before the unit.
     """
 
     value: Exact
@@ -78,6 +81,7 @@ class Number:
     percent: bool = False
     unit: Unit = ()
     code: bool = False
+    plain: bool = field(default=True, compare=False)
 
     @property
     def worth(self) -> Exact:
@@ -103,8 +107,9 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``), joined (``"-"``, ``":"``, ``"/"``,
-    ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have no order.
+    """Several values: in brackets (``"()"``, ``"[)"``, ``"{}"``; also the bounds of an inequality), joined
+    (``"-"``, ``":"``, ``"/"``, ``"x"``), as a union (``"\\\\cup"``) or ``""``. Sets, unions and ``""`` have
+    no order.
     """
 
     kind: str
@@ -112,25 +117,15 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """An interval, written as one or as an inequality of the variable ``name``; None is without a bound."""
-
-    low: Value | None
-    high: Value | None
-    closed: tuple[bool, bool]
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Named:
-    """A value with its name: ``x = 5``. ``rounded`` is a decimal that stands behind a sign for "about"."""
+    """A value with its name: ``x = 5``, ``x < 5``; ``rounded`` is a decimal behind a sign for "about"."""
 
     name: str
     value: Value
     rounded: Value | None = None
 
 
-Value = Number | Label | Expression | Items | Interval | Named
+Value = Number | Label | Expression | Items | Named
 Parts = Sequence[Token]
 
 
@@ -148,14 +143,14 @@ def read(text: str, unit: str = "") -> Value | None:
 def _read(parts: Parts, unit: str = "") -> Value | None:
     if not parts:
         return None
-    if parts[0].kind == "clock" and len(parts) == 1:
+    if len(parts) == 1 and parts[0].kind == "clock":
         return Label(_clock(parts[0].text))
     if parts[0].text.isupper() and _around(parts[1:]) == "()":  # a point
         inner = _read(parts[1:], unit)
         return Named(parts[0].text, inner) if isinstance(inner, Items) else _single(parts, unit)
     texts = {part.text for part in parts}
     kind = _around(parts)
-    kind, items = _elements(parts, kind) if kind or texts & {*_SEPARATORS, "\\cup", "U"} else ("", [parts])
+    kind, items = _elements(parts, kind) if kind or texts & (_SEPARATORS | _UNIONS) else ("", [parts])
     if not items[0]:
         return Expression("\\emptyset")
     if len(items) == 1 and texts & {"|", ":"}:
@@ -199,8 +194,7 @@ def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     """
     inside = parts[1:-1] if kind else parts
     found = _cut(inside, (",", ";") if kind else _SEPARATORS)
-    unions = [i for i in _top(inside) if inside[i].text == "\\cup" or _is_union(inside, i)]
-    if unions:
+    if unions := [i for i in _top(inside)[1:] if inside[i].text in _UNIONS and inside[i - 1].text in CLOSING]:
         return ("", [parts]) if kind or len(found) > 1 else ("\\cup", _cut(inside, unions))
     if kind and len(found) == 1:  # "1,234" is a number, and "(1,234)" a point
         groups = [i for i in _top(inside) if inside[i].kind == "number" and inside[i].text.count(",") == 1]
@@ -214,37 +208,33 @@ def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     return (kind, found) if len(found) > 1 or kind == "{}" else ("", [parts])
 
 
-def _is_union(parts: Parts, at: int) -> bool:
-    return (
-        parts[at].text == "U"
-        and 0 < at < len(parts) - 1
-        and parts[at - 1].text in CLOSING
-        and parts[at + 1].text in OPENING
-    )
-
-
 def _several(parts: Parts, kind: str, slices: Sequence[Parts], unit: str) -> Value | None:
     """Read the elements of a list, a set or a union."""
     if kind:
-        slices = [part[1:-1] if part[0].text in "'\"" and part[-1].text in "'\"" else part for part in slices]
+        slices = [
+            part[1:-1] if part and part[0].text in "'\"" and part[-1].text in "'\"" else part
+            for part in slices
+        ]
     found = tuple(item for part in slices if (item := _read(part, unit)) is not None)
-    spans = len(found) == len(slices) and all(as_interval(item) for item in found)
+    spans = len(found) == len(slices) and all(_is_span(item) for item in found)
     signs = {part.text for part in parts}
     if "\\cap" in signs or ("\\cup" in signs and kind != "\\cup") or (kind == "\\cup" and not spans):
         return _expression(parts)
     if len(found) < len(slices):
         return None
-    if (
-        not kind
-        and any(isinstance(item, Label) for item in found)
-        and not all(part[0].kind == "clock" for part in slices)
-    ):
-        return _label(parts)  # a sentence with a comma
-    if not kind and all(isinstance(item, Interval) for item in found):
+    if not kind and any(isinstance(item, Label) for item in found):
+        return Label(_words(parts))  # a sentence with a comma
+    if not kind and spans:
         kind = "\\cup" if "or" in signs else "\\cap" if "and" in signs else ""
     if not kind and has_names(found):
         found = tuple(sorted(found, key=lambda item: item.name if isinstance(item, Named) else ""))
     return Items(kind, found)
+
+
+def _is_span(value: Value) -> bool:
+    """Whether a value is an interval, written as one or as an inequality."""
+    inner = value.value if isinstance(value, Named) else value
+    return isinstance(inner, Items) and len(inner.items) == 2 and inner.kind in ("()", "[]", "(]", "[)")
 
 
 def has_names(items: Sequence[Value]) -> bool:
@@ -268,7 +258,8 @@ def _joined(parts: Parts, unit: str) -> Items | None:
     values = []
     for part in _cut(parts, places[sign]):
         value = _read(part, unit)
-        if value is None or not (_is_plain(part, value) or (sign == ":" and number_of(value) is not None)):
+        plain = isinstance(value, Number) and (value.plain or sign == ":")
+        if value is None or not (plain or part[0].kind == "clock"):
             return None
         values.append(value)
     return Items(sign, tuple(values))
@@ -277,20 +268,6 @@ def _joined(parts: Parts, unit: str) -> Items | None:
 _ENDS = {*CLOSING, *CURRENCY, "%", "'", '"', "\\circ", "\\%"}
 _BEGIN = {"number", "clock", "command", "(", "-", *CURRENCY}
 """What may stand before and behind the sign of a range."""
-
-
-def _is_plain(parts: Parts, value: Value) -> bool:
-    """Whether something is a time of day, or one number with what may be its unit."""
-    if parts[0].kind == "clock":
-        return len(parts) == 1
-    at = next((i for i, part in enumerate(parts[:3]) if part.kind == "number"), -1)
-    after = [part.text for part in parts[at + 1 : at + 3]]
-    computes = (
-        after
-        and after[0] in ("+", "-", "!", "^", "*", "/", "\\cdot", "\\times", "\\frac", "(")
-        and after != ["^", "\\circ"]
-    )
-    return isinstance(value, Number) and at >= 0 and not value.latex and not computes
 
 
 def _clock(text: str) -> str:
@@ -347,17 +324,11 @@ def _equal(sides: list[Parts], signs: list[str], unit: str) -> Value | None:
         plain = not name and signs == ["="] and None not in values
         return _equation(both, sides) if plain else None
     rounded = values.pop() if signs[-1] == "\\approx" else None
-    if any(not _close(numbers[0], x) for x in numbers[1 : len(values)]):
+    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[1 : len(values)]):
         return None
     if rounded is not None and not _rounds(numbers[0], rounded):
         return None
     return Named(name, values[-1], rounded)
-
-
-def _close(a: Exact, b: Exact) -> bool:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    return math.isclose(a, b, rel_tol=1e-9)
 
 
 def _rounds(exact: Exact, value: Value) -> bool:
@@ -370,22 +341,20 @@ def _rounds(exact: Exact, value: Value) -> bool:
     return abs(Fraction(exact) - value.value) * 2 * 10**places <= Fraction(1_000_001, 1_000_000)
 
 
-def _inequality(sides: list[Parts], order: list[tuple[int, bool]], unit: str) -> Interval | None:
+def _inequality(sides: list[Parts], order: list[tuple[int, bool]], unit: str) -> Named | None:
     """Read ``x < 3``, ``3 > x`` or ``0 < x < 12.5`` as the interval of its variable."""
     if len({sign for sign, _ in order}) > 1:
         return None
     if order[0][0] < 0:
         sides, order = sides[::-1], order[::-1]
-    name = [place for place, side in enumerate(sides) if name_of(side)]
-    if len(name) != 1 or (len(sides) == 3 and name != [1]):
+    if len(sides) == 2 and name_of(sides[0]):
+        sides, order = [tokens("-\\infty"), *sides], [(1, False), *order]
+    elif len(sides) == 2:
+        sides, order = [*sides, tokens("\\infty")], [*order, (1, False)]
+    low, name, high = _read(sides[0], unit), name_of(sides[1]), _read(sides[2], unit)
+    if not name or low is None or high is None:
         return None
-    [place] = name
-    low = _read(sides[place - 1], unit) if place else None
-    high = _read(sides[place + 1], unit) if place + 1 < len(sides) else None
-    if (place and low is None) or (place + 1 < len(sides) and high is None):
-        return None
-    closed = (order[0][1] if place else False, order[-1][1] if place + 1 < len(sides) else False)
-    return Interval(low, high, closed, name_of(sides[place]))
+    return Named(name, Items(("[" if order[0][1] else "(") + ("]" if order[1][1] else ")"), (low, high)))
 
 
 def name_of(parts: Parts) -> str:
@@ -434,7 +403,7 @@ def _single(parts: Parts, unit: str) -> Value | None:
         found = [_quantity(parts[a:b], close=True) for a, b in pairwise([*starts, len(parts)])]
         if all(one and one.unit for one in found):
             return Items("", tuple(one for one in found if one))
-    return _label(parts) if _is_label(parts) else _expression(parts)
+    return _label(parts) or _expression(parts)
 
 
 def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | None:
@@ -448,98 +417,70 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     at = 1 if parts[0].text in "+-" else 0
     money = at + 1 if parts[at : at + 1] and parts[at].text == "US" else at
     currency = CURRENCY.get(parts[money].text) if money + 1 < len(parts) else None
-    algebra = Algebra([*parts[:at], *parts[money + 1 :]] if currency else parts)
+    bare = [*parts[:at], *parts[money + 1 :]] if currency else parts
+    algebra = Algebra(bare)
     value = algebra.read()
-    if value is None or (isinstance(value, float) and not (math.isfinite(value) and value)):
+    if value is None or (isinstance(value, float) and not (math.isfinite(value) and abs(value) > 1e-9)):
         return None  # a float that vanished is not 0
-    rest = algebra.rest[::-1]
-    body = parts[: len(parts) - len(rest)]
-    texts = [part.text for part in rest]
-    if not isinstance(value, Fraction) and (currency or texts[:1] in (["%"], ["million"])):
+    rest, body = algebra.rest[::-1], bare[: len(bare) - len(algebra.rest)]
+    power = MULTIPLES.get(rest[0].text, 0) if rest else 0
+    rest = rest[1:] if power else rest
+    percent = written(rest) in ("%", "\\%", "percent", "pct")
+    irrational = isinstance(value, float)
+    unit = () if percent or not rest else _unit(rest, known, close)
+    if unit is None or (irrational and (currency or percent or power)):
         return None
-    if texts and texts[0] in MULTIPLES:
-        value *= Fraction(10) ** MULTIPLES[texts[0]]
-        rest, texts = rest[1:], texts[1:]
-    percent, unit = texts in (["%"], ["\\%"], ["percent"], ["pct"]), ()
-    code = False
-    if texts[:1] == ["_"] and len(body) in (1, 3) and body[len(body) // 2].text.isdecimal():
-        base = [text for text in texts[1:] if text not in "(){}"]
-        if len(base) != 1 or not base[0].isdecimal() or not 0 < int(base[0]) < 100:
-            return None
-        unit = ((f"_{int(base[0])}", 1),)
-    elif (
-        texts
-        and not percent
-        and [text for text in texts if text not in "^{}"] not in (["st"], ["nd"], ["rd"], ["th"])
-    ):
-        code = (
-            len(texts) == 1
-            and rest[0].kind == "word"
-            and not rest[0].spaced
-            and texts[0].isupper()
-            and rest[0].text.isascii()
-        )
-        if (
-            len(texts[0]) == 1
-            and rest[0].kind == "word"
-            and texts[0].isascii()
-            and not (close or code or rest[0].spaced)
-        ):
-            return None  # "2t" may be a product; "2 t" is two tonnes, "10cm" a length
-        found = _unit(rest, known)
-        if not found:
-            return None
-        unit = found
     if currency:
         if percent or any(times > 0 for _, times in unit):
             return None
         unit = tuple(sorted((*unit, (currency, 1))))
-    latex = "" if isinstance(value, Fraction) else latex_of(body)
-    return Number(value, latex, algebra.decimal, percent, unit, code)
+    code = len(rest) == 1 and rest[0].kind == "word" and rest[0].text.isupper() and not rest[0].spaced
+    latex = latex_of(body) if irrational else ""
+    plain = len(body) == at + 1
+    return Number(
+        value if irrational else value * 10**power, latex, algebra.decimal, percent, unit, code, plain
+    )
 
 
-def _unit(parts: Parts, known: str) -> Unit | None:
-    if known and [part.text.casefold() for part in parts] == [part.text.casefold() for part in tokens(known)]:
+def _unit(parts: Parts, known: str, close: bool) -> Unit | None:
+    """Return the unit that stands behind a number, or the base of a number; None for other things."""
+    texts = [part.text for part in parts if part.text not in "^{}()"]
+    if texts in (["st"], ["nd"], ["rd"], ["th"]):
+        return ()
+    if texts[:1] == ["_"]:
+        based = len(texts) == 2 and texts[1].isdecimal() and len(texts[1]) < 3
+        return ((f"_{texts[1]}", 1),) if based else None
+    first = parts[0]
+    if len(first.text) == 1 and first.text.islower() and not (close or first.spaced):
+        return None  # "2t" may be a product; "2 t" is two tonnes, "10cm" a length
+    if known and written(parts).casefold() == known.casefold():
         return read_unit(tokens(known)) or ((known.casefold(), 1),)
     return read_unit(parts) or read_noun(parts)
 
 
-def _is_label(parts: Parts) -> bool:
-    """Whether tokens are words or a code, and no product of letters."""
-    bare = [part.text for part in parts if part.text not in ("_", "{", "}")]
-    if all(text.isdecimal() or (text.isupper() and text.isalpha()) for text in bare):
-        glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
-        if glued and {text.isdecimal() for text in bare} == {True, False}:
-            return True  # "AB12", "H_2O"
+def _label(parts: Parts) -> Label | None:
+    """Return words and codes; None for what may be a product of letters."""
+    code = "".join(part.text for part in parts if part.text not in ("_", "{", "}"))
+    glued = parts[0].text.isupper() or not any(part.spaced for part in parts)
+    if glued and code.isupper() and code.isalnum() and not code.isalpha():
+        return Label(code.casefold())  # "AB12", "H_2O"
     long = [part for part in parts if part.kind == "word" and len(part.text.rstrip("'")) > 1]
     long = [part for part in long if part.text.casefold() not in KNOWN_WORDS]
     for i, (a, b) in enumerate(pairwise(parts)):
         number = a.kind == "number" and (not i or parts[i - 1].text not in ("_", "^"))
-        if (number and (b.kind == "number" or b.text == "_")) or (
-            a in long and b.kind == "number" and b.spaced
-        ):
-            return True  # an address, a date
+        dated = a in long and b.spaced and b.kind == "number"
+        if dated or (number and (b.kind == "number" or b.text == "_")):
+            return Label(_words(parts))  # a date, an address
     signs = {part.text for part in parts if part.kind in ("command", "other")}
     if not long or signs & {"\\frac", "\\sqrt", "[", "{", "\\{"}:
-        return False
-    if not any(part.kind in ("number", "command") for part in parts) and not signs & set("+*/^|_"):
-        return True
-    return any(
-        len(part.text) > 3 and unit_name(part.text) is None and part.text not in _NUMBER_WORDS
-        for part in long
-    )
+        return None
+    counts = any(part.kind in ("number", "command") for part in parts) or signs & set("+*/^|_")
+    told = [part.text for part in long if len(part.text) > 3 and part.text not in _NUMBER_WORDS]
+    return None if counts and all(unit_name(text) for text in told) else Label(_words(parts))
 
 
-def _label(parts: Parts) -> Label:
-    """Return words as they are compared, and a code without its marks."""
-    text = written(parts)
-    if (
-        parts[0].text.isupper()
-        and all(sign.isupper() or sign.isdecimal() or sign in " _{}" for sign in text)
-        and any(map(str.isdecimal, text))
-    ):
-        text = "".join(sign for sign in text if sign.isalnum())
-    return Label(words(text.replace(",", " ")))
+def _words(parts: Parts) -> str:
+    return words(written(parts).replace(",", " "))
 
 
 def _expression(parts: Parts) -> Expression:
@@ -547,22 +488,9 @@ def _expression(parts: Parts) -> Expression:
     algebra = Algebra(parts, letters=True)
     signs = algebra.signs
     if algebra.read() is None or algebra.rest:
-        read_as = {part.text for part in parts if part.kind in ("word", "command") or not part.text.isascii()}
-        signs = {UNREAD, *signs, *read_as, *(sign for text in read_as if text.isalpha() for sign in text)}
-    return Expression(latex_of(parts), frozenset(signs))
-
-
-def as_interval(value: Value) -> Interval | None:
-    """Return two values in brackets as an interval; None for anything else."""
-    if isinstance(value, Interval):
-        return value
-    if not isinstance(value, Items) or len(value.items) != 2 or value.kind not in ("()", "[]", "(]", "[)"):
-        return None
-    low, high = (
-        None if isinstance(item, Expression) and item.latex.strip("+- ") == "\\infty" else item
-        for item in value.items
-    )
-    return Interval(low, high, (value.kind[0] == "[", value.kind[1] == "]"))
+        told = {part.text for part in parts if part.kind in ("word", "command") or not part.text.isascii()}
+        signs |= {UNREAD, *told, *(sign for text in told if text.isalpha() for sign in text)}
+    return Expression(latex_of(parts).removeprefix("+"), frozenset(signs))
 
 
 def number_of(value: Value | None) -> Exact | None:

@@ -324,15 +324,10 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 
 def obvious_value(text: str) -> Fraction:
-    """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"\\[dt]?frac(?= *[A-Za-z])|(?<=cm)[23]", " ", text)  # of letters: a unit, with its power
-    text = re.sub(
-        r"(?<=[\d}])\s*(?:[\"'A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)*$", "", text.split("=")[-1]
-    )
-    text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
-    return sum(
-        (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()
-    )
+    """The sum of the numbers on the last side of an answer (42; 84/2; 41 1/1), but for powers of units."""
+    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=cm))\d", " ", text.split("=")[-1])
+    side = re.sub(r"frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", side)
+    return sum(map(Fraction, re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", side))), Fraction())
 
 
 def check_rules(text: str) -> None:
