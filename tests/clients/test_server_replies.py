@@ -189,13 +189,10 @@ def test_an_unknown_reason_says_what_the_text_looks_like(
     ]
 
 
-def test_a_reason_that_is_none_or_unknown_beside_calls() -> None:
+def test_an_unknown_reason_beside_calls() -> None:
     for arguments, expected in (('{"a": 1}', "whole"), ('{"a": ', "cut_off")):
         calls = [{"function": {"name": "tap", "arguments": arguments}}]
         assert ending("halted", "", calls) == expected
-    for nothing in (None, ""):
-        assert ending(nothing, "9") == ending(nothing, "", [{}]) == "whole"
-        assert ending(nothing, "") == "cut_off"
 
 
 def test_thoughts_are_where_servers_put_them() -> None:
