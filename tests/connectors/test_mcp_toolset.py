@@ -117,10 +117,10 @@ def test_our_own_server_over_http() -> None:
             await second.step(Call("fail", {"how": "lose"}))
         await second.close()
         for _ in range(50):
-            if not len(server.tables["counter"]):
+            if not len(server.endpoints["counter"]):
                 break
             await asyncio.sleep(0.02)
-        assert len(server.tables["counter"]) == 0
+        assert len(server.endpoints["counter"]) == 0
 
     with_server(use, keys=["right"])
 

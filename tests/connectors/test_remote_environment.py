@@ -81,7 +81,7 @@ def test_sessions_do_not_mix() -> None:
                 return shown.text
 
             texts = await asyncio.gather(*(one(*pair) for pair in enumerate(clients)))
-            assert len(server.tables["counter"]) == 20
+            assert len(server.endpoints["counter"]) == 20
             return texts
 
     limits = SessionLimits(sessions=20)

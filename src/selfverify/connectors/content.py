@@ -83,9 +83,9 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
 
 
 def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
-    """Return what a tool's result holds: its content blocks, or where they show nothing its structured content.
+    """Return what a tool's result holds: its content blocks, or its structured content as JSON.
 
-    With both, the blocks say the same in words. Structured content becomes JSON.
+    The latter only where the blocks show nothing: with both, the blocks say the same in words.
 
     Raises:
         DataError: As `from_blocks`.

@@ -49,15 +49,6 @@ except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 
-async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
-    """Return all that comes; None as soon as it is more than ``most`` bytes."""
-    try:
-        await content.readexactly(most + 1)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    return None
-
-
 INVALID_JSON = "INVALID_JSON"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
 VALIDATION_ERROR = "VALIDATION_ERROR"
@@ -108,6 +99,23 @@ def decode_object(raw: str | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"no JSON object, but {type(found).__name__}")
     return found
+
+
+async def read_object(reply: aiohttp.ClientResponse, most: int) -> dict[str, Any]:
+    """Return the JSON object that a server answers.
+
+    Raises:
+        DataError: It is none, or larger than ``most`` bytes; or the status is no 200.
+    """
+    try:
+        await reply.content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as error:
+        raw = error.partial
+    else:
+        raise DataError(f"it is larger than {most:,} bytes")
+    if reply.status != 200:
+        raise DataError(f"it answered {reply.status}: {raw[:200].decode('utf-8', 'replace')}")
+    return await asyncio.to_thread(decode_object, raw)
 
 
 def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -381,13 +389,13 @@ class RemoteSession(Environment):
             raise DataError(f"{self.name}: its tools are known after open() or reset()")
         return self._tools
 
-    @abstractmethod
     async def open(self) -> None:
-        """Connect and ask for the tools; does nothing on an open session.
+        """Connect and ask for the tools, where that comes before a reset; does nothing on an open session.
 
         Raises:
             EnvironmentLost: The server cannot be reached, has no room, refuses the key, or is none.
         """
+        self._check_kept()
 
     async def close(self) -> None:
         """See `Environment`."""
@@ -536,13 +544,8 @@ class RemoteEnvironment(RemoteSession):
 
     async def _plain(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
         """The only tool of an environment without tools; ``/schema`` says which fields its actions have."""
-        most = self.settings.limits.message_bytes
         async with self._within(self.settings.act_s, "/schema"), http.get(self._base / "schema") as reply:
-            reply.raise_for_status()
-            raw = await read_at_most(reply.content, most)
-            if raw is None:
-                raise DataError(f"it is larger than {most:,} bytes")
-            schema = decode_object(raw).get("action")
+            schema = (await read_object(reply, self.settings.limits.message_bytes)).get("action")
         shape = schema if isinstance(schema, dict) else {}
         fields = shape.get("properties")
         own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
