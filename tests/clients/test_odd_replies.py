@@ -35,15 +35,17 @@ def tap(arguments: Any) -> list[Body]:
 
 
 def drawn(answer: Reply, n: int, mode: Mode) -> list[tuple[str, str, Any]]:
-    """The text, the ending and the answer of each candidate that is drawn from a server that answers so; it
-    says no more where single ones are asked for instead of a stream."""
+    """The text or the thoughts, the ending and the answer of each candidate of a server that answers so.
+
+    It has none where single ones are asked for instead of a stream.
+    """
     fake = FakeUpstream(says=lambda body: answer() if mode == "n" or body.get("stream") else reply()())
     got, usage, _ = draw(fake, n, mode)
     for candidate in got:
         finish_reading(candidate, read_text)
         soft_score(candidate.logprobs)
     assert usage.candidate_tokens >= sum(candidate.tokens for candidate in got) >= 0
-    return [(candidate.text, candidate.ending, candidate.answer) for candidate in got]
+    return [(candidate.text or candidate.thoughts, candidate.ending, candidate.answer) for candidate in got]
 
 
 NINE = ("9", "whole", "9")
@@ -57,7 +59,9 @@ THOUGHTS = [{"type": "thinking", "thinking": PARTS}, {"type": "reasoning", "text
     ("answer", "expected"),
     [
         *[(reply(choice(finish=finish)), NINE) for finish in (None, "", "eos", "STOP", "stop_sequence")],
-        (reply(choice(None, "length", reasoning_content="so")), ("", "cut_off", None)),
+        (reply(choice(None, "length", reasoning_content="so")), ("so", "cut_off", None)),
+        (reply(choice(None, reasoning_content="", reasoning="so \ud83d")), ("so \ufffd", "whole", None)),
+        (reply(choice(None, reasoning=["so"])), ("", "whole", None)),
         (reply(choice(None, None)), ("", "cut_off", None)),
         (reply(choice(None, refusal="no")), ("", "whole", None)),
         (reply(choice(PARTS)), NINE),
