@@ -45,6 +45,7 @@ def drawn(answer: Reply, n: int, mode: Mode) -> list[tuple[str, str, Any]]:
         finish_reading(candidate, read_text)
         soft_score(candidate.logprobs)
     assert usage.candidate_tokens >= sum(candidate.tokens for candidate in got) >= 0
+    assert all(call["id"] in ("a", "call00000") for candidate in got for call in candidate.tool_calls)
     return [(candidate.text or candidate.thoughts, candidate.ending, candidate.answer) for candidate in got]
 
 

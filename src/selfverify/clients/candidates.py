@@ -104,6 +104,9 @@ class Growing:
             return
         reply, self.over = self.reply, True
         reply.text = mended(reply.text)  # halves of a pair come in two pieces
+        for number, call in enumerate(reply.tool_calls):
+            # What answers a call names it; some servers give no ids, others take only nine characters.
+            call["id"] = call.get("id") or f"call{number:05d}"
         reply.finish = reply.finish or ("stop" if reply.text or reply.tool_calls else "length")
         reply.tokens = len(reply.logprobs) or max(reply.tokens, estimated_tokens(reply.text), 1)
         self._deliver(reply)
