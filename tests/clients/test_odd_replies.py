@@ -26,8 +26,8 @@ def choice(content: Any = "9", finish: Any = "stop", logprobs: Any = None, **mes
     return told("message", {"content": content, **message}) | {"finish_reason": finish, "logprobs": logprobs}
 
 
-def raw(body: str, status: int = 200, kind: str = "application/json") -> Reply:
-    return lambda: web.Response(body=body.encode(), status=status, content_type=kind)
+def raw(body: str, status: int = 200, kind: str = "application/json", **headers: str) -> Reply:
+    return lambda: web.Response(body=body.encode(), status=status, content_type=kind, headers=headers)
 
 
 def tap(arguments: Any) -> list[Body]:
@@ -156,6 +156,8 @@ def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:
         (raw(""), "no JSON: b''"),
         (raw('"9"'), "no JSON object"),
         (raw("[" * 100_000), "no JSON"),
+        (raw(" " * 2**26 + "{}"), "more than 67,108,864 bytes"),
+        (raw("{", **{"Content-Encoding": "gzip"}), "it is compressed"),
         (raw("busy, come later", 503, "text/plain"), "503.: busy, come later"),
         (raw("", 500), "refused .500. .http"),
         (raw('{"detail": [{"loc": ["n"]}]}', 422), "422.*loc"),

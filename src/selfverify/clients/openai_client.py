@@ -248,7 +248,10 @@ class OpenAIClient:
     async def __aenter__(self) -> Self:
         key = self.settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")
         longest = self.settings.timeout_s
-        self._asked: openai.RequestOptions = {"headers": {} if key else {"Authorization": openai.Omit()}}
+        headers: dict[str, str | openai.Omit] = {"Accept-Encoding": "identity"}
+        self._asked: openai.RequestOptions = {
+            "headers": headers if key else headers | {"Authorization": openai.Omit()}
+        }
         self._openai = openai.AsyncOpenAI(
             api_key=key or "none",
             base_url=self.base,
@@ -266,6 +269,8 @@ class OpenAIClient:
         await self._openai.close()
 
     async def _bound(self, response: httpx2.Response) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise garbage("it is compressed, which hides its size and was not asked for")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = BoundedReply(response.stream, _MOST_BYTES)
 
@@ -433,14 +438,16 @@ class OpenAIClient:
         """Return the error for a fault. Its detail is for those who chose the server."""
         if isinstance(error, openai.APIStatusError):
             error = refusal(error.status_code, error.body, error.response.headers.get("Retry-After"))
+        # OpenAI's client and httpx name aiohttp's errors anew, and take a server that hangs up for a timeout.
+        while error.__cause__ is not None and not isinstance(
+            error, (ServerError, aiohttp.ClientError, TimeoutError)
+        ):
+            error = error.__cause__
         if isinstance(error, ServerError):
             detail = self.base + _HINTS.get(error.code or str(error.status), "")
             return ServerError(
                 error.message, error.status, error.code, error.retry, error.retry_after, detail
             )
-        # OpenAI's client and httpx name aiohttp's errors anew, and take a server that hangs up for a timeout.
-        while error.__cause__ is not None and not isinstance(error, (aiohttp.ClientError, TimeoutError)):
-            error = error.__cause__
         text, code, status = "the connection to the model server broke off", "cut_off", 502
         if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
             text, code = "the model server cannot be reached; is it running?", "unreachable"
