@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
+from pydantic_core import to_json
 
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb, upright
@@ -79,6 +80,21 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
             case _:
                 raise DataError(f"block {number} is no content block: {shown(block, 80)}")
     return "\n".join(texts), images
+
+
+def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
+    """Return what a tool's result holds: its content blocks, or its structured content as JSON.
+
+    The latter only where the blocks show nothing: with both, the blocks say the same in words.
+
+    Raises:
+        DataError: As `from_blocks`.
+    """
+    text, images = from_blocks(result.get("content"), limits)
+    structured = result.get("structuredContent", result.get("structured_content"))
+    if structured is None or text or images:
+        return text, images
+    return to_json(structured).decode(), []
 
 
 def from_data_urls(
