@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -130,21 +129,6 @@ class BestOf(Choosing):
         return self._stopping(self.start, self.step)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """Which images are accepted.
-
-    Args:
-        bytes: The largest encoded image.
-        pixels: The most pixels that a request's images have together, by their headers.
-        count: The most images of a request.
-    """
-
-    bytes: int = 20 * 2**20
-    pixels: int = 20_000_000
-    count: int = 16
-
-
 class BackendConfig(CommandConfig):
     """What writes the candidates: a model that is run here, or a server."""
 
@@ -163,20 +147,12 @@ class BackendConfig(CommandConfig):
     max_batch: int = Field(64, ge=1)
     """With --model: the most candidates that are sampled together."""
 
-    separate: bool = False
-    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
-
-    tries: int = Field(3, ge=1)
-    """With --upstream: how often a request is sent before it counts as failed."""
-
     @model_validator(mode="after")
     def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
             raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
         if self.upstream is not None and self.judge:
             raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
-        if self.model is not None and self.separate:
-            raise ValueError("--separate needs --upstream")
         return self
 
     @field_validator("upstream")
@@ -224,9 +200,6 @@ class GatewayConfig(CommandConfig):
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
 
-    max_image_mb: float = Field(20.0, ge=0.001)
-    """The largest image, in MiB."""
-
     max_megapixels: float = Field(20.0, ge=0.001)
     """The most megapixels that the images of a request have together. A model that runs here also decodes at
     most so many at a time, for all requests."""
@@ -236,12 +209,6 @@ class GatewayConfig(CommandConfig):
 
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
-
-    allowed_host: list[str] = []
-    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
-
-    log_prompts: bool = False
-    """Write questions and answers into the log, which otherwise has neither."""
 
     @model_validator(mode="after")
     def _one_key(self) -> GatewayConfig:
@@ -257,9 +224,14 @@ class GatewayConfig(CommandConfig):
         return max(self.max_n, self.best_of.n)
 
     @property
-    def images(self) -> ImageLimits:
-        """Which images are accepted."""
-        return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
+    def most_bytes(self) -> int:
+        """The bytes of the largest request."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels that the images of a request have together."""
+        return int(self.max_megapixels * 1e6)
 
 
 class ServeConfig(CommandConfig):
@@ -391,8 +363,8 @@ class SolveConfig(CommandConfig):
                     "not draw"
                 )
             return self
-        if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
-            raise ValueError("--look with a --server draws all candidates and reads the scores they write")
+        if looking.look and choosing.verifier not in ("soft", "inline"):
+            raise ValueError("--look with a --server reads the scores that candidates write; no --verifier")
         if self.drawing.turns == 2:
             raise ValueError("--turns 2 needs a model that runs here, not a --server")
         if choosing.n > MOST_SAMPLES:

@@ -45,12 +45,11 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         server = ServerConfig(
             settings.backend.upstream,
             timeout_s=asked.timeout,
-            tries=settings.backend.tries,
             longest_wait_s=10.0,  # whoever asks the gateway is told at once to come back later
         )
-        backend = upstream_of(server, metrics, settings.backend.separate)
+        backend = upstream_of(server, metrics)
     else:
-        backend = local_of(settings.backend, metrics, asked.images.pixels)
+        backend = local_of(settings.backend, metrics, asked.most_pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
     if asked.best_of.verifier is not None:
         check_verifier(backend, asked.best_of.verifier, calibration)
@@ -80,9 +79,9 @@ def keys_of(settings: GatewayConfig) -> Keys:
     return Keys(keys)
 
 
-def upstream_of(server: ServerConfig, metrics: Metrics, separate: bool = False) -> Upstream:
+def upstream_of(server: ServerConfig, metrics: Metrics) -> Upstream:
     """Return a server as backend; ``metrics`` counts the tries."""
-    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()), separate)
+    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()))
 
 
 def local_of(settings: BackendConfig, metrics: Metrics, max_pixels: int) -> Backend:
