@@ -25,15 +25,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from selfverify.clients.replies import Completion
 from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
-from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import (
     AnswerRequest,
     Backend,
     Selection,
     Tell,
-    check_abstaining,
-    check_verifier,
+    check_choosing,
     select,
 )
 from selfverify.serving.completions import (
@@ -333,7 +331,8 @@ class Gateway:
         ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
-        self._check(ask)
+        self.backend.check(ask)
+        check_choosing(self.backend, ask.best_of, self.calibration)
         return ask, passes_on
 
     async def _pass_on(
@@ -371,18 +370,6 @@ class Gateway:
         if self.backend.is_server:
             return await take_images(messages, self.settings.most_pixels) if looks else [], messages
         return await take_images(messages, self.settings.most_pixels), with_places(messages)
-
-    def _check(self, ask: AnswerRequest) -> None:
-        self.backend.check(ask)
-        try:
-            verifier = ask.best_of.verifier or self.backend.default_verifier
-            check_verifier(self.backend, verifier, self.calibration)
-        except ConfigError as error:
-            raise invalid_value("best_of.verifier", str(error)) from None
-        try:
-            check_abstaining(ask.best_of, verifier, self.calibration)
-        except ConfigError as error:
-            raise invalid_value("best_of.abstain_below", str(error)) from None
 
     async def _select(self, ask: AnswerRequest, wanted: int, tell: Tell | None = None) -> Selection:
         count = self.metrics
@@ -466,7 +453,8 @@ class Gateway:
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
-        self._check(ask)
+        self.backend.check(ask)
+        check_choosing(self.backend, ask.best_of, self.calibration)
         async with asyncio.timeout_at(deadline):
             scores = await self.backend.verify(ask, asked.answer)
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]

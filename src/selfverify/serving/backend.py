@@ -23,7 +23,7 @@ from selfverify.clients.replies import (
     without_score,
 )
 from selfverify.clients.usage import Usage
-from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import TURN_1, Trajectory
@@ -33,10 +33,10 @@ from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
 from selfverify.serving.config import BestOf, Choosing
+from selfverify.serving.schemas import Picture, invalid_value
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
-    from selfverify.serving.schemas import Picture
     from selfverify.visual.task import VisualToolTask
 
 
@@ -186,11 +186,12 @@ class Backend(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """Draw ``n`` candidates after the ``first`` ones.
 
-        Returns:
-            Why candidates are missing; None where none are.
+        Raises:
+            ApiError: The request cannot be answered.
+            SelfVerifyError: Why candidates are missing; others are there nevertheless.
         """
 
     @abstractmethod
@@ -318,32 +319,28 @@ def selection_of(
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
 
 
-def check_verifier(backend: Backend, verifier: str, calibration: Calibration | None) -> None:
-    """Refuse a verifier that a backend does not have.
+def check_choosing(backend: Backend, settings: BestOf, calibration: Calibration | None) -> None:
+    """Refuse a choice that a backend cannot make.
 
     Raises:
-        ConfigError: There is no such verifier; or it is ``fused``, whose weight nobody knows.
+        ApiError: There is no such verifier; or it is ``fused``, whose weight is not known; or an answer is to
+            be withheld by a confidence that is no probability, and no calibration makes it one.
     """
-    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
-    backend.check_verifier("soft" if fusion else verifier)
-
-
-def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration | None) -> None:
-    """Refuse to abstain by a confidence that is no probability and that no calibration makes one.
-
-    Raises:
-        ConfigError: The settings ask for that; the message says what to do.
-    """
-    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
-    counts = STRATEGIES[settings.strategy].confidence == "agreement"
-    if settings.abstain_below is None or fusion is None or fusion.is_probability or counts:
-        return
-    if calibration is None or calibration.misfit(use_of(settings, verifier)):
-        text = (
+    verifier, param = settings.verifier or backend.default_verifier, "best_of.verifier"
+    try:
+        fusion = fusion_of(verifier, calibration.fusion if calibration else None)
+        backend.check_verifier("soft" if fusion else verifier)
+        counts = STRATEGIES[settings.strategy].confidence == "agreement"
+        fits = calibration is not None and not calibration.misfit(use_of(settings, verifier))
+        if settings.abstain_below is None or fusion is None or fusion.is_probability or counts or fits:
+            return
+        param = "best_of.abstain_below"
+        raise ConfigError(
             f"the scores of verifier {verifier} are no probabilities that could be compared with it; leave "
             "it out, or use fused with the --calibration that it was fitted with"
         )
-        raise ConfigError(text)
+    except ConfigError as error:
+        raise invalid_value(param, str(error)) from None
 
 
 async def _draw_until_sure(
@@ -367,9 +364,13 @@ async def _draw_until_sure(
                     alike = stopped == "samples" and stopping.max_samples < settings.n
                     return "greedy" if alike else stopped, 0
                 asked_for = len(candidates) + n
-                fault = await backend.draw(ask, n, len(candidates), drawing)
-                if fault and not candidates:
-                    raise fault
+                fault = None
+                try:
+                    await backend.draw(ask, n, len(candidates), drawing)
+                except SelfVerifyError as error:
+                    if not candidates:
+                        raise
+                    fault = error
                 missing = asked_for - len(candidates)
                 if settings.stop != "never" and is_sure(
                     candidates, stopping, settings.strategy, settings.options

@@ -50,6 +50,12 @@ class Choosing(CommandConfig):
     confidence: float = Field(0.95, ge=0.5, le=1)
     """With early stopping: sampling ends when the leading answer is this sure."""
 
+    start: int = Field(2, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates before the first check."""
+
+    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates between two checks; null is n / 8."""
+
     budget_tokens: int | None = Field(None, ge=1)
     """The most tokens that all candidates may take together."""
 
@@ -62,14 +68,14 @@ class Choosing(CommandConfig):
     @property
     def stopping(self) -> Stopping:
         """How many candidates are drawn at first, how many between two looks, and when that ends."""
-        return self._stopping(2, None)
+        start = self.n if self.all_samples else min(self.start, self.n)
+        step = self.step or max(1, self.n // 8)
+        return Stopping(self.stop, self.confidence, start, step, self.n, self.budget_tokens)
 
-    def _stopping(self, start: int, step: int | None) -> Stopping:
-        at_once = self.stop == "never" and self.budget_tokens is None
-        start = self.n if at_once else min(start, self.n)
-        return Stopping(
-            self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
-        )
+    @property
+    def all_samples(self) -> bool:
+        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
+        return self.stop == "never" and self.budget_tokens is None
 
     @field_validator("strategy")
     @classmethod
@@ -88,12 +94,6 @@ class Choosing(CommandConfig):
 class BestOf(Choosing):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
-
-    start: int = Field(2, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates before the first check."""
-
-    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates between two checks; null is n / 8."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     """The sampling temperature; it replaces the request's own."""
@@ -122,11 +122,6 @@ class BestOf(Choosing):
 
     timeout_s: float | None = Field(None, gt=0)
     """Seconds after which the answer is chosen from the candidates that are there."""
-
-    @property
-    def stopping(self) -> Stopping:
-        """As in `Choosing`, with the request's own ``start`` and ``step``."""
-        return self._stopping(self.start, self.step)
 
 
 class BackendConfig(CommandConfig):
@@ -335,11 +330,6 @@ class CandidateConfig(Choosing):
 
     calibration: Path | None = None
     """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
-
-    @property
-    def all_samples(self) -> bool:
-        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
-        return self.stop == "never" and self.budget_tokens is None
 
 
 class SolveConfig(CommandConfig):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from selfverify.clients.replies import Completion
 from selfverify.core.config import SamplingConfig
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.chat import TooLongError, has_too_many_characters
@@ -81,30 +81,27 @@ class Job:
     """One request's next candidates.
 
     Args:
-        ask: Makes the question, with its images decoded; called in the worker thread when its batch begins.
-        pixels: How many pixels its images have.
-        task: Reads the answers, for verifiers.
+        ask: The request.
         verifier: Scores the candidates; None leaves them without scores.
         sampling: How the candidates are sampled.
         seed: The seed of the sampling.
-        goes_on: Whether the question ends with the beginning of its answer.
-        alternatives: How many of the likeliest tokens are wanted in each place.
-        done: Gets what was drawn.
         stream: Gets the tokens of the first candidate while they are drawn.
+        done: Gets what was drawn.
         finished: By place what is written to its end, while others of the batch are not.
     """
 
-    ask: Callable[[], Problem]
-    pixels: int
-    task: FreeQuestion
+    ask: AnswerRequest
     verifier: Verifier | None
     sampling: SamplingConfig
     seed: int
-    goes_on: bool = False
-    alternatives: int = 0
     stream: OwnStream | None = None
     done: asyncio.Future[Drawn] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     finished: dict[int, Trajectory] = field(default_factory=dict)
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels the images of the request have."""
+        return sum(picture.pixels for picture in self.ask.pictures)
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
@@ -223,8 +220,9 @@ class Batcher:
         for job in jobs:
             if not job.done.done():
                 try:
-                    problems[job] = job.ask()
-                    prompts[job] = own_prompt(self.policy, problems[job], job.goes_on)
+                    problems[job] = _problem(job.ask)
+                    goes_on = bool(job.ask.body.get("continue_final_message"))
+                    prompts[job] = own_prompt(self.policy, problems[job], goes_on)
                 except (ApiError, DataError) as error:
                     results[job] = error
         if not prompts:
@@ -235,7 +233,7 @@ class Batcher:
             return [place for place, job in enumerate(alive) if job.done.done()]
 
         def judged(job: Job, sample: Sample) -> Trajectory:
-            opened = job.task.open(problems[job], job.seed)
+            opened = FreeQuestion(job.ask.best_of.answers).open(problems[job], job.seed)
             return recite(self.policy, problems[job], opened, [sample])
 
         sampled = self.policy.sample(
@@ -259,10 +257,11 @@ class Batcher:
 
     def _likeliest(self, job: Job, prompt: Prompt, group: Group) -> list[Likeliest]:
         """The alternatives of each candidate's tokens; none where nobody asks for them."""
-        if not job.alternatives:
+        wanted = job.ask.body.get("top_logprobs", 0)
+        if not wanted:
             return [[] for _ in group.trajectories]
         answers = [row.tokens for row in group.trajectories]
-        return likeliest(self.policy, prompt, answers, job.alternatives, job.sampling.temperature)
+        return likeliest(self.policy, prompt, answers, wanted, job.sampling.temperature)
 
 
 class _Keeping(TokenCallback):
@@ -346,14 +345,20 @@ class Local(Backend):
         if ask.model != self.model:
             text = f"the model {ask.model!r} does not exist; there is {self.model!r}"
             raise ApiError(404, text, "model_not_found", "model")
-        _check_going_on(ask)
+        goes_on = bool(body.get("continue_final_message"))
+        if body.get("add_generation_prompt") is goes_on:
+            text = "it is true without and false beside continue_final_message: true"
+            raise invalid_value("add_generation_prompt", text)
+        if goes_on and (ask.look is not None or ask.best_of.verifier != "none"):
+            text = "nothing is chosen or looked at where an answer goes on: name MODEL@plain, and no look"
+            raise invalid_value("continue_final_message", text)
         if self._longest is not None and self._tokens(body) >= self._longest:
             raise invalid_value("max_tokens", f"the model has room for fewer than {self._longest} tokens")
 
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
 
-    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
         body = ask.body
         sampling = SamplingConfig(
@@ -375,21 +380,11 @@ class Local(Backend):
         if (write := ask.write) is not None:
             soon = asyncio.get_running_loop().call_soon_threadsafe
             stream = OwnStream(self.policy, body.get("stop") or (), lambda piece: soon(write, piece))
-        job = Job(
-            ask=partial(_problem, ask),
-            pixels=sum(picture.pixels for picture in ask.pictures),
-            task=FreeQuestion(ask.best_of.answers),
-            verifier=verifier,
-            sampling=sampling,
-            seed=seed,
-            goes_on=bool(body.get("continue_final_message")),
-            alternatives=body.get("top_logprobs", 0),
-            stream=stream,
-        )
+        job = Job(ask, verifier, sampling, seed, stream)
 
         def finish(drawn: Drawn) -> list[Completion]:
             if isinstance(verifier, ServerJudge):
-                score_groups([Group(job.ask(), drawn.rows)], verifier)
+                score_groups([Group(_problem(ask), drawn.rows)], verifier)
             return [make(row, others) for row, others in zip(drawn.rows, drawn.likeliest, strict=True)]
 
         try:
@@ -403,10 +398,6 @@ class Local(Backend):
                     row.scores.setdefault(drawing.verifier, row.scores["sampled"])
                 drawing.arrived(make(row, []))
             raise
-        except DataError as error:
-            raise _refused(error) from None
-        except SelfVerifyError as error:
-            return ServerError(str(error), 500, "model_failed")
         written = sum(reply.tokens for reply in replies)
         ask.usage.add({"prompt_tokens": drawn.prompt_tokens, "completion_tokens": written}, 0)
         if _reads_again(verifier):  # it does not say what it reads and writes
@@ -414,11 +405,10 @@ class Local(Backend):
         for reply in replies:
             drawing.arrived(reply)
             drawing.ready(reply)
-        return None
 
     async def _look(
         self, ask: AnswerRequest, look: VisualToolTask, sampling: SamplingConfig, seed: int, drawing: Draws
-    ) -> ServerError | None:
+    ) -> None:
         """Draw candidates that look at the images again; they are no batch with those of other requests."""
         verifier = self.verifiers.get(drawing.verifier)
         left_s = ask.deadline - asyncio.get_running_loop().time()
@@ -432,12 +422,7 @@ class Local(Backend):
         def work() -> tuple[list[tuple[int, Trajectory]], int]:
             return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s, tell)
 
-        try:
-            rows, prompt_tokens = await self.batcher.call(work)
-        except DataError as error:
-            raise _refused(error) from None
-        except SelfVerifyError as error:
-            return ServerError(str(error), 500, "model_failed")
+        rows, prompt_tokens = await self.batcher.call(work)
         written = sum(row.written for _, row in rows)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
         ask.usage.complete = False  # what tools have shown is not in it
@@ -446,8 +431,7 @@ class Local(Backend):
             drawing.arrived(reply)
             drawing.ready(reply)
         if len(rows) < sampling.group_size:
-            return ServerError("conversations failed or took too long", 500, "model_failed")
-        return None
+            raise ServerError("conversations failed or took too long", 500, "model_failed")
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`. The answers are judged as if the model had written them."""
@@ -460,39 +444,25 @@ class Local(Backend):
             if has_too_many_characters(len(text), self._longest):
                 text = f"it has {len(text)} characters, and the model reads {self._longest} tokens"
                 raise ApiError(400, f"answer.{number}: {text}", "context_length_exceeded", "answer")
-        rows = [given_answer(text) for text in answers]
-        try:
-            work = partial(_scores, ask, rows, verifier)
-            scores = await self.batcher.call(work, beside=isinstance(verifier, ServerJudge))
-        except DataError as error:
-            raise _refused(error) from None
+        tagged = [text if "</answer>" in text else f"<answer>{text}</answer>" for text in answers]
+        rows = [
+            Trajectory(
+                [Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Verdict(0.0, False, text)
+            )
+            for text in tagged
+        ]
+
+        def judged() -> list[float | None]:
+            [scores] = verifier.score([Group(_problem(ask), rows)])
+            return list(scores)
+
+        scores = await self.batcher.call(judged, beside=isinstance(verifier, ServerJudge))
         ask.usage.lost()
-        return list(scores)
+        return scores
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
-
-
-def _refused(error: DataError) -> ApiError:
-    """Return the error for messages that the model cannot read."""
-    is_long = isinstance(error, TooLongError)
-    return ApiError(400, str(error), "context_length_exceeded" if is_long else "invalid_value", "messages")
-
-
-def _check_going_on(ask: AnswerRequest) -> None:
-    """Refuse a request that says two things of how its prompt ends, or that would have candidates scored.
-
-    Raises:
-        ApiError: It does.
-    """
-    goes_on = bool(ask.body.get("continue_final_message"))
-    if ask.body.get("add_generation_prompt") is goes_on:
-        text = "it is true without and false beside continue_final_message: true"
-        raise invalid_value("add_generation_prompt", text)
-    if goes_on and (ask.look is not None or ask.best_of.verifier != "none"):
-        text = "nothing is chosen or looked at where an answer goes on: name MODEL@plain, and no look"
-        raise invalid_value("continue_final_message", text)
 
 
 def _reads_again(verifier: Verifier | None) -> TypeGuard[Verifier]:
@@ -503,16 +473,3 @@ def _reads_again(verifier: Verifier | None) -> TypeGuard[Verifier]:
 def _problem(ask: AnswerRequest) -> Problem:
     """Return the question with its images decoded, which takes many times the memory that they came in."""
     return Problem(ask.id or "request", ask.body["messages"], [picture.decode() for picture in ask.pictures])
-
-
-def _scores(ask: AnswerRequest, rows: list[Trajectory], verifier: Verifier) -> list[float | None]:
-    [scores] = verifier.score([Group(_problem(ask), rows)])
-    return scores
-
-
-def given_answer(text: str) -> Trajectory:
-    """Return a given answer as a trajectory to be judged. An answer without a tag gets one."""
-    text = text if "</answer>" in text else f"<answer>{text}</answer>"
-    return Trajectory(
-        [Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Verdict(0.0, False, text)
-    )

@@ -35,7 +35,7 @@ from pydantic import (
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.usage import MOST_TOKENS
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
@@ -52,13 +52,8 @@ def json_bytes(data: Any) -> bytes:
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a response of JSON."""
-    return web.Response(
-        body=json_bytes(data),
-        status=status,
-        headers=headers,
-        content_type="application/json",
-        charset="utf-8",
-    )
+    headers = {"Content-Type": "application/json; charset=utf-8", **(headers or {})}
+    return web.Response(body=json_bytes(data), status=status, headers=headers)
 
 
 _TYPES = {
@@ -69,6 +64,7 @@ _TYPES = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error that a client is told.
 
@@ -80,19 +76,14 @@ class ApiError(Exception):
         retry_after: Seconds after which the client may ask again.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def response(self) -> web.Response:
@@ -106,7 +97,7 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's envelope."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def api_error(error: Exception) -> ApiError | None:
@@ -123,14 +114,15 @@ def api_error(error: Exception) -> ApiError | None:
     if isinstance(error, web.HTTPException):  # aiohttp's own refusals
         code, text = _REFUSALS.get(error.status, (None, error.reason or "refused"))
         return ApiError(error.status, text, code)
+    if isinstance(error, DataError):
+        return ApiError(400, str(error), getattr(error, "code", "invalid_value"), "messages")
     if not isinstance(error, ServerError):
-        return None
+        return ApiError(500, str(error), "model_failed") if isinstance(error, SelfVerifyError) else None
     if error.status in (401, 403):
         # Not in the server's words: some quote the key.
         return ApiError(502, "the model server does not accept the gateway's key", "upstream_refused_key")
-    return ApiError(
-        error.status, error.message, error.code or "upstream_error", retry_after=error.retry_after
-    )
+    code = error.code or "upstream_error"
+    return ApiError(error.status, error.message, code, retry_after=error.retry_after)
 
 
 _REFUSALS = {

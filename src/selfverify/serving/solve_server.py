@@ -11,7 +11,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.tags import parse_tagged
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.backend import AnswerRequest, FreeQuestion, check_verifier, select
+from selfverify.serving.backend import AnswerRequest, FreeQuestion, check_choosing, select
 from selfverify.serving.config import BestOf, SolveConfig
 from selfverify.serving.schemas import ApiError, take_images
 from selfverify.serving.solve import OnCandidate, Solution
@@ -67,7 +67,6 @@ async def _solve(
     calibration = Calibration.load(choosing.calibration) if choosing.calibration else None
     server = ServerConfig(answerer.server, timeout_s=answerer.timeout)
     async with Upstream(OpenAIClient(server)) as backend:
-        check_verifier(backend, choosing.verifier, calibration)
         messages = openai_messages(problem)
         body = {
             "model": answerer.model or await _only_model(backend.client),
@@ -78,10 +77,9 @@ async def _solve(
             "seed": drawing.seed,
         }
         looks = settings.looking.look
-        own = (
-            {"verifier": "inline"} if looks else {}
-        )  # the score that a candidate writes is all that there is
+        own = {"verifier": "inline"} if looks else {}  # candidates that look have the score that they write
         best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}) | own)
+        check_choosing(backend, best_of, calibration)
         deadline = asyncio.get_running_loop().time() + answerer.timeout
         ask = AnswerRequest(body, [], best_of, deadline, streams=True)
         if looks:

@@ -14,7 +14,7 @@ from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, r
 from selfverify.clients.openai_client import OpenAIClient
 from selfverify.clients.replies import Completion, soft_score, without_score
 from selfverify.clients.usage import Usage
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
 from selfverify.serving.schemas import ApiError, invalid_value, with_places
@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # a gateway before a server needs no model here
 
 Scoring = Callable[[], Coroutine[Any, Any, float | None]]
 """Returns a candidate's score; None where there is none."""
-
-VERIFIERS = "inline, soft, judge, judge:MODEL, none"
 
 _QUICK = 0.1
 """The share of a request's time in which candidates of a quick model are there."""
@@ -63,7 +61,8 @@ class Upstream(Backend):
     def check_verifier(self, verifier: str) -> None:
         """See `Backend`."""
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
-            raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
+            known = "inline, soft, judge, judge:MODEL, none"
+            raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {known}")
 
     def check(self, ask: AnswerRequest) -> None:
         """See `Backend`."""
@@ -89,7 +88,7 @@ class Upstream(Backend):
             if begun:
                 usage.add(counted, pieces)
 
-    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
 
         ``soft`` reads the score of each distinct candidate in a call of its own where the server continues
@@ -129,7 +128,7 @@ class Upstream(Backend):
             return await self.sampler.draw(body, n, deliver, ask.usage, self._mode(ask), first, ask.deadline)
 
         now = asyncio.get_running_loop().time
-        begun, is_quick = now(), False
+        begun, is_quick, fault = now(), False, None
         async with asyncio.TaskGroup() as judging:
             try:
                 if soft and not (reads and drawing.fusion is None):
@@ -137,15 +136,16 @@ class Upstream(Backend):
                 else:
                     fault = await sample({})
                 is_quick = fault is None and now() - begun < _QUICK * (ask.deadline - begun)
-                return fault
             except ServerError as error:
-                return error
+                fault = error
             finally:
                 (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
+        if fault is not None:
+            raise fault
 
     async def _look(
         self, ask: AnswerRequest, look: VisualToolTask, n: int, first: int, drawing: Draws
-    ) -> ServerError | None:
+    ) -> None:
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
         from selfverify.serving.visual import AT_ONCE, look_once  # it needs torch
 
@@ -187,13 +187,8 @@ class Upstream(Backend):
                     conversations.create_task(one(first + number))
         finally:
             over.set()  # at the deadline, or where the client has left
-        for fault in faults:
-            if isinstance(fault, ApiError):
-                raise fault
-            if isinstance(fault, DataError):
-                raise ApiError(400, str(fault), "invalid_value", "messages")
-            return fault if isinstance(fault, ServerError) else ServerError(str(fault), 500, "model_failed")
-        return None
+        if faults:
+            raise faults[0]
 
     def _mode(self, ask: AnswerRequest) -> Mode:
         """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are
