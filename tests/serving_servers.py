@@ -239,7 +239,6 @@ def quick_gateway(
     url: str,
     settings: GatewayConfig | None = None,
     *,
-    separate: bool = False,
     keys: list[str] | None = None,
     calibration: Calibration | None = None,
     keep_alive_s: float = 5.0,
@@ -248,7 +247,7 @@ def quick_gateway(
     """A gateway that does not wait long between tries."""
     metrics, asked = Metrics(), settings or GatewayConfig()
     patience = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
-    backend = upstream_of(ServerConfig(url, **patience), metrics, separate)
+    backend = upstream_of(ServerConfig(url, **patience), metrics)
     gateway = Gateway(backend, asked, Keys(keys or []), calibration, metrics)
     gateway.keep_alive_s = keep_alive_s
     return gateway

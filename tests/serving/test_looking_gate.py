@@ -273,7 +273,7 @@ def test_a_model_that_runs_here() -> None:
         (["--max-steps", "2"], "--max-steps needs --look"),
         (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
         (["--look", "--turns", "2"], "take one"),
-        (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
+        (["--look", "--server", "http://127.0.0.1:9", "--verifier", "judge"], "reads the scores"),
         (["--look", "--tool", "rotate"], "no tool 'rotate'"),
         (["--look", "--stop-looking", "delta"], "no rule 'delta'"),
     ],

@@ -40,7 +40,7 @@ TYPES: list[tuple[str, Body, str]] = [
     (CHAT, {"model": 5}, "model"),
     (CHAT, {"stop": 5}, "stop"),
     (VERIFY, {"verifier": 1}, "verifier"),
-    (VERIFY, {"answer": 7}, "answer.str"),
+    (VERIFY, {"answer": 7}, "answer"),
 ]  # fmt: skip
 
 

@@ -14,15 +14,15 @@ from selfverify.cli.options import file_text, with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
-from selfverify.serving.config import BackendConfig, ImageLimits, ServeConfig
+from selfverify.serving.config import BackendConfig, ServeConfig
 from selfverify.serving.schemas import ApiError, Picture, take_images
 from serving_servers import data_url, png
 
 
-def take(url: Any, limits: ImageLimits | None = None, count: int = 1) -> list[Picture]:
+def take(url: Any, most_pixels: int = 20_000_000, count: int = 1) -> list[Picture]:
     part = {"type": "image_url", "image_url": {"url": url}}
     messages = [{"role": "user", "content": [part] * count}]
-    return asyncio.run(take_images(messages, limits or ImageLimits()))
+    return asyncio.run(take_images(messages, most_pixels))
 
 
 def test_an_image_is_taken() -> None:
@@ -45,8 +45,6 @@ def test_an_image_is_taken() -> None:
         (data_url(huge_png(10_000, 10_000)), "image_too_large", 413),
         (data_url(huge_png(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
         (data_url(huge_png(60_000, 60_000)), "image_too_large", 413),
-        (data_url(png() + b"0" * 200_000), "image_too_large", 413),
-        (data_url(png() + b"0" * 900_000), "image_too_large", 413),
         ("https://example.org/cat.png", "remote_image_refused", 400),
         ("file:///etc/passwd", "remote_image_refused", 400),
         ("", "invalid_value", 400),
@@ -55,15 +53,15 @@ def test_an_image_is_taken() -> None:
 )
 def test_images_that_are_refused(url: Any, code: str, status: int) -> None:
     with pytest.raises(ApiError) as caught:
-        take(url, ImageLimits(bytes=100_000))
+        take(url)
     assert (caught.value.code, caught.value.status) == (code, status)
 
 
 def test_a_requests_pixels_are_counted_together() -> None:
-    limits, url = ImageLimits(pixels=3000), data_url(png((32, 32)))
-    assert len(take(url, limits, count=2)) == 2
+    url = data_url(png((32, 32)))
+    assert len(take(url, 3000, count=2)) == 2
     with pytest.raises(ApiError, match="3,072 pixels together") as caught:
-        take(url, limits, count=3)
+        take(url, 3000, count=3)
     assert (caught.value.code, caught.value.status) == ("image_too_large", 413)
 
 

@@ -17,9 +17,10 @@ from selfverify.connectors.server import Keys, open_port, read_keys, stop_asked
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics, is_loopback
-from selfverify.serving.backend import Backend, check_abstaining, check_verifier
+from selfverify.serving.backend import Backend, check_choosing
 from selfverify.serving.config import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
 from selfverify.serving.page import digits_example
+from selfverify.serving.schemas import ApiError
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -45,19 +46,16 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         server = ServerConfig(
             settings.backend.upstream,
             timeout_s=asked.timeout,
-            tries=settings.backend.tries,
             longest_wait_s=10.0,  # whoever asks the gateway is told at once to come back later
         )
-        backend = upstream_of(server, metrics, settings.backend.separate)
+        backend = upstream_of(server, metrics)
     else:
-        backend = local_of(settings.backend, metrics, asked.images.pixels)
+        backend = local_of(settings.backend, metrics, asked.most_pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
-    if asked.best_of.verifier is not None:
-        check_verifier(backend, asked.best_of.verifier, calibration)
-        try:
-            check_abstaining(asked.best_of, asked.best_of.verifier, calibration)
-        except ConfigError as error:
-            raise ConfigError(f"--abstain-below: {error}") from None
+    try:
+        check_choosing(backend, asked.best_of, calibration)
+    except ApiError as error:
+        raise ConfigError(str(error)) from None
     gate = None
     if settings.looking.look:
         from selfverify.serving.visual import VisualGate  # it needs torch
@@ -80,9 +78,9 @@ def keys_of(settings: GatewayConfig) -> Keys:
     return Keys(keys)
 
 
-def upstream_of(server: ServerConfig, metrics: Metrics, separate: bool = False) -> Upstream:
+def upstream_of(server: ServerConfig, metrics: Metrics) -> Upstream:
     """Return a server as backend; ``metrics`` counts the tries."""
-    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()), separate)
+    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()))
 
 
 def local_of(settings: BackendConfig, metrics: Metrics, max_pixels: int) -> Backend:
