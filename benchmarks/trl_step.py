@@ -26,8 +26,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.methods.adpo import ADPO
-from selfverify.methods.base import Training
-from selfverify.methods.grpo import GRPO, GRPOConfig
+from selfverify.methods.base import PolicyGradientConfig, Training
+from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import select
@@ -173,7 +173,7 @@ class CheckedTrainer(GRPOTrainer):
                 for tokens in mine
             ]
             groups.append(Group(problem, rows))
-        rollout, method = Rollout(self.ours.encode(problems), groups), GRPO(GRPOConfig(kl=BETA))
+        rollout, method = Rollout(self.ours.encode(problems), groups), GRPO(PolicyGradientConfig(kl=BETA))
         credits = [method.credit(g, valid_trajectories(g, False)) for g in groups]
         streams, _ = select(rollout, credits, drop_zero=False)
         totals = UpdateMetrics()
@@ -234,7 +234,7 @@ def make_dataset(problems: Sequence[Problem]) -> Dataset:
 def against_trl(setting: Setting) -> tuple[Clock, CheckedTrainer]:
     """Interleaved steps of both sides; the first `CHECKED_STEPS` are warm-up."""
     with tempfile.TemporaryDirectory() as out:
-        learner = make_learner(setting, ChecksumGRPO(GRPOConfig(kl=BETA)), LEARNING_RATE, f"{out}/ours")
+        learner = make_learner(setting, ChecksumGRPO(PolicyGradientConfig(kl=BETA)), LEARNING_RATE, f"{out}/ours")
         clock = Clock(learner, setting.clock)
         trained = {name for name, p in learner.policy.model.named_parameters() if p.requires_grad}
         model = AutoModelForImageTextToText.from_pretrained(setting.folder)

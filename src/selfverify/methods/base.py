@@ -242,7 +242,6 @@ class PolicyGradientConfig(MethodConfig):
     score_format_weight: float | None = Field(
         None, ge=0, description="What a malformed score loses; None is `format_weight`."
     )
-    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
 
     @property
