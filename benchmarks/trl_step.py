@@ -234,7 +234,8 @@ def make_dataset(problems: Sequence[Problem]) -> Dataset:
 def against_trl(setting: Setting) -> tuple[Clock, CheckedTrainer]:
     """Interleaved steps of both sides; the first `CHECKED_STEPS` are warm-up."""
     with tempfile.TemporaryDirectory() as out:
-        learner = make_learner(setting, ChecksumGRPO(PolicyGradientConfig(kl=BETA)), LEARNING_RATE, f"{out}/ours")
+        grpo = ChecksumGRPO(PolicyGradientConfig(kl=BETA))
+        learner = make_learner(setting, grpo, LEARNING_RATE, f"{out}/ours")
         clock = Clock(learner, setting.clock)
         trained = {name for name, p in learner.policy.model.named_parameters() if p.requires_grad}
         model = AutoModelForImageTextToText.from_pretrained(setting.folder)
