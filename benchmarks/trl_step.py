@@ -97,10 +97,8 @@ def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Traine
     config = TrainerConfig(
         steps=1000,
         groups_per_step=setting.per_step,
-        micro_batch_groups=setting.per_step,
-        learning_rate=rate,
-        betas=(0.9, 0.999),
-        max_grad_norm=1.0,
+        optim={"learning_rate": rate, "betas": (0.9, 0.999), "max_grad_norm": 1.0},
+        batch={"micro_batch_groups": setting.per_step},
     )
     sampling = SamplingConfig(group_size=setting.group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
     policy = Policy.load(setting.folder, device="cpu")
@@ -185,7 +183,9 @@ class CheckedTrainer(GRPOTrainer):
             backward=lambda loss: loss.backward(),
         )
         passes = micro_batches(streams, count)
-        updater = LossComputer(alone, TrainerConfig(steps=1, micro_batch_groups=count), "surrogate")
+        updater = LossComputer(
+            alone, TrainerConfig(steps=1, batch={"micro_batch_groups": count}), "surrogate"
+        )
         updater.fix_logprobs(streams, passes)
         updater.gradient(streams, passes, totals)
         return totals.sums["loss"]

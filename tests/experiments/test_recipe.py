@@ -37,7 +37,7 @@ task:
 method: pairs
 learner:
   steps: 10
-  learning_rate: 3e-4
+  optim: {learning_rate: 3e-4}
 policy:
   shared_prefix: off
 """
@@ -107,7 +107,7 @@ def refusal(path: Path | str, *overrides: str) -> str:
 
 def test_a_good_recipe_is_completed_with_defaults(good: Path) -> None:
     recipe = load_recipe(good)
-    assert recipe.learner.learning_rate == 3e-4
+    assert recipe.learner.optim.learning_rate == 3e-4
     assert recipe.policy.shared_prefix == "off"
     assert recipe.task.options == {"digits": 4, "sizes": (1, 2)}
     assert (recipe.method.name, recipe.method.options["beta"]) == ("pairs", 0.04)
@@ -116,7 +116,11 @@ def test_a_good_recipe_is_completed_with_defaults(good: Path) -> None:
 
 
 def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
-    changed = ["learner.betas=[0.5, 0.6]", "learner.learning_rate=1e-5", f"output={tmp_path / 'run'}"]
+    changed = [
+        "learner.optim.betas=[0.5, 0.6]",
+        "learner.optim.learning_rate=1e-5",
+        f"output={tmp_path / 'run'}",
+    ]
     recipe = load_recipe(good, changed)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe))
@@ -127,12 +131,12 @@ def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
 
 def test_overrides_reach_every_kind_of_key(good: Path) -> None:
     recipe = load_recipe(
-        good, ["name=other", "method.beta=0", "task.digits=9", "learner.trackers=[a]", "sampling.top_p=1"]
+        good, ["name=other", "method.beta=0", "task.digits=9", "learner.log.trackers=[a]", "sampling.top_p=1"]
     )
     assert recipe.output == "runs/other"
     assert recipe.method.name == "pairs" and recipe.method.options["beta"] == 0
     assert recipe.task.options["digits"] == 9
-    assert recipe.learner.trackers == ["a"]
+    assert recipe.learner.log.trackers == ["a"]
 
 
 def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
@@ -144,8 +148,8 @@ def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.learning_rat: there is no such key; "
-         "did you mean learner.learning_rate?"),
+        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.optim.learning_rat: there is no such key; "
+         "did you mean learner.optim.learning_rate?"),
         ("learner:", "lerner:", ":7: lerner: there is no such key; did you mean learner?"),
         ("  digits: 4", "  digit: 4", ":5: task.digit (task counting): there is no such key; did you mean "
          "task.digits?"),
@@ -171,7 +175,7 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
     ("override", "expected"),
     [
         ("learning_rate=1", "override 'learning_rate=1': learning_rate: there is no such key; did you mean "
-         "learner.learning_rate?"),
+         "learner.optim.learning_rate?"),
         ("learner.step=1", "did you mean learner.steps?"),
         ("method.bta=1", "did you mean method.beta?"),
         ("method.credit=ranks", "override 'method.credit=ranks': method.credit (method pairs): should be "),
@@ -179,11 +183,12 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("sampling.top_p=1.2", "sampling.top_p: should be less than or equal to 1"),
         ("sampling.temperature=0", "makes all samples of a group equal"),
         ("sampling.group_size=1", "leaves method pairs nothing to compare"),
-        ("learner.best_metric=best@8", "learner: best_metric=best@8 needs evaluate_every >= 1"),
+        ("learner.checkpoint.best_metric=best@8", "learner: checkpoint.best_metric=best@8 needs log.eval"),
         ("episode.turns=3", "episode.turns: a conversation of task counting is over after the first answer"),
-        ("learner.rollout_log=true", "learner.rollout_log: should be 'auto', 'never', 'recent' or 'all'"),
-        ("learner.warmup_steps=11", "more than steps=10"),
-        ("learner.updates_per_rollout=25", "some minibatches would be empty"),
+        ("learner.checkpoint.rollout_log=true", "rollout_log: should be 'auto', 'never', 'recent' or 'all'"),
+        ("learner.optim.warmup=2.5", "warmup=2.5 is neither a share below 1 nor a whole number of steps"),
+        ("learner.optim.warmup=11", "more than steps=10"),
+        ("learner.batch.updates_per_rollout=25", "some minibatches would be empty"),
         ("learner.steps", "write section.key=value"),
         ("=3", "write section.key=value"),
         ("learner.steps=[", "broken YAML"),
@@ -193,13 +198,13 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("policy.path=a/b/c", "there is no such model folder"),
         (f"policy.path={'x' * 300}", "xxx: this name is longer than a name of a file can be"),
         ('output="a\\0b"', "holds a null character"),
-        ("learner.learning_rate=.inf", "learner.learning_rate: should be a finite number, but is inf"),
-        ("learner.learning_rate=1e999", "learner.learning_rate: should be a finite number, but is inf"),
+        ("learner.optim.learning_rate=.inf", "rate: should be a finite number, but is inf"),
+        ("learner.optim.learning_rate=1e999", "rate: should be a finite number, but is inf"),
         ("sampling.temperature=.nan", "sampling.temperature: should be a finite number, but is nan"),
         (f"seed={2**63}", "seed: should be less than 9223372036854775808"),
         ("task.name=conting", "override 'task.name=conting': there is no task called 'conting'; did you mean "
          "counting?"),
-        ("learner.betas=[0.9, 1.0]", "learner.betas.1: should be less than 1"),
+        ("learner.optim.betas=[0.9, 1.0]", "learner.optim.betas.1: should be less than 1"),
     ],
 )  # fmt: skip
 def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
@@ -252,8 +257,10 @@ def test_a_recipe_measures_on_another_variant_of_its_task(good: Path, tmp_path: 
 
 def test_all_faults_are_reported_at_once(good: Path) -> None:
     assert len(refusal(good, "learner.steps=0", "sampling.top_p=7", "polcy.path=x").splitlines()) == 3
-    first, second = refusal(good, "learner.best_metric=best@8", "learner.warmup_steps=11").splitlines()
-    assert "best_metric" in first and "warmup_steps" in second
+    first, second = refusal(
+        good, "learner.checkpoint.best_metric=best@8", "learner.optim.warmup=11"
+    ).splitlines()
+    assert "best_metric" in first and "optim.warmup" in second
 
 
 def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A recipe: all that defines an experiment, in one YAML file that is checked before anything starts.
 
-    recipe = load_recipe("adpo-digits", ["learner.learning_rate=5e-5", "method.kl=0"])
+    recipe = load_recipe("adpo-digits", ["learner.optim.learning_rate=5e-5", "method.kl=0"])
 
 A key that does not exist, a value that does not fit, and settings that fit each by themselves and cannot work
 together or change nothing are errors at once, with the file, the line and the nearest key that does exist.
@@ -89,8 +89,8 @@ def missing_packages(recipe: Recipe) -> list[str]:
     wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in packages.items()]
     if recipe.policy.lora is not None:
         wanted.append(("policy.lora", "lora", "peft"))
-    if recipe.learner.optimizer == "adamw_8bit":
-        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
+    if recipe.learner.optim.name == "adamw_8bit":
+        wanted.append(("learner.optim.name=adamw_8bit", "8bit", "bitsandbytes"))
     return [
         f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
         for who, extra, package in wanted

@@ -140,10 +140,10 @@ def learn(
         resume: Whether to go on from the newest checkpoint in ``output``. The policy has to be loaded anew
             before, because the KL reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
-        validation: What to measure every ``learner.evaluate_every`` steps; by default `VALIDATION`.
+        validation: What to measure every ``learner.log.evaluate_every`` steps; by default `VALIDATION`.
         save_as: A folder within ``output`` for the trained model. With None it is in the checkpoints only.
-        replay: The folder of a run that logged all its rollouts (``learner.rollout_log: all``). They are
-            learnt from and nothing is sampled; with the same settings the weights are the same.
+        replay: The folder of a run that logged all its rollouts (``learner.checkpoint.rollout_log: all``).
+            They are learnt from and nothing is sampled; with the same settings the weights are the same.
 
     Returns:
         The same policy, trained.
@@ -369,7 +369,8 @@ def _check_replay(replay: Path, folder: Path) -> None:
         raise ConfigError(f"{replay} is the folder of this run; --resume goes on with it, and its log")
     if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
         raise ConfigError(
-            f"{replay}: there is no rollout log to replay; a run writes one with learner.rollout_log=all"
+            f"{replay}: there is no rollout log to replay; a run writes one with "
+            "learner.checkpoint.rollout_log=all"
         )
 
 

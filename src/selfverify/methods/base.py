@@ -189,18 +189,17 @@ class Method(ABC):
         Raises:
             ConfigError: The trainer is to make passes over problems of a task that never end.
         """
-        learner, problems = run.learner, None
-        if learner.epochs is None and learner.warmup_share is None:
+        learner = run.learner
+        if learner.epochs is None:
             yield run
             return
-        if learner.epochs is not None:
-            kept = None if learner.keep is None else read_verdicts(learner.keep)[1]
-            problems = run.task.count("train") if kept is None else sum(not v.dropped for v in kept)
-            if problems is None:
-                raise ConfigError(
-                    f"learner.epochs={learner.epochs:g}: the problems of task {run.task.name} never end; "
-                    "leave it out, so that learner.steps says how long the run is"
-                )
+        kept = None if learner.keep is None else read_verdicts(learner.keep)[1]
+        problems = run.task.count("train") if kept is None else sum(not v.dropped for v in kept)
+        if problems is None:
+            raise ConfigError(
+                f"learner.epochs={learner.epochs:g}: the problems of task {run.task.name} never end; "
+                "leave it out, so that learner.steps says how long the run is"
+            )
         yield replace(run, learner=learner.lasting(problems))
 
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
@@ -217,9 +216,9 @@ class Method(ABC):
                 "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt "
                 "from comparing them; use a temperature above 0"
             )
-        if unknown := sorted(learner.channel_rates.keys() - set(self.channels)):
+        if unknown := sorted(learner.optim.channel_rates.keys() - set(self.channels)):
             faults.append(
-                f"learner.channel_rates: {self.name} has no channel {unknown[0]!r}; it trains "
+                f"learner.optim.channel_rates: {self.name} has no channel {unknown[0]!r}; it trains "
                 f"{', '.join(self.channels)}"
             )
         return faults

@@ -33,8 +33,8 @@ class SmartSnapConfig(MethodConfig):
 class SmartSnap(Method):
     """GRPO on the channel ``action`` with the composite reward; the paper has no KL.
 
-    Eq. 1 has one ratio per trajectory: ``learner.ratio`` and ``learner.denominator`` are ``trajectory`` then.
-    The authors' release takes ratios of tokens and their mean over the batch: ``token`` and ``batch``.
+    Eq. 1 has one ratio per trajectory: ``ratio`` and ``denominator`` in ``learner.loss`` are ``trajectory``
+    then. The authors' release takes ratios of tokens and their mean over the batch: ``token`` and ``batch``.
     """
 
     name = "smartsnap"

@@ -92,7 +92,7 @@ class TrainStep:
         # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
         place = config.groups_per_step + ranks.index()
         torch.manual_seed(derived_seed(self.source.seed, step, place))
-        parts = np.array_split(np.arange(len(groups)), config.updates_per_rollout)
+        parts = np.array_split(np.arange(len(groups)), config.batch.updates_per_rollout)
         batches = [[groups[i] for i in part] for part in parts if len(part)]
         for batch in batches:
             _share_out(batch, makers)
@@ -117,9 +117,9 @@ class TrainStep:
             self._settled = True
         self.updater.fix_logprobs(groups, passes)
         policy.model.train()
-        for _ in range(config.inner_epochs):
+        for _ in range(config.batch.inner_epochs):
             for batch, own in updates:
-                if config.log_channels_every and (step + 1) % config.log_channels_every == 0:
+                if config.log.channels_every and (step + 1) % config.log.channels_every == 0:
                     self._measure_channels(batch, own, totals)
                 self._update(batch, own, totals)
                 if policy.engine is not None:
@@ -131,20 +131,20 @@ class TrainStep:
     def _update(
         self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
-        """Make one update, as ``learner.channels`` says."""
+        """Make one update, as ``learner.optim.channels`` says."""
         updater, config = self.updater, self.updater.config
-        names = [] if config.channels == "joint" else channel_names(batch)
+        names = [] if config.optim.channels == "joint" else channel_names(batch)
         if not names:
             updater.gradient(batch, own, totals)
             totals.grad_norms.append(self._step(totals))
             return
-        if config.channels == "alternate":
+        if config.optim.channels == "alternate":
             # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
             names = [names[self.scheduler.last_epoch % len(names)]]
             updater.gradient(batch, own, totals, channel=names[0])
         else:
             updater.gradient(batch, own, totals, apart=names)
-        rates = config.channel_rates
+        rates = config.optim.channel_rates
         norms = {n: self._step(totals, n, rates.get(n, 1.0), sharers=len(names)) for n in names}
         totals.add_norms(norms)
         totals.grad_norms.append(math.hypot(*norms.values()))
@@ -171,9 +171,9 @@ class TrainStep:
             raise SelfVerifyError(
                 f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
                 "stops. The checkpoints are as they were. Resume from the newest one with a lower "
-                f"learner.learning_rate (now {self.updater.config.learning_rate:g}) or in float32 "
-                "(policy.dtype, mixed_precision). If that ends here again, the trouble began before it: "
-                "move it away, so that an older one is taken"
+                f"learner.optim.learning_rate (now {self.updater.config.optim.learning_rate:g}) or in "
+                "float32 (policy.dtype, mixed_precision). If that ends here again, the trouble began before "
+                "it: move it away, so that an older one is taken"
             )
         return norm
 
@@ -181,7 +181,7 @@ class TrainStep:
         self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
         """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
-        if self.updater.config.channels != "joint":
+        if self.updater.config.optim.channels != "joint":
             return  # `_update` measures them anyway
         with kept_generators(self.updater.policy.device):
             self.updater.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
@@ -230,7 +230,7 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
 
     Args:
         checkpoint: Where the run goes on from.
-        channels: The run's ``learner.channels``.
+        channels: The run's ``learner.optim.channels``.
         masters: Whether its optimizer keeps float32 masters of the weights.
 
     Raises:
@@ -240,8 +240,8 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
     before = progress.get("channels", "joint")  # older checkpoints have neither entry
     if before != channels:
         raise ConfigError(
-            f"{checkpoint}: was written with learner.channels={before}, whose moments do not go with "
-            f"learner.channels={channels}; keep it, or start the run anew"
+            f"{checkpoint}: was written with learner.optim.channels={before}, whose moments do not go with "
+            f"learner.optim.channels={channels}; keep it, or start the run anew"
         )
     if progress.get("masters", False) and not masters:
         raise ConfigError(
@@ -266,7 +266,7 @@ class Trainer:
     Args:
         training: What is trained. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
             ``checkpoints/``.
-        evaluate: Called every ``evaluate_every`` steps. Its figures are logged as ``eval/...``.
+        evaluate: Called every ``log.evaluate_every`` steps. Its figures are logged as ``eval/...``.
         on_step: Called after each step.
     """
 
@@ -286,7 +286,7 @@ class Trainer:
         self.empty_steps = 0
         self._busy = False
         self.best: float | None = None
-        trackers = self.config.trackers
+        trackers = self.config.log.trackers
         check_trackers(trackers)
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
         if trackers:
@@ -298,15 +298,17 @@ class Trainer:
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
         masters = self.policy.config.master_weights
-        self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters(), masters)
+        self.optimizer = make_optimizer(self.config.optim, self.policy.model.named_parameters(), masters)
         # Looked at before the weights are wrapped, told when events are written.
-        self._lost = lost_steps(self.optimizer, self.config.learning_rate)
+        self._lost = lost_steps(self.optimizer, self.config.optim.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
             make_folder(folder)
             training.task.set_cache_folder(folder)
-            self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
+            self.checkpoints = CheckpointManager(
+                folder / CHECKPOINTS_FOLDER, self.config.checkpoint.keep_last
+            )
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
             self.events = EventLog(folder / EVENTS_FILE, ranks.index())
@@ -317,7 +319,7 @@ class Trainer:
     def parallel(self) -> Parallel:
         """Policy, reference and optimizer, wrapped. A checkpoint's weights have to be loaded before."""
         return Parallel(
-            self.accelerator, self.policy, self.reference, self.optimizer, self.config.max_grad_norm
+            self.accelerator, self.policy, self.reference, self.optimizer, self.config.optim.max_grad_norm
         )
 
     @cached_property
@@ -363,7 +365,7 @@ class Trainer:
         with interruptible() as interrupted:
             while self.step < self.config.steps:
                 self._advance()
-                every, done = self.config.checkpoint_every, self.step == self.config.steps
+                every, done = self.config.checkpoint.every, self.step == self.config.steps
                 limit = self.config.time_limit_s
                 late = limit is not None and time.monotonic() - started > limit
                 # If one process gets a signal or runs out of time, all of them stop.
@@ -374,7 +376,7 @@ class Trainer:
                     raise KeyboardInterrupt
                 if late:
                     break
-        if self.config.trackers:
+        if self.config.log.trackers:
             self.accelerator.end_training()
 
     def _advance(self) -> None:
@@ -387,24 +389,28 @@ class Trainer:
             note(logger, "machine_busy", told)
         evaluated: Metrics = {}
         hung: HungError | None = None
-        if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
+        if (
+            self.evaluate
+            and self.config.log.evaluate_every
+            and self.step % self.config.log.evaluate_every == 0
+        ):
             try:
                 evaluated = self.evaluate(self.policy)
             except HungError as error:
                 hung = error
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
-        if hung or evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
+        if hung or evaluated or self.step == self.config.steps or self.step % self.config.log.every == 0:
             if ranks.index() == 0:
                 self.metrics_log.append({"step": self.step, **metrics})
                 self.timing_log.append({"step": self.step, **timing})
-            if self.config.trackers:
+            if self.config.log.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
         # After the log, because the checkpoint stores the log's length: a resumed run must keep this line.
         if hung:
             self.save()
             raise hung
-        if evaluated and self.config.best_metric:
-            self._keep_best(evaluated, self.config.best_metric)
+        if evaluated and self.config.checkpoint.best_metric:
+            self._keep_best(evaluated, self.config.checkpoint.best_metric)
         if self.on_step and ranks.index() == 0:
             self.on_step(self.step, self.config.steps, metrics, timing)
 
@@ -438,10 +444,10 @@ class Trainer:
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
-        valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
+        valid = [valid_trajectories(group, self.config.loss.drop_truncated) for group in rollout.groups]
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
         foreign = self.training.sampling.engine != "own"
-        groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
+        groups, dropped = select(rollout, credits, self.config.loss.drop_zero_advantage, foreign)
         totals = lesson.learn(groups, makers, self.step)
         clock.append(time.perf_counter())
 
@@ -482,7 +488,7 @@ class Trainer:
             "step": self.step,
             "seed": self.training.seed,
             "best": self.best,
-            "channels": self.config.channels,
+            "channels": self.config.optim.channels,
             "masters": self._masters,
             "skipped": self.source.skipped,
             "updates_skipped": self.lesson.skipped,
@@ -534,7 +540,8 @@ class Trainer:
     def _keep_best(self, evaluated: Metrics, name: str) -> None:
         if name not in evaluated:
             raise ConfigError(
-                f"learner.best_metric: there is no {name!r}; measured are: {', '.join(sorted(evaluated))}"
+                f"learner.checkpoint.best_metric: there is no {name!r}; measured are: "
+                f"{', '.join(sorted(evaluated))}"
             )
         if not math.isnan(evaluated[name]) and (self.best is None or evaluated[name] > self.best):
             self.best = evaluated[name]
@@ -547,10 +554,10 @@ class Trainer:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return False
         load_matching(self.policy.model, latest / MODEL_FOLDER)
-        check_moments(latest, self.config.channels, self._masters)
+        check_moments(latest, self.config.optim.channels, self._masters)
         progress = self.checkpoints.load(latest, WholeOptimizer(self.optimizer), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
-        rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
+        rate = self.config.optim.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
