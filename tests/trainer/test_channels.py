@@ -221,5 +221,5 @@ def test_resumed_equals_unbroken(
     assert ({"exp_avg"} if channels == "joint" else {"answer/exp_avg", "score/exp_avg_sq"}) <= kinds
     assert ("master" in kinds) == (dtype != "float32")
     if channels == "separate":
-        with pytest.raises(ConfigError, match=r"was written with learner\.channels=separate"):
+        with pytest.raises(ConfigError, match=r"was written with learner\.optim\.channels=separate"):
             run(folder, parts, 4, dtype, resume=True)

@@ -102,8 +102,8 @@ def gradient(
 def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, weight: float) -> None:
     """With one ratio at all tokens the whole gradient has the weight min(ratio, cap)."""
     change = -float(torch.tensor(ratio).log())
-    plain, own = gradient(policy, streams(policy, change, foreign=False), importance_cap=cap)
-    found, totals = gradient(policy, streams(policy, change, foreign=True), importance_cap=cap)
+    plain, own = gradient(policy, streams(policy, change, foreign=False), loss__importance_cap=cap)
+    found, totals = gradient(policy, streams(policy, change, foreign=True), loss__importance_cap=cap)
     assert plain.abs().max() > 0 and not mismatch(own)
     assert_close(found, weight * plain)
     assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(ratio, rel=1e-4)

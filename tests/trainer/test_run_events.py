@@ -77,10 +77,10 @@ def test_trackers_that_would_be_left_out_are_refused(
 ) -> None:
     installed: list[str] = []
     monkeypatch.setattr("selfverify.trainer.parallel.get_available_trackers", lambda: installed)
-    with pytest.raises(ConfigError, match=r"learner\.trackers: there is no tracker 'wandbb'.*wandb"):
+    with pytest.raises(ConfigError, match=r"learner\.log\.trackers: there is no tracker 'wandbb'.*wandb"):
         run(tiny_folder, tmp_path, log__trackers=["wandbb"])
     for name in ("wandb", "all"):
-        with pytest.raises(ConfigError, match=rf"learner\.trackers: .*{name}.* installed"):
+        with pytest.raises(ConfigError, match=rf"learner\.log\.trackers: .*{name}.* installed"):
             run(tiny_folder, tmp_path, log__trackers=[name])
 
 
