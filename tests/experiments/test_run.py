@@ -25,7 +25,7 @@ from selfverify.core.files import only_writer
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
-from selfverify.trainer.trainer import StepCallback
+from selfverify.methods.base import StepCallback
 
 SMALL = EvaluationConfig(problems=2, samples=2)
 
@@ -181,7 +181,7 @@ def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) ->
                     output=tmp_path / "run",
                 )  # fmt: skip
     rates = TrainerConfig(steps=1, optim={"channels": "separate", "channel_rates": {"turn_1": 2.0}})
-    with pytest.raises(ConfigError, match=r"^learner\.channel_rates: adpo has no channel 'turn_1'"):
+    with pytest.raises(ConfigError, match=r"^learner\.optim\.channel_rates: adpo has no channel 'turn_1'"):
         learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
     assert not list(tmp_path.iterdir())
     learn(policy, task, make_method("sft"), learner, SamplingConfig(group_size=1), output=tmp_path / "run")

@@ -138,7 +138,7 @@ def test_each_channel_is_looked_at_by_itself(tiny_folder: Path, tmp_path: Path, 
 def test_three_in_a_row_end_the_run_and_it_can_be_gone_on_with(tiny_folder: Path, tmp_path: Path) -> None:
     policy = Policy.load(str(tiny_folder))
     config = settings(6, checkpoint__keep_last=1, checkpoint__every=2)
-    with pytest.raises(SelfVerifyError, match=r"3 updates in a row.*learner\.learning_rate \(now 0\.01\)"):
+    with pytest.raises(SelfVerifyError, match=r"3 updates in a row.*optim\.learning_rate \(now 0\.01\)"):
         run(policy, tmp_path, config, bad=[2, 3, 4])
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-000004"]
@@ -234,9 +234,12 @@ def test_a_metric_that_is_nan_is_never_the_best(tiny_folder: Path, tmp_path: Pat
     measured: Sequence[float] = [float("nan"), 0.25, float("nan"), 0.5, 0.4]
     config = settings(5, checkpoint__best_metric="auc", log__evaluate_every=1, checkpoint__keep_last=1)
     policy = Policy.load(str(tiny_folder))
-    training = Training(policy, DigitsPick(), make_method("sft"), config, SAMPLING, tmp_path)
     each = iter(measured)
-    learner = Trainer(training, evaluate=lambda _: {"auc": next(each)})
+    training = Training(
+        policy, DigitsPick(), make_method("sft"), config, SAMPLING, tmp_path,
+        evaluate=lambda _: {"auc": next(each)},
+    )  # fmt: skip
+    learner = Trainer(training)
     learner.run()
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["checkpoint-000004", "checkpoint-000005"] and learner.best == 0.5

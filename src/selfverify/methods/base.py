@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -52,6 +52,12 @@ class MethodConfig(Config):
         return bool(getattr(self, option) != type(self).model_fields[option].default)
 
 
+Metrics = dict[str, float]
+StepCallback = Callable[[int, int, Metrics, Metrics], None]
+"""A function that is called after each step, with its number (from 1), how many steps there are as far as is
+known, its metrics and its timings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """All that defines a training: a whole run, or one of the stages that a run consists of.
@@ -69,6 +75,8 @@ class Training:
         resume: Whether what an earlier process left in ``folder`` is continued or removed.
         labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
         replay: The folder of a run whose logged rollouts are learnt from; nothing is sampled then.
+        evaluate: Called every ``log.evaluate_every`` steps. Its figures are logged as ``eval/...``.
+        on_step: Called after each step by the first process.
     """
 
     policy: Policy
@@ -81,6 +89,8 @@ class Training:
     resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
     replay: Path | None = None
+    evaluate: Callable[[Policy], Metrics] | None = None
+    on_step: StepCallback | None = None
 
 
 class Method(ABC):

@@ -141,6 +141,7 @@ class STaR(TwoTurnMethod):
                 method=STaR(self.config, kept, own),
                 learner=learner.lasting(len(kept), self.config.epochs),
                 folder=folder,
+                replay=None if run.replay is None else run.replay / folder.name,
                 labels={"star/iteration": number},
             )
 
