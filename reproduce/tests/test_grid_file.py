@@ -18,7 +18,7 @@ from selfverify.experiments.recipe import load_recipe
         ("overrides: [method.name=grpo]", "override: []", "variants.grpo.override: there is no such key"),
         ("recipe: base.yaml", "", "recipe: is missing"),
         ("recipe: base.yaml", "recipe: bose.yaml", "bose.yaml: there is no such recipe file"),
-        ("seeds: [0, 1]", "seeds: [0, x]", "small.yaml:3: seeds.1: should be a whole number"),
+        ("seeds: [0, 1]", "seeds: [0, x]", "small.yaml:3: seeds.1: should be a valid integer"),
         ("seeds: [0, 1]", "seeds: [1, 1]", "a seed stands twice"),
         ("seeds: [0, 1]", "seeds: []", "seeds"),
         ("baseline: adpo", "baseline: adop", "baseline: there is no variant 'adop'"),
@@ -68,7 +68,7 @@ def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
 
 def test_seeds_and_studies_in_the_wrong_place(file: Path) -> None:
     """Seeds of a command are not blamed on the file, a study is no recipe; a variant may have fewer."""
-    with pytest.raises(ConfigError, match=r"override 'seeds=\[0,x\]': seeds\.1: should be a whole number"):
+    with pytest.raises(ConfigError, match=r"override 'seeds=\[0,x\]': seeds\.1: should be a valid integer"):
         load_study(file, seeds="0,x")
     with pytest.raises(ConfigError, match=r"`python -m reproduce\.grid .*small\.yaml` runs it"):
         load_recipe(file)

@@ -103,7 +103,10 @@ def test_options_that_the_rewards_do_not_read_are_refused() -> None:
         (["method.k_01=2"], "0->1 would earn"),
         (["evaluation.second_turn=Really?"], "adapo trains"),
         (["evaluation.second_turn=null"], "second turns"),
-        (["method.name=score", "method.second_turn=Check.", "learner.updates_per_rollout=2"], "REINFORCE"),
+        (
+            ["method.name=score", "method.second_turn=Check.", "learner.batch.updates_per_rollout=2"],
+            "REINFORCE",
+        ),
         (["method.name=score", "method.second_turn=Check.", "learner.steps=50"], "first_stage=50"),
     ],
 )
@@ -260,7 +263,7 @@ def test_a_run(tiny_folder: Path, tmp_path: Path, name: str, options: dict[str, 
     """Through the learner as it is, with an untrained policy's groups."""
     fresh = Policy.load(str(tiny_folder), device="cpu")
     method = make_method(name, second_turn="Check the answer.", **options)
-    config = TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False)
+    config = TrainerConfig(steps=1, groups_per_step=2, loss={"drop_zero_advantage": False})
     sampling = SamplingConfig(group_size=3, max_new_tokens=12)
     learn(fresh, make_task("digits-pick"), method, config, sampling, output=tmp_path / "run")
     assert "turns/acc@t1" in rows(tmp_path / "run")[0]

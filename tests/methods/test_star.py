@@ -27,6 +27,7 @@ from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.tasks.digits_pick import DigitsPick
+from updating import trainer_config
 
 WORDS = "Check the answer."
 
@@ -137,8 +138,8 @@ def run(
         if step == stop_at:
             raise KeyboardInterrupt
 
-    config = TrainerConfig(
-        steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1, **settings
+    config = trainer_config(
+        steps=20, groups_per_step=2, batch__micro_batch_groups=3, checkpoint__every=1, **settings
     )  # fmt: skip
     policy = Policy.load(str(model), device="cpu")
     learn(

@@ -198,9 +198,13 @@ def test_a_step_of_training_learns_on_policy(load_kind: Any, tmp_path: Path, kin
     """
     policy = load_kind(kind)
     config = TrainerConfig(
-        steps=1, groups_per_step=2, inner_epochs=2, learning_rate=1e-9, warmup_steps=0,
-        drop_zero_advantage=False, checkpoint_every=0,
-    )  # fmt: skip
+        steps=1,
+        groups_per_step=2,
+        optim={"learning_rate": 1e-9, "warmup": 0},
+        loss={"drop_zero_advantage": False},
+        batch={"inner_epochs": 2},
+        checkpoint={"every": 0},
+    )
     learn(policy, make_task("word-sums"), make_method("grpo"), config, FREE, output=tmp_path)
     row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
     assert row["tokens/trained"] > 0

@@ -178,7 +178,7 @@ def test_over_before_the_policy_speaks(
         sum(len({s.turn for s in t.segments if s.author == "policy"}) for t in found) / 3
     )
     streams.prepare_images(policy.encoder)
-    update(policy, [streams], denominator="sequence")
+    update(policy, [streams], loss__denominator="sequence")
     grads = [p.grad for p in policy.model.parameters() if p.grad is not None]
     assert grads and all(bool(torch.isfinite(grad).all()) for grad in grads)
 

@@ -61,7 +61,7 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
-        update(policy, streams_of(policy, rolled), denominator="sequence")
+        update(policy, streams_of(policy, rolled), loss__denominator="sequence")
         found[shared] = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
     assert found[True].keys() == found[False].keys()
     for name, grad in found[True].items():

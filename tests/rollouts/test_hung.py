@@ -130,7 +130,11 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     task = Sums()
     task.gate = gate
     config = TrainerConfig(
-        steps=5, groups_per_step=2, learning_rate=1e-4, checkpoint_every=0, drop_zero_advantage=False
+        steps=5,
+        groups_per_step=2,
+        optim={"learning_rate": 1e-4},
+        loss={"drop_zero_advantage": False},
+        checkpoint={"every": 0},
     )
     arguments: dict[str, Any] = {"output": tmp_path, "seed": 0}
     with pytest.raises(HungError, match="of this process hang in episodes"):
