@@ -30,7 +30,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.serving.backend import AnswerRequest, Backend, Draws, FreeQuestion
 from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest, looked_completion
-from selfverify.serving.schemas import ApiError, invalid_value, with_places
+from selfverify.serving.schemas import ApiError, ChatRequest, invalid_value, with_places
 from selfverify.serving.visual import look_here
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier, score_groups
@@ -340,17 +340,17 @@ def _tell(job: Job, result: tuple[list[Completion], int] | Exception) -> None:
         job.done.set_result(result)
 
 
-_UNSUPPORTED = dict.fromkeys(
-    (
-        "tools", "tool_choice", "functions", "function_call", "logit_bias", "audio", "modalities",
-        "prediction", "web_search_options",
-    ),
-    "is not supported by this model",
-) | {
-    "frequency_penalty": "other than 0 is not supported",
-    "presence_penalty": "other than 0 is not supported",
+_TAKEN = {
+    *ChatRequest.model_fields, "continue_final_message", "add_generation_prompt", "user", "metadata", "store",
+    "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
 }  # fmt: skip
-"""Fields that would change an answer and that this backend cannot honour, and what is said of them."""
+"""Fields that this backend honours, or that change no answer."""
+_NEUTRAL: dict[str, Sequence[Any]] = {
+    "top_k": (-1,), "repetition_penalty": (1,), "length_penalty": (1,), "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"), "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+}  # fmt: skip
+"""Values of other fields that change no answer, besides what is empty, 0 or false."""
 
 
 class Local(Backend):
@@ -411,12 +411,10 @@ class Local(Backend):
         if ask.model != self.model:
             text = f"the model {ask.model!r} does not exist; there is {self.model!r}"
             raise ApiError(404, text, "model_not_found", "model")
-        for name, text in _UNSUPPORTED.items():
-            if body.get(name):
-                raise ApiError(400, f"{name} {text}", "unsupported_parameter", name)
-        if body.get("response_format", {"type": "text"}) != {"type": "text"}:
-            text = "response_format other than text is not supported"
-            raise ApiError(400, text, "unsupported_parameter", "response_format")
+        for name, value in body.items():
+            if name not in _TAKEN and value and value not in _NEUTRAL.get(name, ()):
+                text = f"{name[:60]}: {str(value)[:40]} is not supported by this model"
+                raise ApiError(400, text, "unsupported_parameter", name[:60])
         if body.get("top_logprobs") and not body.get("logprobs"):
             raise invalid_value("top_logprobs", "it needs logprobs: true")
         _check_going_on(ask)

@@ -337,7 +337,9 @@ def refuse_misspelt(names: Iterable[str]) -> None:
             raise ApiError(400, text, "unknown_parameter", name)
 
 
-_DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
+_DATA_URL = re.compile(
+    r"data:image/[a-z0-9.+-]{1,32}(?:;[a-z]{1,32}=[\w.-]{1,32}){0,4};base64,", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,7 @@ async def take_images(messages: Sequence[Mapping[str, Any]], limits: ImageLimits
         raise _bad(f"{len(urls)} images in a request, and {limits.count} are allowed", 413, "too_many_images")
     found: list[Picture] = []
     for url in urls:
-        if not url.startswith("data:"):
+        if url[:5].lower() != "data:":
             raise _bad(
                 "images are not fetched from addresses; send the image itself (data:image/png;base64,...)",
                 code="remote_image_refused",
