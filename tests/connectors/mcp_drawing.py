@@ -8,6 +8,7 @@ import time
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult, TextContent
 from PIL import Image as Images
 
 server = MCPServer("drawing")
@@ -27,6 +28,14 @@ def square(size: int) -> Image:
 def count() -> str:
     """Count what was drawn."""
     return f"{len(drawn)} drawn, PAPER={os.environ.get('PAPER')}"
+
+
+@server.tool()
+def measure(words: str) -> CallToolResult:
+    """Measure the paper: what is said in words, and what is said besides."""
+    said = [TextContent(text=words)] if words else []
+    meta = {"done": True, "reward": 3}
+    return CallToolResult(content=said, structured_content={"a": 1}, _meta=meta)
 
 
 @server.tool()

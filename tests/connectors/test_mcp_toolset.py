@@ -45,11 +45,17 @@ def test_a_command() -> None:
             toolset.tools  # noqa: B018
         first = await toolset.reset({}, seed=0)
         assert (first.round, first.text, first.images) == (0, "", [])
-        assert [tool["function"]["name"] for tool in toolset.tools] == ["square", "count", "fail"]
+        assert [tool["function"]["name"] for tool in toolset.tools] == [
+            "square", "count", "measure", "fail"
+        ]  # fmt: skip
         assert toolset.tools[0]["function"]["parameters"]["required"] == ["size"]
         shown = await toolset.step(Call("square", {"size": 5}))
         assert shown.round == 1 and shown.images[0].size == (5, 5) and not shown.error
         assert (await toolset.step(Call("count"))).text == "1 drawn, PAPER=white"
+        # Structured results are shown where there are no words; what the server's own _meta says is its own.
+        for words, text in (("", '{"a":1}'), ("one", "one"), ("{}", "{}")):
+            shown = await toolset.step(Call("measure", {"words": words}))
+            assert (shown.text, shown.done, shown.reward) == (text, False, None)
         for call, why in (
             (Call("fail", {"how": "raise"}), "no ink"),
             (Call("square", {"size": "big"}), "size"),

@@ -216,7 +216,6 @@ def with_script(use: Callable[[RemoteEnvironment], Awaitable[Any]], *replies: An
         ([], "no JSON object"),
         ({"type": "state", "data": {}}, "answered with 'state'"),
         ({"type": "observation"}, "no observation"),
-        (FIRST, "round 0, and round 1 is due"),
         ({"type": "observation", "data": {"observation": BROKEN}}, "block 0"),
         ({"type": "error", "data": {"message": "e" * 10_000, "code": {}}}, "eeee"),
         ({"type": "error"}, "no reason given"),

@@ -108,7 +108,7 @@ def test_tools_come_back() -> None:
 
 
 def foreign(observation: Any, **more: Any) -> StepResult:
-    return read_observation({"observation": observation, **more}, 4, LIMITS)
+    return read_observation({"observation": observation, **more}, 4, LIMITS, ours=False)
 
 
 def test_observations_of_other_servers_are_read() -> None:
@@ -119,7 +119,17 @@ def test_observations_of_other_servers_are_read() -> None:
         4, '{"stdout":"hi","exit_code":0}', reward=1.0, done=True
     )
     assert foreign({}).text == "" and foreign({"result": None}).text == ""
-    assert foreign({"x": 1, "metadata": {"level": 2}}).info == {"level": 2}
+    # What our own servers write there is, from others, theirs.
+    for own in (
+        {"level": 2},
+        {"round": 9},
+        {"round": "x"},
+        {"truncated": 1},
+        {"done": True},
+        {"info": {"a": 1}},
+    ):
+        assert foreign({"x": 1, "metadata": own}) == StepResult(4, '{"x":1}', info=own)
+        assert foreign({"x": 1}, metadata=own, done=True) == StepResult(4, '{"x":1}', done=True, info=own)
     failed = foreign({"result": {"content": [{"type": "text", "text": "no such file"}], "isError": True}})
     assert (failed.text, failed.error) == ("", "no such file")
     assert (

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
+
 from selfverify.clients.openai_client import BoundedReply
 from selfverify.connectors.content import ContentLimits, from_blocks
 from selfverify.connectors.openenv import RemoteSession, base_url, read_reward, read_tools
@@ -121,11 +123,14 @@ class McpToolset(RemoteSession):
                 if error.code in _AGENTS_FAULT:
                     return StepResult(self._round, error=error.message[:2000])
                 raise
-        told = {k.removeprefix("selfverify/"): v for k, v in (result.meta or {}).items()}
+        ours, meta = "selfverify/", result.meta or {}
+        told = {key.removeprefix(ours): value for key, value in meta.items() if key.startswith(ours)}
         blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
         async with self._within(None, call.name[:40]):
             text, images = await asyncio.to_thread(from_blocks, blocks, self.settings.limits)
             reward = read_reward(told.get("reward"))
+            if not text and not images and result.structured_content:
+                text = to_json(result.structured_content).decode()
         done, truncated = told.get("done") is True, told.get("truncated") is True
         found = StepResult(self._round, text, images, done=done, truncated=truncated, reward=reward)
         if result.is_error:

@@ -232,7 +232,9 @@ def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     return {"observation": shown, "reward": reward, "done": done, "metadata": metadata}
 
 
-def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -> StepResult:
+def read_observation(
+    data: Mapping[str, Any], due: int, limits: ContentLimits, ours: bool = True
+) -> StepResult:
     """Return the observation of a reply, whoever has written it.
 
     Args:
@@ -240,6 +242,8 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
         due: The round that the observation must have, or the one before where the call was refused and not
             counted. A server that counts otherwise has lost its session.
         limits: What is accepted.
+        ours: Whether the server counts rounds and ends as ours do, in ``metadata``; what others write there
+            is theirs.
 
     Raises:
         DataError: It is no observation, or none of the round that is due.
@@ -255,11 +259,12 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
     result = shown.get("result")
     if not error and isinstance(result, dict) and (result.get("is_error") or result.get("isError")):
         text, error = "", text or "the tool has failed"
+    foreign = {} if ours else metadata
+    metadata = metadata if ours else {}
     told = metadata.get("round", due)
     # True and 1.0 are equal to 1, and are no numbers of rounds.
     if type(told) is not int or (told != due and not (error and 0 <= told == due - 1)):
         raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
-    foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
     info = metadata.get("info", foreign)
     return StepResult(
         told,
@@ -454,7 +459,7 @@ class RemoteEnvironment(RemoteSession):
         self.settings = settings
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._hears_submissions = False
+        self._ours = False
 
     async def open(self) -> None:
         """See `RemoteSession`."""
@@ -502,7 +507,7 @@ class RemoteEnvironment(RemoteSession):
     async def submitted(self, message: str) -> None:
         """See `Environment`; a server that does not hear of submissions is told nothing."""
         self._check_begun()
-        if self._hears_submissions:
+        if self._ours:
             request = {"type": SUBMITTED, "data": {"message": message}}
             await self._ask(request, self.settings.act_s, SUBMITTED, due=SUBMITTED)
 
@@ -527,7 +532,7 @@ class RemoteEnvironment(RemoteSession):
             await self._lose(f"it has no tools ({error}); actions='plain' is for such environments")
         match data:
             case {"observation": {"metadata": {"hears": [*heard]}}}:
-                self._hears_submissions = SUBMITTED in heard
+                self._ours = SUBMITTED in heard
         shown = data.get("observation")
         async with self._within(None, "list_tools"):
             return read_tools(shown.get("tools") if isinstance(shown, dict) else None)
@@ -582,7 +587,7 @@ class RemoteEnvironment(RemoteSession):
         async with self._within(None, what[:40]):
             # Decoding an image takes as long as a hundred messages.
             due, limits = self._round + 1, self.settings.limits
-            seen = await asyncio.to_thread(read_observation, data, due, limits)
+            seen = await asyncio.to_thread(read_observation, data, due, limits, self._ours)
         self._round = seen.round
         return seen
 
