@@ -92,6 +92,7 @@ class _Call:
         run: Is called on a thread; None for a future.
         name: The thread's name.
         bounded: Whether the rollout's end and the number of threads bound it.
+        joins: Whether what is waited for together waits for it.
         thread: The thread.
         deadline: When the thread is given up.
     """
@@ -101,6 +102,7 @@ class _Call:
     run: Callable[[], Any] | None = None
     name: str = ""
     bounded: bool = True
+    joins: bool = True
     thread: threading.Thread | None = None
     deadline: float = math.inf
 
@@ -134,6 +136,7 @@ class EpisodeRunner:
         run: Callable[[], Any],
         name: str,
         bounded: bool = True,
+        joins: bool = True,
     ) -> None:
         """Call an episode: now, or on a thread as soon as one is free.
 
@@ -143,8 +146,9 @@ class EpisodeRunner:
             run: The call.
             name: What the thread is called.
             bounded: Whether the rollout's end and the number of threads bound the call.
+            joins: Whether what is waited for together waits for it.
         """
-        call = _Call(kind, index, run, name, bounded)
+        call = _Call(kind, index, run, name, bounded, joins)
         if self.limits.step_threads:
             self._waiting.append(call)
             self._start_threads()
@@ -155,7 +159,7 @@ class EpisodeRunner:
     def watch(self, kind: str, index: SampleIndex, future: Future[Any]) -> None:
         """Wait for a future, too; it has a deadline of its own or none."""
         number = next(self._numbers)
-        self._running[number] = _Call(kind, index)
+        self._running[number] = _Call(kind, index, joins=kind != AWAITED)
         future.add_done_callback(lambda done: self._done.put((number, outcome(done.result))))
 
     def watched(self, kind: str) -> set[SampleIndex]:
@@ -164,10 +168,12 @@ class EpisodeRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether anything but a verdict has been asked for that `wait` has not returned yet."""
-        return bool(self._waiting or self._arrived) or any(
-            call.kind != AWAITED for call in self._running.values()
-        )
+        """Whether anything that joins, which no verdict does, has been asked for and not been returned."""
+        return bool(self._arrived) or self._joining
+
+    @property
+    def _joining(self) -> bool:
+        return any(call.joins for call in (*self._waiting, *self._running.values()))
 
     def wait(self, everything: bool) -> dict[str, dict[SampleIndex, Any]]:
         """Wait until something has come, and return it by kind and in the order of the conversations.
@@ -176,7 +182,7 @@ class EpisodeRunner:
         `TimeoutError`.
 
         Args:
-            everything: Wait for all that has been asked for; verdicts are waited for only if nothing else is.
+            everything: Wait for all that joins; what does not is waited for only if nothing else is.
 
         Raises:
             HungError: More threads hang than `RolloutLimits.hung_threads`.
@@ -184,8 +190,7 @@ class EpisodeRunner:
         while True:
             self._start_threads()
             self._collect(block=False)
-            pending = self._waiting or any(call.kind != AWAITED for call in self._running.values())
-            if self._arrived and not (everything and pending):
+            if self._arrived and not (everything and self._joining):
                 break
             self._collect(block=True)
         found: dict[str, dict[SampleIndex, Any]] = {kind: {} for kind in (SAID, SHOWN, RELEASED, AWAITED)}
