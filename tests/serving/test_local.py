@@ -400,7 +400,20 @@ def test_pieces_begin_the_text_that_is_told(policy: Policy, stops: list[str]) ->
         ({"model": "other"}, 404, "model_not_found", "model"),
         ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
-        ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
+        *(
+            ({name: value}, 400, "unsupported_parameter", name)
+            for name, value in {
+                "frequency_penalty": 0.5,
+                "top_k": 1,
+                "repetition_penalty": 1.5,
+                "guided_choice": ["a", "b"],
+                "min_p": 0.1,
+                "ignore_eos": True,
+                "tool_choice": "required",
+                "reasoning_effort": "high",
+                "chat_template_kwargs": {"enable_thinking": False},
+            }.items()
+        ),
         ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),
         ({"continue_final_message": True}, 400, "invalid_value", "continue_final_message"),
@@ -423,7 +436,11 @@ def test_what_a_policy_cannot_do(
 
 def test_stop_and_plain(policy: Policy, writes: list[str]) -> None:
     writes += ["one two three", "four"]
-    status, reply = post_one(policy, ask(n=2, stop=" three") | {"model": "tiny@plain"})
+    harmless: Body = {
+        "top_k": -1, "repetition_penalty": 1, "min_p": 0, "guided_choice": [], "user": "u",
+        "metadata": {"a": "b"}, "tool_choice": "none", "response_format": {"type": "text"},
+    }  # fmt: skip
+    status, reply = post_one(policy, ask(n=2, stop=" three") | harmless | {"model": "tiny@plain"})
     texts = [choice["message"]["content"] for choice in reply["choices"]]
     assert status == 200 and texts == ["one two", "four"]
 

@@ -111,7 +111,8 @@ def from_data_urls(
     rest: dict[str, Any] = {}
     images: list[Image.Image] = []
     for name, value in fields.items():
-        if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
+        head = value[:64].lower() if isinstance(value, str) else ""
+        if head.startswith("data:image/") and ";base64," in head:
             _add_image(images, value.partition(",")[2], name, limits)
         else:
             rest[name] = value
