@@ -25,8 +25,8 @@ LINE = json.dumps(ROW)
     [
         ("a.jsonl", LINE.encode("utf-16"), "is in UTF-16: save it in UTF-8"),
         ("a.csv", "question,answer\na,1".encode("utf-16"), "is in UTF-16: save it in UTF-8"),
-        ("a.jsonl.gz", gzip.compress(LINE.encode()), r"GZIP file: unpack it first \(gunzip\)$"),
-        ("android_control-0", gzip.compress(b"x"), "GZIP.*reproduce.convert_android_control"),
+        ("a.jsonl.gz", gzip.compress(LINE.encode(), mtime=0), r"GZIP file: unpack it first \(gunzip\)$"),
+        ("android_control-0", gzip.compress(b"x", mtime=0), "GZIP.*reproduce.convert_android_control"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull"),
         ("a.jsonl", b"", "is empty$"),
         ("a.jsonl", b"\n \n", "is empty$"),

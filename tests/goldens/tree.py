@@ -230,9 +230,13 @@ class Tree:
         self._tensors[name] = torch.as_tensor(value).detach().cpu().clone().contiguous()
 
     def jsonl(self, row: str, path: Path) -> None:
-        """Store a file of JSON lines, one row for each line."""
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            self.row(f"{row} {number}", line=json.loads(line))
+        """Store a file of JSON lines, one row for each line; journals' in the order of their problems.
+
+        A journal keeps them in the order in which conversations end.
+        """
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for number, line in enumerate(sorted(lines, key=lambda line: line.get("index", -1))):
+            self.row(f"{row} {number}", line=line)
 
     def files(self, row: str, folder: Path, paths: Iterable[Path]) -> None:
         """Store files of a folder: JSON, JSON lines and tensors by their values, others by their bytes."""
