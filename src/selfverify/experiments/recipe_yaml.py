@@ -23,7 +23,6 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from selfverify.core.config import secret_places
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import open_regular
 
@@ -306,21 +305,21 @@ def complaint(
     elif fault["type"] == "missing":
         said = "is missing"
     else:
-        said = reason(fault, quoted=inner not in secret_places(model))
+        said = reason(fault)
     dotted = ".".join(map(str, key)) + about
     return [f"{document.place(key)}: {dotted or document.kind}: {line}" for line in said.splitlines()]
 
 
-def reason(fault: ErrorDetails, quoted: bool = True) -> str:
+def reason(fault: ErrorDetails) -> str:
     """Return what is wrong with a value, as a phrase that follows the value's key.
 
-    The value is ``quoted``, unless an address with a password may stand in it.
+    The value is quoted, unless an address with a password may stand in it.
     """
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     said = WORDS.get(fault["type"]) or fault["msg"].replace("Input should", "should")
     shown = repr(fault["input"])
-    return f"{said}, but is {shown:.80}" if quoted and not _WITH_USER.search(shown) else said
+    return f"{said}, but is {shown:.80}" if not _WITH_USER.search(shown) else said
 
 
 def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
