@@ -81,7 +81,7 @@ def test_sessions_do_not_mix() -> None:
                 return shown.text
 
             texts = await asyncio.gather(*(one(*pair) for pair in enumerate(clients)))
-            assert len(server.tables["counter"]) == 20
+            assert len(server.endpoints["counter"]) == 20
             return texts
 
     limits = SessionLimits(sessions=20)
@@ -193,7 +193,7 @@ def says(*replies: Any) -> Callable[[web.WebSocketResponse], Awaitable[None]]:
     return script
 
 
-FIRST = {"type": "observation", "data": {"observation": {}, "metadata": {"round": 0}}}
+FIRST = {"type": "observation", "data": {"observation": {}, "metadata": {"round": 9}}}
 BROKEN = {"result": {"content": [{"type": "image", "data": "A" * 99}]}}
 
 
@@ -216,7 +216,7 @@ def with_script(use: Callable[[RemoteEnvironment], Awaitable[Any]], *replies: An
         ([], "no JSON object"),
         ({"type": "state", "data": {}}, "answered with 'state'"),
         ({"type": "observation"}, "no observation"),
-        (FIRST, "round 0, and round 1 is due"),
+        ({"type": "observation", "data": {"observation": {}, "done": "yes"}}, "done is neither"),
         ({"type": "observation", "data": {"observation": BROKEN}}, "block 0"),
         ({"type": "error", "data": {"message": "e" * 10_000, "code": {}}}, "eeee"),
         ({"type": "error"}, "no reason given"),

@@ -401,7 +401,11 @@ def test_a_model_that_does_not_run_here(policy: Policy) -> None:
 
 def test_stop_and_plain(policy: Policy, writes: list[str]) -> None:
     writes += ["one two three", "four"]
-    status, reply = post_one(policy, ask(n=2, stop=" three") | {"model": "tiny@plain"})
+    harmless: Body = {
+        "top_k": -1, "repetition_penalty": 1, "min_p": 0, "guided_choice": [], "user": "u",
+        "metadata": {"a": "b"}, "tool_choice": "none", "response_format": {"type": "text"},
+    }  # fmt: skip
+    status, reply = post_one(policy, ask(n=2, stop=" three") | harmless | {"model": "tiny@plain"})
     texts = [choice["message"]["content"] for choice in reply["choices"]]
     assert status == 200 and texts == ["one two", "four"]
 

@@ -30,6 +30,8 @@ def test_an_image_is_taken() -> None:
     assert picture.format == "PNG" and picture.decode().size == (4, 3) and picture.decode().mode == "RGB"
     [large] = take("data:image/bmp;base64," + data_url(png((900, 900))).partition(",")[2])
     assert large.format == "PNG"
+    for head in ("DATA:IMAGE/PNG;BASE64,", "data:image/png;Base64,", "data:image/png;charset=utf-8;base64,"):
+        assert take(head + data_url(png()).partition(",")[2]) == take(data_url(png()))
 
 
 @pytest.mark.parametrize(

@@ -375,7 +375,8 @@ def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Ite
     files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise ConfigError(
-            f"{source} holds no rollout log; a run writes one with learner.rollout_log=all (or recent)"
+            f"{source} holds no rollout log; a run writes one with learner.checkpoint.rollout_log=all (or "
+            "recent)"
         )
     read = [(path, *read_journal(path, RecordedGroup)) for path in files]
     for path, header, _ in read:

@@ -75,7 +75,7 @@ SHOWCASES: dict[Paper, Showcase] = {
         "ADPO: a policy whose scores mean nothing learns to verify its answers",
         "quickstart",
         fast=(
-            "learner.steps=8", "learner.warmup_steps=2", "learner.groups_per_step=8",
+            "learner.steps=8", "learner.optim.warmup=2", "learner.groups_per_step=8",
             "evaluation.problems=48",
         ),
         notes=("The rule on the text: the written sum is the target, and no question mark stands there.",),
@@ -85,8 +85,8 @@ SHOWCASES: dict[Paper, Showcase] = {
         "adapo-digits-check",
         ("evaluation.problems=512",),
         (
-            "learner.steps=4", "learner.warmup_steps=1", "learner.groups_per_step=8",
-            "learner.micro_batch_groups=8", "evaluation.problems=48",
+            "learner.steps=4", "learner.optim.warmup=1", "learner.groups_per_step=8",
+            "learner.batch.micro_batch_groups=8", "evaluation.problems=48",
         ),
         (
             Stored("fixed rewards, acc@t1", 0.480322265625, 0.455078125, _FIXED),
@@ -109,8 +109,8 @@ SHOWCASES: dict[Paper, Showcase] = {
         "looking-digits",
         ("evaluation.problems=128",),
         (
-            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.warmup_steps=1",
-            "learner.groups_per_step=4", "learner.micro_batch_groups=4", "evaluation.problems=32",
+            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.optim.warmup=1",
+            "learner.groups_per_step=4", "learner.batch.micro_batch_groups=4", "evaluation.problems=32",
         ),
     ),
 }  # fmt: skip
