@@ -240,17 +240,6 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
     assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "name", ["temprature", "bestof", "best-of", "max_token", "Temperature", "responseformat"]
-)
-def test_a_misspelt_field_is_refused(name: str) -> None:
-    fake = FakeUpstream()
-    status, reply = ask(fake, question(**{name: 1}))
-    assert (status, reply["error"]["code"], reply["error"]["param"]) == (400, "unknown_parameter", name)
-    assert not fake.seen
-    assert ask(fake, question(**{name: 1}) | {"model": "m@plain"})[0] == 200
-
-
 def test_fields_of_the_standard_and_of_servers_pass() -> None:
     own: Body = dict.fromkeys((
         "min_p", "repetition_penalty", "length_penalty", "min_tokens", "use_beam_search", "no_stop_trim",

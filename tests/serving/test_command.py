@@ -72,8 +72,6 @@ UPSTREAM = ["--upstream", "http://127.0.0.1:9"]
         (["--upstream", "nonsense"], "no address"),
         ([*UPSTREAM, "--verifier", "greedy"], "no verifier 'greedy'"),
         ([*UPSTREAM, "--judge", "judge:m"], "--judge needs --model"),
-        ([*UPSTREAM, "--api-key", "a", "--api-key-file", "b"], "there is one key"),
-        ([*UPSTREAM, "--api-key", " "], "--api-key is empty"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_files import huge_png
-from selfverify.cli.options import file_text, with_file
+from selfverify.cli.options import with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
@@ -72,10 +72,7 @@ def test_too_many_images() -> None:
         take(data_url(png()), count=17)
 
 
-# --- keys and passwords -------------------------------------------------------------------------------------
-
-
-SECRET = "sk-7f3a9c-very+secret"
+# --- passwords ----------------------------------------------------------------------------------------------
 
 
 def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> str:
@@ -89,28 +86,18 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
 
 
 @pytest.mark.parametrize(
-    ("key", "line", "place"),
+    ("value", "place"),
     [
-        (f"[{SECRET}]", 2, "gateway.api_key"),
-        (f"{{alice: {SECRET}}}", 2, "gateway.api_key"),
-        (f"!!binary {SECRET}", 2, ""),
-        (f"!!int {SECRET}", 2, "this is no int"),
-        (f"*{SECRET}", 2, "an alias of nothing"),
-        (f'"{SECRET}\\0"', 2, "null character"),
+        ("!!binary sk-7f3a9c-very+secret", ""),
+        ("!!int sk-7f3a9c-very+secret", "this is no int"),
+        ("*sk-7f3a9c-very+secret", "an alias of nothing"),
+        ('"sk-7f3a9c-very+secret\\0"', "null character"),
     ],
 )
-def test_the_key_is_not_quoted(tmp_path: Path, key: str, line: int, place: str) -> None:
-    said = refused(tmp_path, f"gateway:\n  api_key: {key}\n")
+def test_a_broken_file_is_not_quoted(tmp_path: Path, value: str, place: str) -> None:
+    said = refused(tmp_path, f"gateway:\n  api_key_file: {value}\n")
     assert "sk-" not in said and "secret" not in said.replace(str(tmp_path), "")
-    assert f"gateway.yaml:{line}" in said and place in said
-
-
-def test_the_key_is_not_shown(tmp_path: Path) -> None:
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"gateway:\n  api_key: {SECRET}\n")
-    settings = with_file(ServeConfig, file, {"backend": {"upstream": "http://127.0.0.1:9"}}, str)
-    assert SECRET not in file_text(settings) and SECRET not in repr(settings)
-    assert "timeout" in file_text(settings)
+    assert "gateway.yaml:2" in said and place in said
 
 
 @pytest.mark.parametrize(

@@ -268,12 +268,12 @@ class Gateway:
             return
         if not self.keys.admit(request.headers.get("Authorization")):
             text = "a valid key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, text, "invalid_api_key")
+            raise ApiError(401, text, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if not request.path.startswith("/v1/"):
             return
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
-            raise ApiError(503, text, "overloaded", retry_after=1.0)
+            raise ApiError(503, text, "overloaded", headers={"Retry-After": "1"})
 
     def _check_host(self, host: str | None) -> None:
         """Raise `ApiError` if a page asks that had a name of its own point here."""
@@ -454,7 +454,7 @@ class Gateway:
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self.backend.check(ask)
-        check_choosing(self.backend, ask.best_of, self.calibration)
+        check_choosing(self.backend, ask.best_of, self.calibration, "verifier")
         async with asyncio.timeout_at(deadline):
             scores = await self.backend.verify(ask, asked.answer)
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]

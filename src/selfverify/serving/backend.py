@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 Events = AsyncGenerator[dict[str, Any], None]
 """What a model server sends: a chat completion, or its chunks."""
 
+NO_JUDGE = "{!r} reads only what the model wrote itself; leave it out, or name a judge"
+"""What is said of a verifier that cannot score given answers."""
+
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
 
@@ -319,14 +322,16 @@ def selection_of(
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
 
 
-def check_choosing(backend: Backend, settings: BestOf, calibration: Calibration | None) -> None:
-    """Refuse a choice that a backend cannot make.
+def check_choosing(
+    backend: Backend, settings: BestOf, calibration: Calibration | None, param: str = "best_of.verifier"
+) -> None:
+    """Refuse a choice that a backend cannot make; ``param`` is the field that names the verifier.
 
     Raises:
         ApiError: There is no such verifier; or it is ``fused``, whose weight is not known; or an answer is to
             be withheld by a confidence that is no probability, and no calibration makes it one.
     """
-    verifier, param = settings.verifier or backend.default_verifier, "best_of.verifier"
+    verifier = settings.verifier or backend.default_verifier
     try:
         fusion = fusion_of(verifier, calibration.fusion if calibration else None)
         backend.check_verifier("soft" if fusion else verifier)

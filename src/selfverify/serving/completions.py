@@ -7,7 +7,6 @@ text in pieces while it writes, and `likeliest` the likeliest tokens in each pla
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -113,10 +112,6 @@ class EventStream:
 def _event(data: dict[str, Any], name: str = "") -> bytes:
     head = f"event: {name}\n" if name else ""
     return b"".join([head.encode(), b"data: ", json_bytes(data), b"\n\n"])
-
-
-_PIECE = re.compile(r"(?:\s*\S+\s*){1,4}")
-"""Up to four words with the spaces around them."""
 
 
 def verification(selected: Selected, outcome: Selection) -> dict[str, Any]:
@@ -248,7 +243,7 @@ def chunk_of(head: dict[str, Any], include_usage: bool, **choice: Any) -> dict[s
 
 
 def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification.
+    """Yield a completion in chunks: of each answer its role, its text, its end and verification.
 
     ``sent`` characters of the first answer, and its role, have been sent before.
     """
@@ -258,10 +253,11 @@ def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterato
         rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
         calls = [{**call, "index": k} for k, call in enumerate(said.get("tool_calls", ()))]
         known = sent if index == 0 else 0
+        text = (said["content"] or "")[known:]
         deltas = [
             {} if known else {"role": "assistant", "content": ""},
             rest,
-            *({"content": piece} for piece in pieces((said["content"] or "")[known:])),
+            {"content": text} if text else {},
             {"refusal": said["refusal"]} if said["refusal"] else {},
             {"tool_calls": calls} if calls else {},
         ]
@@ -272,11 +268,6 @@ def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterato
         yield chunk_of(head, include_usage, **last) | summed
     if include_usage:
         yield {**head, "object": "chat.completion.chunk", "choices": [], "usage": whole["usage"]}
-
-
-def pieces(text: str) -> list[str]:
-    """Return a text in parts of a few words, which together are the text."""
-    return _PIECE.findall(text) or ([text] if text else [])
 
 
 Likeliest = list[list[tuple[int, float]]]

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
+from selfverify.core.config import SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -22,6 +22,16 @@ MOST_SAMPLES = 256
 
 
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
+
+
+def _divides(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < 1e-5:
+        raise ValueError("logits cannot be divided by so small a number; 0 takes the likeliest tokens")
+    return temperature
+
+
+Temperature = AfterValidator(_divides)
+"""Refuses sampling temperatures between 0 and the smallest that can be computed with."""
 
 
 class Choosing(CommandConfig):
@@ -95,7 +105,7 @@ class BestOf(Choosing):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
 
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     """The sampling temperature; it replaces the request's own."""
 
     abstain_below: float | None = Field(None, ge=0, le=1)
@@ -186,11 +196,8 @@ class GatewayConfig(CommandConfig):
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
 
-    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
-    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
-
     api_key_file: Path | None = None
-    """The file that holds this key, in a line of its own."""
+    """The file that holds the key that clients have to send, in a line of its own."""
 
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
@@ -204,14 +211,6 @@ class GatewayConfig(CommandConfig):
 
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> GatewayConfig:
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("there is one key: give --api-key or --api-key-file")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
-        return self
 
     @property
     def most_samples(self) -> int:
@@ -288,7 +287,7 @@ class AnswererConfig(CommandConfig):
 class DrawsConfig(CommandConfig):
     """How one candidate is sampled."""
 
-    temperature: float = Field(1.0, ge=0.0)
+    temperature: Annotated[float, Temperature] = Field(1.0, ge=0.0)
     """The sampling temperature; 0 always takes the likeliest token."""
 
     top_p: float = Field(0.99, ge=0.01, le=1.0)

@@ -28,7 +28,7 @@ from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
-from selfverify.serving.backend import AnswerRequest, Backend, Draws, FreeQuestion
+from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, FreeQuestion
 from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest, looked_completion
 from selfverify.serving.schemas import ApiError, invalid_value
 from selfverify.serving.visual import look_here
@@ -438,8 +438,7 @@ class Local(Backend):
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
         if not _reads_again(verifier):
-            text = f"{name!r} reads only what the model wrote itself; leave it out, or name a judge"
-            raise invalid_value("verifier", text)
+            raise invalid_value("verifier", NO_JUDGE.format(name))
         for number, text in enumerate(answers):
             if has_too_many_characters(len(text), self._longest):
                 text = f"it has {len(text)} characters, and the model reads {self._longest} tokens"

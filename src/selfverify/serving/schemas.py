@@ -15,9 +15,9 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import ceil
+from math import ceil, isfinite
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
@@ -39,7 +39,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOf, Temperature
 
 
 def json_bytes(data: Any) -> bytes:
@@ -73,14 +73,14 @@ class ApiError(Exception):
         message: The text for people.
         code: The code for programs, such as ``invalid_image``.
         param: The field of the request that is wrong.
-        retry_after: Seconds after which the client may ask again.
+        headers: What the response says besides, such as when to ask again.
     """
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
-    retry_after: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.message
@@ -88,10 +88,7 @@ class ApiError(Exception):
     @property
     def response(self) -> web.Response:
         """The error in OpenAI's envelope, with its status and headers."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, ceil(self.retry_after)))}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return json_response(self.body, status=self.status, headers=headers)
+        return json_response(self.body, status=self.status, headers=self.headers)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -111,6 +108,9 @@ def api_error(error: Exception) -> ApiError | None:
         return ApiError(400, str(error), "invalid_value")
     if isinstance(error, TimeoutError):
         return ApiError(504, "there was no answer within the time allowed", "timeout")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        methods = ", ".join(sorted(error.allowed_methods))
+        return ApiError(405, f"this path takes {methods}", "method_not_allowed", headers={"Allow": methods})
     if isinstance(error, web.HTTPException):  # aiohttp's own refusals
         code, text = _REFUSALS.get(error.status, (None, error.reason or "refused"))
         return ApiError(error.status, text, code)
@@ -121,13 +121,14 @@ def api_error(error: Exception) -> ApiError | None:
     if error.status in (401, 403):
         # Not in the server's words: some quote the key.
         return ApiError(502, "the model server does not accept the gateway's key", "upstream_refused_key")
-    code = error.code or "upstream_error"
-    return ApiError(error.status, error.message, code, retry_after=error.retry_after)
+    code, after = error.code or "upstream_error", error.retry_after
+    headers = {} if after is None else {"Retry-After": str(max(1, ceil(after)))}
+    param = "model" if code == "model_not_found" else None
+    return ApiError(error.status, error.message, code, param, headers)
 
 
 _REFUSALS = {
     404: ("not_found", "there is no such path; chat completions are at /v1/chat/completions"),
-    405: ("method_not_allowed", "this path takes another method; chat completions are a POST"),
     413: ("request_too_large", "the request is too large; send fewer or smaller images"),
 }
 
@@ -147,15 +148,18 @@ def invalid(error: ValidationError, prefix: str = "") -> ApiError:
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     names = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "tagged-union"))]
     param = ".".join([prefix, *names] if prefix else names)
-    code = "unknown_parameter" if fault["type"] == "extra_forbidden" else "invalid_value"
-    message = fault["msg"].removeprefix("Value error, ")
+    code, message = "invalid_value", fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        code, message = "unknown_parameter", "there is no such field; leave it out"
     return ApiError(400, f"{param}: {message}" if param else message, code, param or None)
 
 
 Asked = TypeVar("Asked", bound=BaseModel)
 
 
-class _StreamOptions(BaseModel):
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
     model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool = False
@@ -172,14 +176,14 @@ class ChatRequest(BaseModel):
     model: str = Field(min_length=1, max_length=512)
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
     n: int = Field(1, ge=1, le=128)
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, max_length=16)
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     continue_final_message: bool = False
@@ -247,14 +251,16 @@ async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> t
         raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    if (request.content_length or 0) > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
     try:
         async with asyncio.timeout(within_s):
             data = await request.read()
     except TimeoutError:
         raise ApiError(408, f"the request did not arrive within {within_s:g} s", "timeout") from None
     try:
+        json.loads(data, object_pairs_hook=_checked)
         raw = from_json(data, allow_inf_nan=False)
-        json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
     if not isinstance(raw, dict):
@@ -265,12 +271,15 @@ async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> t
         raise invalid(error) from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object in which a key stands twice: one of its values would be lost."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:64]!r} stands twice in one object")
+def _checked(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object in which a key stands twice (one value would be lost) or has no finite number."""
+    names = set[str]()
+    for name, value in pairs:
+        if name in names:
+            raise ValueError(f"the key {name[:64]!r} stands twice in one object")
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"the value of {name[:64]!r} is no finite number")
+        names.add(name)
 
 
 def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
@@ -394,11 +403,12 @@ _DATA_URL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A checked image: its encoded bytes, its format, such as ``PNG``, and how many pixels it has."""
+    """A checked image: its encoded bytes, its format (``PNG``), how many pixels it has, and its field."""
 
     data: bytes
     format: str
     pixels: int
+    place: str
 
     def decode(self) -> Image.Image:
         """Return the image decoded, in RGB: 24 bits a pixel.
@@ -411,7 +421,8 @@ class Picture:
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 return to_rgb(Image.open(io.BytesIO(self.data), formats=[self.format]))
         except Exception as error:  # PIL raises many types for broken files
-            raise _bad(f"the image cannot be decoded: {type(error).__name__}: {error}") from None
+            text = f"the image cannot be decoded: {type(error).__name__}: {error}"
+            raise _bad(text, param=self.place) from None
 
 
 async def take_images(messages: Sequence[Mapping[str, Any]], most_pixels: int) -> list[Picture]:
@@ -462,7 +473,7 @@ def _from_data_url(url: str, place: str) -> Picture:
         with warnings.catch_warnings():  # PIL's own limits are a warning here and an error there
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                return Picture(data, str(image.format), image.width * image.height)
+                return Picture(data, str(image.format), image.width * image.height, place)
     except Image.DecompressionBombError:
         raise _bad("an image has too many pixels: shrink it", 413, "image_too_large", place) from None
     except Exception:  # PIL raises many types for what is no image
@@ -534,7 +545,9 @@ def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise invalid_value(f"messages.{m}.role", text)
         lost = [name for name, value in message.items() if value and name not in ("role", "content")]
         if lost:
-            raise unsupported(f"messages.{m}.{lost[0][:64]}", "a model that runs here does not read it")
+            raise unsupported(
+                f"messages.{m}.{lost[0][:64]}", "a model that runs here does not read it; leave it out"
+            )
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list) or not content:
@@ -546,8 +559,9 @@ def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _plain(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "image_url":
-        return {"type": "image"}
-    raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")
+    if kind not in ("text", "image_url") or (kind == "text" and not isinstance(part.get("text"), str)):
+        text = f"a part of type {kind!r} is not understood by this model; there are text and image_url"
+        raise invalid_value(place, text)
+    for name in part.keys() - {"type", kind, "cache_control"}:
+        raise unsupported(f"{place}.{name[:64]}", "a model that runs here does not read it; leave it out")
+    return {"type": "text", "text": part["text"]} if kind == "text" else {"type": "image"}

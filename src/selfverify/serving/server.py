@@ -18,7 +18,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics, is_loopback
 from selfverify.serving.backend import Backend, check_choosing
-from selfverify.serving.config import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
+from selfverify.serving.config import BackendConfig, ListeningConfig, ServeConfig
 from selfverify.serving.page import digits_example
 from selfverify.serving.schemas import ApiError
 from selfverify.serving.upstream import Upstream
@@ -38,7 +38,9 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         DataError: The calibration cannot be read.
     """
     asked = settings.gateway
-    keys = keys_of(asked)
+    keys = read_keys(asked.api_key_file) if asked.api_key_file else []
+    if len(keys) > 1:
+        raise ConfigError(f"--api-key-file {asked.api_key_file}: it holds {len(keys)} keys; give one")
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend
@@ -61,21 +63,7 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         from selfverify.serving.visual import VisualGate  # it needs torch
 
         gate = VisualGate(settings.looking.settings())
-    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
-
-
-def keys_of(settings: GatewayConfig) -> Keys:
-    """Return the key that clients have to send, if there is one.
-
-    Raises:
-        ConfigError: Its file cannot be read, or holds several.
-    """
-    if settings.api_key_file is None:
-        return Keys([] if settings.api_key is None else [settings.api_key.strip()])
-    keys = read_keys(settings.api_key_file)
-    if len(keys) != 1:
-        raise ConfigError(f"--api-key-file {settings.api_key_file}: it holds {len(keys)} keys; give one")
-    return Keys(keys)
+    return Gateway(backend, asked, Keys(keys), calibration, metrics, example, gate)
 
 
 def upstream_of(server: ServerConfig, metrics: Metrics) -> Upstream:

@@ -16,7 +16,7 @@ from selfverify.clients.replies import Completion, soft_score, without_score
 from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
+from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events
 from selfverify.serving.schemas import ApiError, invalid_value, with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
@@ -203,12 +203,15 @@ class Upstream(Backend):
             return None  # an answer without a score is better than no answer
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`: a judge is asked, whatever the verifier.
+        """See `Backend`.
 
         Raises:
             ServerError: The judge failed on all answers.
         """
-        judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
+        name = ask.best_of.verifier or "judge"
+        judge = judge_of(name, ask.model)
+        if judge is None:
+            raise invalid_value("verifier", NO_JUDGE.format(name))
         asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
         return await rate_all(self.client, judge, asked, ask.usage)
 
