@@ -130,7 +130,7 @@ def test_a_gateway_that_does_not_look(servers: Loop) -> None:
     """The field is refused rather than ignored."""
     address, _ = servers.before(FakeUpstream())
     status, reply = told(address, asked({}))
-    assert status == 400 and "start the gateway with --look" in reply["error"]["message"]
+    assert status == 400 and "the gateway was started without it" in reply["error"]["message"]
 
 
 def test_a_failing_server(servers: Loop) -> None:

@@ -288,7 +288,7 @@ class Gateway:
         """Raise `ApiError` if a page asks that had a name of its own point here."""
         name = "localhost" if host is None else name_of(host)
         if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
-            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
+            text = f"the name {name!r} is not served here; allowed_host={name} would serve it"
             raise ApiError(403, text, "host_refused")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -367,7 +367,7 @@ class Gateway:
     def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""
         if self.looking is None:
-            text = "look: nothing is looked at again here; start the gateway with --look"
+            text = "look: nothing is looked at again here; the gateway was started without it"
             raise ApiError(400, text, "unsupported_parameter", "look")
         if not ask.pictures:
             raise invalid_value("look", "the messages have no image that could be looked at")

@@ -333,7 +333,7 @@ def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration |
     if calibration is None or calibration.misfit(use_of(settings, verifier)):
         text = (
             f"the scores of verifier {verifier} are no probabilities that could be compared with it; leave "
-            "it out, or use fused with the --calibration that it was fitted with"
+            "it out, or use fused with the calibration that it was fitted with"
         )
         raise ConfigError(text)
 
@@ -510,7 +510,7 @@ def open_image(path: Path) -> Image.Image:
     """
     if not path.is_file():
         raise DataError(f"the image {path}: there is no such file")
-    image = ImageRef("--image", path)
+    image = ImageRef("image", path)
     with warnings.catch_warnings():  # PIL's own limit is a warning here and an error there; ours is an error
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         width, height = image.size

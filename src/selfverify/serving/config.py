@@ -35,7 +35,7 @@ class Choosing(CommandConfig):
 
     verifier: str | None = None
     """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
-    model's tokens expect), `judge` (the model is asked about each answer), `fused` or `fused:A` (soft and A
+    model's tokens expect), judge (the model is asked about each answer), `fused` or `fused:A` (soft and A
     times the log-probability; A from the calibration or as given) or `none`. A model that runs here
     also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
     `inline`."""
@@ -111,7 +111,7 @@ class BestOf(Choosing):
     answer in a `response_format` is always returned as it is."""
 
     refusal: Literal["field", "content"] = "field"
-    """Where it says that no answer is sure enough: in OpenAI's field `refusal`, or for clients that do not
+    """Where it says that no answer is sure enough: in OpenAI's field of that name, or for clients that do not
     show that also in the content."""
 
     samples: bool = False
@@ -155,28 +155,28 @@ class BackendConfig(CommandConfig):
     """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
 
     judge: list[str] = []
-    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+    """With `model`: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
 
     max_tokens: int = Field(256, ge=1)
-    """With --model: the most tokens of a candidate, for requests that do not say."""
+    """With `model`: the most tokens of a candidate, for requests that do not say."""
 
     max_batch: int = Field(64, ge=1)
-    """With --model: the most candidates that are sampled together."""
+    """With `model`: the most candidates that are sampled together."""
 
     separate: bool = False
-    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
+    """With `upstream`: ask for each candidate in a request of its own, for servers whose n fails."""
 
     tries: int = Field(3, ge=1)
-    """With --upstream: how often a request is sent before it counts as failed."""
+    """With `upstream`: how often a request is sent before it counts as failed."""
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
-            raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
+            raise ValueError("give either `model` (run one here) or `upstream` (an address of a server)")
         if self.upstream is not None and self.judge:
-            raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
+            raise ValueError("`judge` needs `model`; in front of a server say `verifier` judge:MODEL")
         if self.model is not None and self.separate:
-            raise ValueError("--separate needs --upstream")
+            raise ValueError("`separate` needs `upstream`")
         return self
 
     @field_validator("upstream")
@@ -210,13 +210,13 @@ class GatewayConfig(CommandConfig):
     """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
-    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
+    """A file that `selfverify eval` fitted; it serves the requests that it was fitted for."""
 
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
 
     api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
-    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
+    """The key that clients have to send. Others on this machine see what is typed: better `api_key_file`."""
 
     api_key_file: Path | None = None
     """The file that holds this key, in a line of its own."""
@@ -246,9 +246,9 @@ class GatewayConfig(CommandConfig):
     @model_validator(mode="after")
     def _one_key(self) -> GatewayConfig:
         if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("there is one key: give --api-key or --api-key-file")
+            raise ValueError("there is one key: give `api_key` or `api_key_file`")
         if self.api_key is not None and not self.api_key.strip():
-            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
+            raise ValueError("`api_key` is empty; leave it out to serve everybody who can reach the port")
         return self
 
     @property
@@ -269,7 +269,7 @@ class ServeConfig(CommandConfig):
     """
 
     config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
-    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
+    """A YAML file with the settings below; options that are typed win over it."""
 
     backend: BackendConfig
     listening: ListeningConfig = ListeningConfig()
@@ -291,17 +291,17 @@ class QuestionConfig(CommandConfig):
     """Ask a problem of this built-in task instead, such as `digits-pick`."""
 
     index: int = Field(0, ge=0)
-    """With --task: the number of the problem in the test split."""
+    """With `task`: the number of the problem in the test split."""
 
     save_image: Path | None = None
-    """With --task: write the problem's image to this file, print its question, and stop."""
+    """With `task`: write the problem's image to this file, print its question, and stop."""
 
     @model_validator(mode="after")
     def _one_question(self) -> QuestionConfig:
         if self.task is not None and (self.question is not None or self.image):
-            raise ValueError("--task brings its own question and image; leave yours out")
+            raise ValueError("`task` brings its own question and image; leave yours out")
         if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
-            raise ValueError("a question is missing: give one, or take a task's problem with --task NAME")
+            raise ValueError("a question is missing: give one, or take a task's problem with `task`")
         return self
 
 
@@ -312,10 +312,10 @@ class AnswererConfig(CommandConfig):
     """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
 
     server: str | None = None
-    """Ask this OpenAI-compatible server instead; --model is the model's name there."""
+    """Ask this OpenAI-compatible server instead; `model` is the model's name there."""
 
     timeout: float = Field(120.0, ge=0.1)
-    """With --server: the most seconds to wait."""
+    """With `server`: the most seconds to wait."""
 
 
 class DrawsConfig(CommandConfig):
@@ -337,7 +337,7 @@ class DrawsConfig(CommandConfig):
     """2: the model re-examines every answer, and its second answer counts."""
 
     second_turn: str | None = None
-    """With --turns 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
+    """With `turns` 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
 
     def sampling(self, n: int) -> SamplingConfig:
         """How ``n`` candidates are sampled."""
@@ -362,7 +362,7 @@ class CandidateConfig(Choosing):
     `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
 
     calibration: Path | None = None
-    """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
+    """A file that `selfverify eval` fitted. By default the one in the model's folder, if it fits."""
 
     @property
     def all_samples(self) -> bool:
@@ -383,7 +383,7 @@ class SolveConfig(CommandConfig):
     def _together(self) -> SolveConfig:
         choosing, looking = self.choosing, self.looking
         if looking.look and self.drawing.turns == 2:
-            raise ValueError("--turns 2 and --look are two ways of going on; take one")
+            raise ValueError("`turns` 2 and `look` are two ways of going on; take one")
         if self.answerer.server is None:
             if choosing.calibration is not None and not choosing.all_samples:
                 raise ValueError(
@@ -392,9 +392,9 @@ class SolveConfig(CommandConfig):
                 )
             return self
         if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
-            raise ValueError("--look with a --server draws all candidates and reads the scores they write")
+            raise ValueError("`look` with a `server` draws all candidates and reads the scores they write")
         if self.drawing.turns == 2:
-            raise ValueError("--turns 2 needs a model that runs here, not a --server")
+            raise ValueError("`turns` 2 needs a model that runs here, not a `server`")
         if choosing.n > MOST_SAMPLES:
-            raise ValueError(f"-n: a server is asked for at most {MOST_SAMPLES} candidates")
+            raise ValueError(f"`n`: a server is asked for at most {MOST_SAMPLES} candidates")
         return self

@@ -57,7 +57,7 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         try:
             check_abstaining(asked.best_of, asked.best_of.verifier, calibration)
         except ConfigError as error:
-            raise ConfigError(f"--abstain-below: {error}") from None
+            raise ConfigError(f"abstain_below: {error}") from None
     gate = None
     if settings.looking.look:
         from selfverify.serving.visual import VisualGate  # it needs torch
@@ -76,7 +76,7 @@ def keys_of(settings: GatewayConfig) -> Keys:
         return Keys([] if settings.api_key is None else [settings.api_key.strip()])
     keys = read_keys(settings.api_key_file)
     if len(keys) != 1:
-        raise ConfigError(f"--api-key-file {settings.api_key_file}: it holds {len(keys)} keys; give one")
+        raise ConfigError(f"{settings.api_key_file}: it holds {len(keys)} keys; give one")
     return Keys(keys)
 
 
@@ -136,7 +136,7 @@ async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Ca
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
     if not gateway.keys and not is_loopback(listening.host):
-        logger.warning("everybody who reaches %s may ask: set a key with --api-key-file", listening.host)
+        logger.warning("everybody who reaches %s may ask: set a key (api_key_file)", listening.host)
     async with AsyncExitStack() as stack:
         port = await start(gateway, listening.host, listening.port, stack, listening.grace)
         # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.

@@ -1,7 +1,7 @@
 """Answer one question: draw N candidates, choose one, and say how sure it is and why.
 
 An own model answers (`solve_here`), or a server, which is asked the way the gateway asks (`solve_on_server`).
-With ``--look`` a server's model holds several conversations in which it looks again (`look_on_server`).
+Where it looks again, a server's model holds several conversations in which it looks again (`look_on_server`).
 """
 
 from __future__ import annotations

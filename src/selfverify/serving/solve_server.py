@@ -165,5 +165,5 @@ async def _only_model(client: OpenAIClient) -> str:
     names = [str(model["id"]) for model in await client.models()]
     if len(names) != 1:
         known = ", ".join(names) or "none"
-        raise ConfigError(f"which model is meant? {client.settings.url} has: {known}; say --model NAME")
+        raise ConfigError(f"which model is meant? {client.settings.url} has: {known}; name one")
     return names[0]
