@@ -47,7 +47,7 @@ from selfverify.serving.completions import (
     piece_of,
     progress,
 )
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
@@ -318,7 +318,7 @@ class Gateway:
         It is checked, and has the model's own name.
         """
         model, chosen = best_of(asked, self.settings.best_of)
-        settings = chosen or BestOf(
+        settings = chosen or BestOfConfig(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
@@ -480,7 +480,7 @@ class Gateway:
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
-        settings = BestOf(n=1, verifier=asked.verifier)
+        settings = BestOfConfig(n=1, verifier=asked.verifier)
         ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
         try:

@@ -35,7 +35,7 @@ from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.config import BestOf, Choosing
+from selfverify.serving.config import BestOfConfig, ChoosingConfig
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class AnswerRequest:
 
     body: dict[str, Any]
     pictures: list[Picture]
-    best_of: BestOf
+    best_of: BestOfConfig
     deadline: float
     streams: bool = False
     id: str = ""
@@ -320,7 +320,7 @@ def check_verifier(backend: Backend, verifier: str, calibration: Calibration | N
     backend.check_verifier("soft" if fusion else verifier)
 
 
-def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration | None) -> None:
+def check_abstaining(settings: BestOfConfig, verifier: str, calibration: Calibration | None) -> None:
     """Refuse to abstain by a confidence that is no probability and that no calibration makes one.
 
     Raises:
@@ -375,7 +375,7 @@ async def _draw_until_sure(
         return "deadline", max(0, asked_for - len(candidates))
 
 
-def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
+def use_of(settings: ChoosingConfig, verifier: str) -> dict[str, Any]:
     """Return the settings that a calibration has to have been fitted with."""
     return {
         "verifier": verifier,
@@ -385,7 +385,7 @@ def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
     }
 
 
-def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> list[Choice]:
+def rank(candidates: Sequence[Candidate], settings: ChoosingConfig, wanted: int) -> list[Choice]:
     """Return the ``wanted`` best answers, each different from those before it while there are such.
 
     After the last distinct answer, the other candidates follow in order. The strategy ``first`` keeps all
@@ -436,7 +436,7 @@ def with_probability(
     return Selected(choice, reply, probability, abstained)
 
 
-def visible(selected: Selected, settings: BestOf) -> str:
+def visible(selected: Selected, settings: BestOfConfig) -> str:
     """Return the text that a client gets of an answer."""
     if settings.content == "raw":
         return selected.reply.text

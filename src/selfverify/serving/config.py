@@ -1,6 +1,7 @@
 """Configs of `solve` and `serve`, which become options of commands.
 
-`Choosing` says how one of several answers is chosen. A request says so in its object `best_of` (`BestOf`).
+`ChoosingConfig` says how one of several answers is chosen. A request says so in its object `best_of`
+(`BestOfConfig`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_SAMPLES = 256
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
 
 
-class Choosing(CommandConfig):
+class ChoosingConfig(CommandConfig):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
@@ -86,7 +87,7 @@ class Choosing(CommandConfig):
         return StrategyConfig(self.vote_temperature, self.share)
 
 
-class BestOf(Choosing):
+class BestOfConfig(ChoosingConfig):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
 
@@ -126,7 +127,7 @@ class BestOf(Choosing):
 
     @property
     def stopping(self) -> Stopping:
-        """As in `Choosing`, with the request's own ``start`` and ``step``."""
+        """As in `ChoosingConfig`, with the request's own ``start`` and ``step``."""
         return self._stopping(self.start, self.step)
 
 
@@ -206,7 +207,7 @@ class ListeningConfig(CommandConfig):
 class GatewayConfig(CommandConfig):
     """How a gateway treats requests."""
 
-    best_of: BestOf = BestOf()
+    best_of: BestOfConfig = BestOfConfig()
     """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
@@ -349,7 +350,7 @@ class DrawsConfig(CommandConfig):
         )
 
 
-class CandidateConfig(Choosing):
+class CandidateConfig(ChoosingConfig):
     """How candidates are verified and chosen from."""
 
     n: int = Field(8, ge=1, le=1024)

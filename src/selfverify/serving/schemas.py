@@ -30,7 +30,7 @@ from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
-from selfverify.serving.config import BestOf, ImageLimits
+from selfverify.serving.config import BestOfConfig, ImageLimits
 
 
 def json_bytes(data: Any) -> bytes:
@@ -256,7 +256,7 @@ async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> t
         raise invalid(error) from None
 
 
-def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
+def best_of(request: ChatRequest, defaults: BestOfConfig) -> tuple[str, BestOfConfig | None]:
     """Return the model's own name and how its answer is chosen; None means without selection.
 
     The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
@@ -276,9 +276,9 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
         return model, None
     try:
         # Without those at their own default: `model_fields_set` says what somebody has decided.
-        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
+        chosen = BestOfConfig.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
         # A suffix is a text, so that its values are texts; those of an object have types of their own.
-        chosen = BestOf.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
+        chosen = BestOfConfig.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
     if request.n > chosen.n:
@@ -462,7 +462,7 @@ def _bad(message: str, status: int = 400, code: str = "invalid_image") -> ApiErr
     return ApiError(status, message, code, "messages")
 
 
-def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
+def wants_instruction(settings: BestOfConfig, body: Mapping[str, Any]) -> bool:
     """Whether the request for the answer format belongs to a question.
 
     A model that is to call tools, or to write another format, would have to do both; unless somebody says so.

@@ -30,7 +30,7 @@ from selfverify.serving.backend import (
     with_known_confidence,
     with_probability,
 )
-from selfverify.serving.config import CandidateConfig, Choosing, DrawsConfig, SolveConfig
+from selfverify.serving.config import CandidateConfig, ChoosingConfig, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
@@ -115,7 +115,7 @@ def solve(
     task: Task,
     problem: Problem,
     verifier: Verifier,
-    choosing: Choosing,
+    choosing: ChoosingConfig,
     drawing: DrawsConfig,
     calibration: Calibration | None = None,
     on_candidate: OnCandidate | None = None,

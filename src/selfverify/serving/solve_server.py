@@ -23,7 +23,7 @@ from selfverify.serving.backend import (
     use_of,
     with_probability,
 )
-from selfverify.serving.config import BestOf, SolveConfig
+from selfverify.serving.config import BestOfConfig, SolveConfig
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.upstream import Upstream
 from selfverify.serving.visual import AT_ONCE, Looked, look_once
@@ -154,7 +154,7 @@ async def _ask(
             "max_tokens": drawing.max_new_tokens,
             "seed": drawing.seed,
         }
-        best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}))
+        best_of = BestOfConfig.model_validate(choosing.model_dump(exclude={"calibration"}))
         deadline = asyncio.get_running_loop().time() + answerer.timeout
         ask = AnswerRequest(body, [], best_of, deadline, streams=True)
         tell = None if on_candidate is None else lambda place, candidate: on_candidate(candidate)

@@ -19,7 +19,7 @@ SpaceName = Literal["pixels", "unit", "thousandths"]
 """How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
 
 
-class ToolModels(CommandConfig):
+class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
@@ -45,12 +45,12 @@ class ToolModels(CommandConfig):
     """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 
 
-def tool_models(settings: ToolModels) -> dict[str, Any]:
+def tool_models(settings: ToolModelsConfig) -> dict[str, Any]:
     """What settings say about the models behind tools, alone."""
-    return settings.model_dump(include=set(ToolModels.model_fields))
+    return settings.model_dump(include=set(ToolModelsConfig.model_fields))
 
 
-class VisualBaseConfig(ToolModels):
+class VisualBaseConfig(ToolModelsConfig):
     """What people say about how a model looks again."""
 
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
