@@ -65,7 +65,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
     """
     document = read_document(path, "settings file")
     own = file_field(model)
-    if own in document.data:
+    if own is not None and own in document.data:
         raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")
     try:
         return model.model_validate(_laid_over(document.data, typed))
