@@ -31,6 +31,7 @@ LINE = json.dumps(ROW)
         ("a.jsonl", b"", "is empty$"),
         ("a.jsonl", b"\n \n", "is empty$"),
         ("a.json", b"[]", "has no rows"),
+        ("a.json", b'{"text": [', "it is not JSON"),  # seen while its format is looked for
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.csv", b"question,answer\rq,1\r", "end with a carriage return alone"),
         ("a.jsonl", b"<html>404, not found</html>", "begins with b'<html>"),
@@ -111,6 +112,12 @@ def test_options_of_many_forms(tmp_path: Path) -> None:
         ({"0": "red", "1": "blue"}, "! its options are {'0'"),
         ([["red"], ["blue"]], "! its option A is ['red']"),
         (["red"], "! with two options or more"),
+        (["red", ""], "! its option B is missing"),
+        ({"A": "red", "B": None}, "! with two options or more"),
+        ({"AA": "red", "B": "blue"}, "! its options are {'AA'"),
+        ({"a": "red", "B": "blue", "C": None}, TWO),
+        (["x"] * 27, "! it has 27 options"),
+        (3, "! its options is 3"),
     ]
     rows = [{**ROW, "options": options, "answer": "A"} for options, _ in forms]
     check(tmp_path, rows, [wanted for _, wanted in forms], "options")
@@ -122,8 +129,25 @@ def test_targets_of_many_forms(tmp_path: Path) -> None:
     wrong = [3, -1, "D", "B. red", "A,B", "option B", True, "Blue"]
     rows = [{**ROW, "options": options, "answer": answer} for answer in right + wrong]
     check(tmp_path, rows, ["B"] * len(right) + ["! its answer "] * len(wrong))
-    marked = {**ROW, "options": {"A": "B.", "B": "x"}, "answer": "B."}  # a text before a mark
-    check(tmp_path, [marked], ["A"])
+    pairs: list[tuple[Any, str, str]] = [
+        ({"A": "B.", "B": "x"}, "B.", "A"),  # a text before a mark
+        (["1", "2", "3"], "3", "C"),  # the text, and no number of an option
+        (["B", "A"], "A", "A"),
+        (["2", "1", "0"], "2", "! could be A or C"),  # text of A, number of C
+        (["red", "blue"], "fish", "! is none of the options"),
+    ]
+    check(tmp_path, [{**ROW, "options": o, "answer": a} for o, a, _ in pairs], [want for *_, want in pairs])
+    # MathVista's answers to choices are texts, even where these are letters or numbers.
+    texts = [
+        (["2", "1", "0"], "2", "A"),
+        (["B", "A"], "A", "B"),
+        (["red", "blue"], "B", "B"),
+        ([], "free", "free"),
+    ]
+    check(tmp_path, [{**ROW, "choices": o, "answer": a} for o, a, _ in texts], [want for *_, want in texts])
+    odd = [{"precision": 1.5}, {"precision": "some"}, {"alternatives": "one"}, {"question": None}]
+    names = ["precision", "precision", "alternatives", "question"]
+    check(tmp_path, [ROW | more for more in odd], [f"! its {name} is " for name in names])
 
 
 def test_images_of_many_forms(tmp_path: Path) -> None:
@@ -148,12 +172,16 @@ def test_images_of_many_forms(tmp_path: Path) -> None:
 def test_boxes_of_many_forms(tmp_path: Path) -> None:
     box = [1.0, 2.0, 30.0, 20.0]
     right = ["[1, 2, 30, 20]", "1, 2, 30, 20", "(1, 2, 30, 20)", ["1", "2", "30", "20"], box]
+    edges = [[-0.5, 0, 40.9, 30]]  # less than a pixel outside
     wrong = {
+        "[30, 2, 1, 20]": "x1 >= x2", "[1, 20, 30, 20]": "y1 >= y2", "[1, 2, 60, 20]": "image (40 x 30)",
+        "[-5, 2, 30, 20]": "out of the image", "[1, 2, 30, NaN]": "is nan", "[1, 2, 30]": "not four numbers",
         "1 2 30 20": "not a list", "[1, 2, 30": "not a list", "[[1, 2], [30, 20]]": "not four numbers",
         "[0.1, 0.1, 0.5, 0.5]": "bbox_x1_norm", "[1, 2, 30, null]": "is None, not a number",
     }  # fmt: skip
-    rows = [{"image": "a.png", "question": "dog", "box": value} for value in [*right, *wrong]]
-    check(tmp_path, rows, [box] * len(right) + [f"! {reason}" for reason in wrong.values()], "box")
+    rows = [{"image": "a.png", "question": "dog", "box": value} for value in [*right, *edges, *wrong]]
+    wanted = [*[box] * len(right), [0, 0, 40, 30], *(f"! {reason}" for reason in wrong.values())]
+    check(tmp_path, rows, wanted, "box")
 
 
 def test_ids_stay_apart(tmp_path: Path) -> None:

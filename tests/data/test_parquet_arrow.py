@@ -214,13 +214,6 @@ def test_a_selection_that_is_saved_is_what_is_read(tmp_path: Path) -> None:
     assert [row["question"] for row in open_rows(tmp_path / "set")] == ["What is x3?", "What is x1?"]
 
 
-def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
-    """Also while its format is looked for."""
-    (tmp_path / "a.json").write_text('{"text": [')
-    with pytest.raises(DataError, match=r"a\.json: it is not JSON"):
-        open_rows(tmp_path / "a.json")
-
-
 def test_images_without_paths(tmp_path: Path) -> None:
     """The struct that `datasets` uses, but with bytes alone."""
     rows = [

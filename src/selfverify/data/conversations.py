@@ -171,11 +171,9 @@ def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list
     if len(given) != len(said):
         raise DataError(f"its {name} are of {len(given)} turns, and the assistant speaks {len(said)} times")
     for number, (cuts, turn) in enumerate(zip(given, said, strict=True), start=1):
-        fits = cuts and all(
-            len(cut) == 2 and isinstance(cut[0], str) and cut[0] and isinstance(cut[1], int) for cut in cuts
-        )
-        starts = [cut[1] for cut in cuts] if fits else []
-        if not fits or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] > len(turn):
+        starts = [at for channel, at in cuts if isinstance(channel, str) and channel and isinstance(at, int)]
+        is_whole = starts[:1] == [0] and len(starts) == len(cuts) and starts == sorted(set(starts))
+        if not is_whole or starts[-1] > len(turn):
             raise DataError(f"its {name} of turn {number} are {shown(cuts)}, which do not divide it")
     return given
 

@@ -54,13 +54,12 @@ class Table(RowSource):
 
 def _opened(library: Any, file: Path) -> Any:
     """Return a file or a folder as a `datasets.Dataset`."""
-    if file.is_dir():
-        return library.load_from_disk(str(file))
-    with file.open("rb") as opened:
-        beginning = opened.read(6)
+    beginning = b"" if file.is_dir() else file.open("rb").read(6)
     if beginning.startswith(b"PAR1"):
         return library.Dataset.from_parquet(escape(str(file)), batch_size=100)  # by default 0 without rows
-    if beginning == b"ARROW1":
+    if file.is_dir():
+        found = library.load_from_disk(str(file))
+    elif beginning == b"ARROW1":
         import pyarrow as pa
 
         found = library.Dataset(pa.ipc.open_file(pa.memory_map(str(file))).read_all())
