@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
+from selfverify.tasks.math import Math
 
 ROW = {"question": "How many?", "answer": "3"}
 LINE = json.dumps(ROW)
@@ -154,7 +157,14 @@ def test_images_of_many_forms(tmp_path: Path) -> None:
     coded = base64_png()
     url = f"data:image/png;base64,{coded}"
     right = ["a.png", "./a.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png", coded, url]
-    right += [{"path": "a.png"}, {"bytes": coded}, {"url": url}, {"bytes": None, "path": "a.png"}]
+    right += [
+        '["a.png"]',
+        "[a.png]",
+        {"path": "a.png"},
+        {"bytes": coded},
+        {"url": url},
+        {"bytes": None, "path": "a.png"},
+    ]
     none = [None, "", []]
     wrong = {
         "s3://b/a.png": "is on the web", "data:image/png,no": "base64 text is damaged",
@@ -190,6 +200,23 @@ def test_ids_stay_apart(tmp_path: Path) -> None:
         path = write_jsonl(tmp_path / "a.jsonl", [{**ROW, "id": id} for id in ids])
         found = [row["id"] for row in open_rows(path)]
         assert found[0] == "a/a" and len(set(found)) == len(ids)
+
+
+def test_rows_of_pandas_are_taken(tmp_path: Path) -> None:
+    """Arrays, as which it reads the lists of Parquet, numpy's numbers, and its NA."""
+    row = {"question": "Which?", "options": np.array(["red", "blue"]), "answer": np.int64(1), "hint": pd.NA}
+    rows = [row, row | {"image": pd.NA, "images": np.array([base64_png()], dtype=object)}]
+    task = Math(rows={"test": rows})
+    problems = [task.problem("test", 0, n) for n in range(2)]
+    assert [problem.target for problem in problems] == ["B", "B"]
+    assert [len(problem.images) for problem in problems] == [0, 1]
+
+
+def test_image_folders_of_the_hub(tmp_path: Path) -> None:
+    """A table `metadata` beside the pictures, whose files it names."""
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "metadata.csv").write_text("file_name,question,answer\na.png,q,1\nreport.pdf,q,1\n")
+    assert [len(row["images"]) for row in open_rows(tmp_path)] == [1, 0]
 
 
 def test_messages_as_openai_writes_them(tmp_path: Path) -> None:
