@@ -223,5 +223,9 @@ def test_messages_as_openai_writes_them(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
     parts = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "q"}]
     talk = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]}
-    [row] = open_rows(write_jsonl(tmp_path / "a.jsonl", [talk]))
+    path = write_jsonl(tmp_path / "a.jsonl", [talk])
+    [row] = open_rows(path, check_images=True)
     assert row["messages"][0]["content"][0]["image"].size == (40, 30)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=r"line 1: .*cannot be read"):
+        open_rows(path, check_images=True)

@@ -61,10 +61,11 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     taught = first(record, "taught") or "all"
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
+    tools = listed(record["tools"], "tools") if filled(record.get("tools")) else []
     row: Row = {
         **shared_fields(record, ("id", "problem"), ("source", "data_source"), ("category", "app")),
         "messages": messages,
-        "tools": [_tool(tool, number) for number, tool in enumerate(_list(record, "tools"), start=1)],
+        "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
         "taught": taught,
     }
     if filled(record.get("cuts")):
@@ -78,10 +79,6 @@ def shared_fields(record: Record, ids: Sequence[str], sources: Sequence[str], ki
     found = {field: fields.optional(record, *names) for field, names in columns.items()}
     app = {"app": [found["category"]]} if "app" in kinds and found["category"] is not None else {}
     return {**found, "images": [], "categories": app}
-
-
-def _list(record: Record, name: str) -> list[Any]:
-    return listed(record[name], name) if filled(record.get(name)) else []
 
 
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:

@@ -189,8 +189,10 @@ def _stem(source: RowSource, root: Path) -> str:
 
 def _unseeable(row: Row) -> DataError | None:
     """Return why an image of a row cannot be decoded."""
+    turns = [turn for name in ("messages", "prompt", "chosen", "rejected") for turn in row.get(name, ())]
+    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
     try:
-        for image in row["images"]:
+        for image in [*row["images"], *(part["image"] for part in parts if part["type"] == "image")]:
             image.open(tries=1)
     except DataError as error:
         return error
