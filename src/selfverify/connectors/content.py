@@ -111,7 +111,8 @@ def from_data_urls(
     rest: dict[str, Any] = {}
     images: list[Image.Image] = []
     for name, value in fields.items():
-        if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
+        head = value[:64].lower() if isinstance(value, str) else ""
+        if head.startswith("data:image/") and ";base64," in head:
             _add_image(images, value.partition(",")[2], name, limits)
         else:
             rest[name] = value
@@ -122,7 +123,8 @@ def _add_image(images: list[Image.Image], data: str, place: str, limits: Content
     if len(images) == limits.images:
         raise DataError(f"more than {limits.images} images in one message")
     try:
-        encoded = base64.b64decode(data.encode("ascii"), validate=True)
+        # Some write it in lines.
+        encoded = base64.b64decode(b"".join(data.encode("ascii").split()), validate=True)
         images.append(decode_image(encoded, limits.image_pixels))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DataError(f"{place}: the image's base64 is broken: {error}") from None
