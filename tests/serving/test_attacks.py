@@ -115,7 +115,7 @@ def unread(fake: FakeUpstream, fields: Body) -> float:
         while gateway.in_flight:
             await asyncio.sleep(0.02)
         writer.close()
-        return gateway.metrics.cancelled._value.get()
+        return gateway.metrics.requests.labels(f"/v1/{CHAT}", "499")._value.get()
 
     return served(fake, use)
 

@@ -318,7 +318,7 @@ def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, num
     own = [segment for segment in trajectory.segments if segment.author == "policy"]
     tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
     told = tokens[:-1] if reply.finish == "stop" else tokens
-    reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply.text = decoded(policy, told)
     reply.about = {"looks": steps_of(trajectory), "conversation": number}
     return reply
 
@@ -341,23 +341,29 @@ def completion_of(
         stops: Texts before which the answer ends.
         with_logprobs: Whether the log-probabilities of its tokens are wanted.
     """
-    reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
+    reply = reply_of(trajectory, verifier)
     told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
-    reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply.text = decoded(policy, told)
     places = [place for stop in stops if (place := reply.text.find(stop)) >= 0]
     if places:
         reply.text, reply.finish = reply.text[: min(places)], "stop"
     if with_logprobs:
         drawn, shown = zip(told, trajectory.logprobs, strict=False), likeliest or [[] for _ in told]
         reply.logprobs = [
-            _entry(decode, token, value) | {"top_logprobs": [_entry(decode, *other) for other in others]}
+            _entry(policy, token, value) | {"top_logprobs": [_entry(policy, *other) for other in others]}
             for (token, value), others in zip(drawn, shown, strict=False)
         ]
     return reply
 
 
-def _entry(decode: Callable[[list[int]], str], token: int, logprob: float) -> dict[str, Any]:
-    piece = decode([token])
+def decoded(policy: Policy, tokens: Sequence[int]) -> str:
+    """Return the text of tokens, special ones included."""
+    text: str = policy.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _entry(policy: Policy, token: int, logprob: float) -> dict[str, Any]:
+    piece = decoded(policy, [token])
     return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
 
 
@@ -374,7 +380,7 @@ class OwnStream:
     """
 
     def __init__(self, policy: Policy, stops: Sequence[str], put: Callable[[str], object]) -> None:
-        self._tokenizer, self._ends, self._put = policy.tokenizer, policy.stop_tokens, put
+        self._policy, self._ends, self._put = policy, policy.stop_tokens, put
         self._stops = stops
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self.sent = 0
@@ -393,8 +399,8 @@ class OwnStream:
             return
         self._tokens.append(token)
         # A token's text depends on the one before it, as where it begins a word.
-        before = self._decoded(self._tokens[self._context : self._read])
-        text = self._decoded(self._tokens[self._context :])
+        before = decoded(self._policy, self._tokens[self._context : self._read])
+        text = decoded(self._policy, self._tokens[self._context :])
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return
         self._text += text[len(before) :]
@@ -405,9 +411,3 @@ class OwnStream:
         if end > self.sent:
             self._put(self._text[self.sent : end])
             self.sent = end
-
-    def _decoded(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text

@@ -308,10 +308,7 @@ class DrawsConfig(CommandConfig):
     def sampling(self, n: int) -> SamplingConfig:
         """How ``n`` candidates are sampled."""
         return SamplingConfig(
-            group_size=n,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_new_tokens=self.max_new_tokens,
+            group_size=n, temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
         )
 
 

@@ -291,11 +291,9 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
     Raises:
         ApiError: A setting is unknown or wrong.
     """
-    model, suffix = split_model(request.model)
-    given = dict(request.best_of or {})
-    plain = suffix.pop("plain", False)
-    if request.best_of is not None:
-        plain = given.pop("plain", False)
+    (model, suffix), given = split_model(request.model), dict(request.best_of or {})
+    named = suffix.pop("plain", False)
+    plain = named if request.best_of is None else given.pop("plain", False)
     if not isinstance(plain, bool):
         raise invalid_value("best_of.plain", "true or false is needed")
     if plain:

@@ -20,7 +20,6 @@ from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, 
 from selfverify.serving.schemas import ApiError, invalid_value, with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.serving.visual import Looked
     from selfverify.visual.task import VisualToolTask
 
 Scoring = Callable[[], Coroutine[Any, Any, float | None]]
@@ -155,7 +154,7 @@ class Upstream(Backend):
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
 
-        def held(number: int, usage: Usage) -> Looked:
+        def held(number: int, usage: Usage) -> Completion:
             seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
             pictures = [picture.decode() for picture in ask.pictures]
             asked = look.asked(Problem(ask.id or "request", messages, pictures))
@@ -166,7 +165,7 @@ class Upstream(Backend):
             usage = Usage()
             async with places:
                 try:
-                    looked = await asyncio.to_thread(held, number, usage)
+                    reply = await asyncio.to_thread(held, number, usage)
                 except asyncio.CancelledError:
                     usage.lost()  # the turn that is still going on
                     raise
@@ -175,8 +174,7 @@ class Upstream(Backend):
                     return
                 finally:
                     ask.usage.take_in(usage)
-            about = {"looks": [*looked.steps], "conversation": number}
-            reply = Completion(text=looked.last, tokens=looked.reply.tokens, about=about)
+            reply.about["conversation"] = number
             written = drawing.arrived(reply)
             reply.score = own_score(reply, drawing.verifier, written)
             drawing.ready(reply)
