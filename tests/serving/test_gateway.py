@@ -125,8 +125,9 @@ def test_early_stop_and_budget() -> None:
     assert (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (4, "confident")
     assert [body.get("n", 1) for body in fake.seen] == [2, 1, 1]
     fake = scripted("1|0.5", "2|0.5", "3|0.5")
-    _, reply = ask(fake, question(best_of={"stop": "beta", "budget_tokens": 30, "start": 3}))
-    assert (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (4, "tokens")
+    for best_of, used in (({"stop": "beta", "budget_tokens": 30, "start": 3}, 4), ({"budget_tokens": 25}, 3)):
+        _, reply = ask(fake, question(best_of=best_of))
+        assert (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (used, "tokens")
 
 
 def test_abstention() -> None:

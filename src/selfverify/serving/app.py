@@ -27,7 +27,7 @@ from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest, Backend, Selection, Tell, check_choosing, select
-from selfverify.serving.completions import REQUEST_ID, EventStream, chunk_of, chunks, completion, progress
+from selfverify.serving.completions import REQUEST_ID, EventStream, chunks, completion, piece_of, progress
 from selfverify.serving.config import BestOf, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
@@ -234,8 +234,10 @@ class Gateway:
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
         settings = self.settings
-        if self.on_loopback and not self.keys:
-            self._check_host(request.headers.get("Host"))
+        name = name_of(request.headers.get("Host", "localhost"))
+        if self.on_loopback and not self.keys and not is_loopback(name):  # a page whose name points here
+            text = f"the name {name!r} is not served here without a key; start with --api-key-file"
+            raise ApiError(403, text, "host_refused")
         if request.path in OPEN_PATHS:
             return
         if not self.keys.admit(request.headers.get("Authorization")):
@@ -246,13 +248,6 @@ class Gateway:
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", headers={"Retry-After": "1"})
-
-    def _check_host(self, host: str | None) -> None:
-        """Raise `ApiError` if a page asks that had a name of its own point here."""
-        name = "localhost" if host is None else name_of(host)
-        if not is_loopback(name):
-            text = f"the name {name!r} is not served here without a key; start with --api-key-file"
-            raise ApiError(403, text, "host_refused")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
@@ -308,18 +303,18 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer without selection: with all that the server says."""
         body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
-        events = self.backend.pass_on(body, ask.usage, ask.deadline)
 
         async def copy(stream: EventStream) -> None:
-            async with asyncio.timeout_at(ask.deadline), aclosing(events):
+            async with asyncio.timeout_at(ask.deadline):
                 async for chunk in events:
                     await stream.event(chunk)
 
         try:
-            if ask.streams:
-                return await self._streamed(request, copy)
-            async with asyncio.timeout_at(ask.deadline):
-                return json_response(await anext(events))
+            async with aclosing(self.backend.pass_on(body, ask.usage, ask.deadline)) as events:
+                if ask.streams:
+                    return await self._streamed(request, copy)
+                async with asyncio.timeout_at(ask.deadline):
+                    return json_response(await anext(events))
         finally:
             self._count(ask.usage)
 
@@ -370,12 +365,12 @@ class Gateway:
         is written, if the backend shows it."""
         sent = 0
 
-        def write(piece: str) -> None:
+        def write(text: str) -> None:
             nonlocal sent
             begun = [] if sent else [{"role": "assistant", "content": ""}]
-            for delta in (*begun, {"content": piece}):
-                stream.put_event(chunk_of(head, asked.include_usage, delta=delta))
-            sent += len(piece)
+            for delta in (*begun, {"content": text}):
+                stream.put_event(piece_of(head, delta, asked.include_usage))
+            sent += len(text)
 
         chosen = ask.best_of
         if chosen.n == 1 and (chosen.verifier, chosen.content, chosen.abstain_below) == ("none", "raw", None):

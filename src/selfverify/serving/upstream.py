@@ -101,8 +101,11 @@ class Upstream(Backend):
 
         async def scored(reply: Completion, key: str, score: Scoring) -> None:
             if key not in drawing.scoring:
-                drawing.scoring[key] = judging.create_task(score())
-            found = await drawing.scoring[key]
+                drawing.scoring[key] = asyncio.ensure_future(score())
+            try:
+                found = await drawing.scoring[key]
+            except ServerError:
+                found = None  # an answer without a score is better than no answer
             reply.score = reply.score if found is None else found
             drawing.ready(reply)
 
@@ -116,7 +119,8 @@ class Upstream(Backend):
             elif judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
             elif reply.answer is not None:
-                score = partial(self._rating, ask, judge, without_score(reply.text) or reply.text)
+                text = without_score(reply.text) or reply.text
+                score = partial(rate, self.client, judge, ask.body["messages"], text, ask.usage)
             if score is None:
                 drawing.ready(reply)
             else:
@@ -193,12 +197,6 @@ class Upstream(Backend):
         there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
         needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
         return "stream" if needed else "n"
-
-    async def _rating(self, ask: AnswerRequest, judge: str, text: str) -> float | None:
-        try:
-            return await rate(self.client, judge, ask.body["messages"], text, ask.usage)
-        except ServerError:
-            return None  # an answer without a score is better than no answer
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`.
