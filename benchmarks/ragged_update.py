@@ -61,7 +61,7 @@ class Ragged:
         advantage = torch.randn(ROWS, 1, generator=noise).expand(channel.shape)
         ones = torch.ones(channel.shape)
         self.group = TokenStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
-        budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).micro_batch_tokens}
+        budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).batch.micro_batch_tokens}
         alone: Any = SimpleNamespace(
             policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )

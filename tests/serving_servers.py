@@ -25,7 +25,7 @@ from selfverify.core.errors import ServerError
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.server import start, upstream_of
 
@@ -334,7 +334,7 @@ def served_locally(policy: Policy, use: Use[T], n: int = 4, **more: Any) -> T:
             metrics = Metrics()
             backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
             return await used(
-                Gateway(backend, GatewayConfig(best_of=BestOf(n=n)), metrics=metrics), use, stack
+                Gateway(backend, GatewayConfig(best_of=BestOfConfig(n=n)), metrics=metrics), use, stack
             )
 
     return asyncio.run(main())

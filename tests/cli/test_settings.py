@@ -89,8 +89,8 @@ MODEL = ["--model", "m"]
         ("gateway:\n  tmieout: 3\n", MODEL, [":2: gateway.tmieout: ", "; did you mean gateway.timeout?"]),
         ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
         ("backend:\n", MODEL, [":1: backend: should be a valid dictionary"]),
-        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either --model"]),
-        ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either --model"]),
+        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either `model`"]),
+        ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either `model`"]),
         ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in "]),
         ("- a\n", [], [": a settings file is a mapping of keys to values"]),
         ("config: x\n", [], [":1: config: a settings file names no other"]),
@@ -137,7 +137,7 @@ class Outer(BaseModel):
     @model_validator(mode="after")
     def _together(self) -> Outer:
         if self.separate and self.n == 1:
-            raise ValueError("--separate needs -n above 1")
+            raise ValueError("`separate` needs `n` above 1")
         return self
 
 

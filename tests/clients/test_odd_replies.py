@@ -155,8 +155,8 @@ def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:
         (raw("<html>no gateway</html>", kind="text/html"), "<html>no gateway.*OpenAI's protocol"),
         (raw(""), "no JSON: b''"),
         (raw('"9"'), "no JSON object"),
-        (raw("[" * 100_000), "no JSON"),
-        (raw(" " * 2**26 + "{}"), "more than 67,108,864 bytes"),
+        (raw("[" * 9_000), "no JSON"),
+        (raw(" " * 20_000 + "{}"), "more than 10,000 bytes"),
         (raw("{", **{"Content-Encoding": "gzip"}), "it is compressed"),
         (raw("busy, come later", 503, "text/plain"), "503.: busy, come later"),
         (raw("", 500), "refused .500. .http"),
@@ -165,7 +165,10 @@ def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:
         (raw("<h1>nothing</h1>", 404, "text/html"), "404.*is its path right"),
     ],
 )  # fmt: skip
-def test_an_error_says_what_the_server_said_and_where_it_is(answer: Reply, says: str) -> None:
+def test_an_error_says_what_the_server_said_and_where_it_is(
+    answer: Reply, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfverify.clients.openai_client.MOST_BYTES", 10_000)
     with pytest.raises(ServerError, match=f"(?s){says}.*") as caught:
         drawn(answer, 1, "n")
     assert "http://127.0.0.1:" in str(caught.value) and "127.0.0.1" not in caught.value.message

@@ -29,7 +29,7 @@ from selfverify.clients.replies import (
 )
 from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOfConfig
 from serving_servers import Body, FakeUpstream, ask, open_upstream, question, tagged
 
 
@@ -324,7 +324,7 @@ def test_candidates_are_drawn_without_alternatives() -> None:
     """All that is read beside the candidates is a few tokens of each distinct one."""
     fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
     fake.likely = likely(0.7)
-    choosing = BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True)
+    choosing = BestOfConfig(n=8, verifier="soft", samples=True).model_dump(exclude_none=True)
     status, reply = ask(fake, question(best_of=choosing))
     assert status == 200, json.dumps(reply)
     expected = (0.7 + 0.2 * BELOW) / 0.9

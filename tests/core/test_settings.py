@@ -12,15 +12,15 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
-from selfverify.tasks.row_task import DataFile, File
+from selfverify.tasks.row_task import DataFileConfig, File
 
 
 def test_settings_take_paths(tmp_path: Path) -> None:
     assert PolicyConfig.model_validate({"path": tmp_path}) == PolicyConfig(path=str(tmp_path))
     assert PolicyConfig().for_model(tmp_path).path == str(tmp_path)
-    plain = DataFile(path="rows.jsonl", images=str(tmp_path))
-    assert DataFile.model_validate({"path": Path("rows.jsonl"), "images": tmp_path}) == plain
-    assert TypeAdapter(File).validate_python(Path("rows.jsonl")) == DataFile(path="rows.jsonl")
+    plain = DataFileConfig(path="rows.jsonl", images=str(tmp_path))
+    assert DataFileConfig.model_validate({"path": Path("rows.jsonl"), "images": tmp_path}) == plain
+    assert TypeAdapter(File).validate_python(Path("rows.jsonl")) == DataFileConfig(path="rows.jsonl")
 
 
 def test_a_recipe_with_paths_is_written_as_text(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def arrays(seed=0, problems=30, total=6, missing=0.1):
     return score, correct
 
 
-def samples_of(score, correct, keys=None, prefix="p", **changes):
-    """Samples with these soft scores; wrong answers share the key "wrong" unless keys are given."""
+def samples_of(score, correct, prefix="p", **changes):
+    """Samples with these soft scores; wrong answers share the key "wrong"."""
     result = []
     for p, (row, right) in enumerate(zip(score, correct, strict=True)):
         for k, (value, ok) in enumerate(zip(row, right, strict=True)):
-            key = keys[p][k] if keys is not None else ("right" if ok else "wrong")
+            key = "right" if ok else "wrong"
             soft = None if np.isnan(value) else float(value)
             scores = {"soft": soft, "greedy": soft, "sampled": None}
             fields = {"answer": key, "key": key, "logprob": -0.1 * k, "scores": scores}

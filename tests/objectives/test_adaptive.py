@@ -10,8 +10,8 @@ from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_ta
 PAPER = RewardShape()
 
 
-def table_at(rate: float, shape: RewardShape = PAPER) -> torch.Tensor:
-    return reward_table(torch.tensor(rate, dtype=torch.float64), shape)
+def table_at(rate: float) -> torch.Tensor:
+    return reward_table(torch.tensor(rate, dtype=torch.float64), PAPER)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.local import Local
 from serving_servers import FakeUpstream, Loop, data_url, png
 
@@ -19,7 +19,7 @@ def picture() -> str:
     return data_url(png())
 
 
-SMALL = GatewayConfig(best_of=BestOf(n=2), max_body_mb=0.5, max_megapixels=1)
+SMALL = GatewayConfig(best_of=BestOfConfig(n=2), max_body_mb=0.5, max_megapixels=1)
 
 
 @pytest.fixture(scope="module")

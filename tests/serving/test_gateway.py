@@ -18,7 +18,7 @@ from selfverify.core.errors import ServerError
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.schemas import api_error
 from serving_servers import (
     CHAT,
@@ -58,7 +58,7 @@ def test_the_best_is_returned_and_everything_counted() -> None:
     assert fake.seen == [question(f"7+2? {SCORE_INSTRUCTION}", n=3, seed=3, **streamed)]
 
 
-DEFAULT_CLIENTS = GatewayConfig(best_of=BestOf(n=2, content="answer", refusal="content"))
+DEFAULT_CLIENTS = GatewayConfig(best_of=BestOfConfig(n=2, content="answer", refusal="content"))
 """A gateway for clients that know nothing of it."""
 
 
@@ -136,7 +136,7 @@ def test_abstention() -> None:
     message = reply["choices"][0]["message"]
     assert status == 200 and message["content"] is None and "0.90" in message["refusal"]
     assert reply["choices"][0]["verification"]["abstained"]
-    unsure = GatewayConfig(best_of=BestOf(n=2, strategy="best", abstain_below=0.95, refusal="content"))
+    unsure = GatewayConfig(best_of=BestOfConfig(n=2, strategy="best", abstain_below=0.95, refusal="content"))
     status, reply = ask(scripted("9|0.9"), question(), unsure)
     message = reply["choices"][0]["message"]
     assert message["content"] == message["refusal"] and "0.90" in message["content"]
@@ -303,7 +303,7 @@ def test_models_health_and_metrics(servers: Loop) -> None:
     models, health = (requests.get(f"{url}/{path}", timeout=10).json() for path in paths)
     metrics = requests.get(f"{url[:-3]}/metrics", timeout=10).text
     assert [model["id"] for model in models["data"]] == ["m", "m@plain"]
-    assert models["data"][0]["best_of"] == BestOf(verifier="inline").model_dump()
+    assert models["data"][0]["best_of"] == BestOfConfig(verifier="inline").model_dump()
     assert "best_of" not in models["data"][1]
     assert health["status"] == "ok"
     for line in (

@@ -23,7 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import FreeQuestion, free_problem
 from selfverify.serving.completions import OwnStream, likeliest
-from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.config import ChoosingConfig, DrawsConfig
 from selfverify.serving.schemas import Picture
 from selfverify.serving.solve import solve
 from selfverify.verifiers.policy_verifiers import Soft
@@ -85,7 +85,7 @@ def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     answers = lines("1 2", "2 1", "3 4", "nonsense")
     writes += answers
     expected = solve(
-        policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), Choosing(n=4),
+        policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), ChoosingConfig(n=4),
         DrawsConfig(seed=3, max_new_tokens=TOKENS),
     )  # fmt: skip
     writes += answers

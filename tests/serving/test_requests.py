@@ -12,7 +12,7 @@ from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import rank
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOfConfig
 from selfverify.serving.schemas import ApiError, ChatRequest, best_of, wants_instruction
 from serving_servers import CHAT, Body, post, served_locally
 
@@ -116,7 +116,7 @@ def test_an_answer_that_is_begun_is_words(policy: Policy, ask: Callable[..., Any
 # --- which settings win -------------------------------------------------------------------------------------
 
 
-DEFAULTS = BestOf(n=4, strategy="majority")
+DEFAULTS = BestOfConfig(n=4, strategy="majority")
 
 
 def asked(model: str = "m", **more: Any) -> ChatRequest:
@@ -133,15 +133,17 @@ def test_the_object_goes_before_the_suffix_before_the_defaults() -> None:
 
 
 def test_every_field_has_a_default_that_a_request_can_take_back() -> None:
-    odd = BestOf(
+    odd = BestOfConfig(
         n=3, strategy="best", verifier="none", stop="beta", answers="set", confidence=0.9, budget_tokens=9,
         vote_temperature=0.2, share=0.5, start=1, step=2, temperature=0.3, abstain_below=0.4,
         instruction=False, content="answer", refusal="content", samples=True, progress="events",
         timeout_s=5.0,
     )  # fmt: skip
-    assert not {name for name in BestOf.model_fields if getattr(odd, name) == getattr(BestOf(), name)}
+    assert not {
+        name for name in BestOfConfig.model_fields if getattr(odd, name) == getattr(BestOfConfig(), name)
+    }
     assert best_of(asked(), odd) == ("m", odd)
-    assert best_of(asked(best_of=BestOf().model_dump()), odd) == ("m", BestOf())
+    assert best_of(asked(best_of=BestOfConfig().model_dump()), odd) == ("m", BestOfConfig())
 
 
 def test_a_default_that_says_what_holds_anyway_decides_nothing() -> None:
@@ -152,7 +154,7 @@ def test_a_default_that_says_what_holds_anyway_decides_nothing() -> None:
         (True, {"instruction": True}, True),
         (False, {}, False),
     ):
-        _, found = best_of(asked(best_of=given), BestOf(instruction=default))
+        _, found = best_of(asked(best_of=given), BestOfConfig(instruction=default))
         assert found is not None and wants_instruction(found, tools) is wanted
         for plain in ({}, {"response_format": {"type": "text"}, "tools": []}):
             assert wants_instruction(found, plain) is (default or wanted)
@@ -180,7 +182,7 @@ def test_nulls_are_left_out() -> None:
 
 def test_ranked_answers_are_distinct_while_there_are_any() -> None:
     candidates = [Candidate(a, a, s) for a, s in (("7", 0.2), ("9", 0.9), ("7", 0.3), ("8", 0.1))]
-    best = BestOf(strategy="best")
+    best = BestOfConfig(strategy="best")
     assert [c.index for c in rank(candidates, best, 2)] == [1, 2]
     assert [c.index for c in rank(candidates, best, 9)] == [1, 2, 3, 0]
-    assert [c.index for c in rank(candidates, BestOf(strategy="first"), 3)] == [0, 1, 2]
+    assert [c.index for c in rank(candidates, BestOfConfig(strategy="first"), 3)] == [0, 1, 2]

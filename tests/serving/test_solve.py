@@ -28,7 +28,7 @@ from selfverify.rollouts.script_sampler import recite
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import StrategyConfig
 from selfverify.serving.backend import FreeQuestion, free_problem, reply_of
-from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.config import ChoosingConfig, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.tasks.base import Verdict
@@ -58,7 +58,7 @@ def test_solve_a_task(policy: Policy, scripted: list[str]) -> None:
     problem = task.problem("test", 0, 0)
     scripted += ["1 2 3|0.2", "9 9 9|0.9", "3 2 1|0.3", "nonsense|1.0"]
     seen: list[Any] = []
-    choosing = Choosing(n=4, strategy="best")
+    choosing = ChoosingConfig(n=4, strategy="best")
     found = solve(policy, task, problem, Inline(), choosing, DrawsConfig(), on_candidate=seen.append)
     assert [c.key for c in found.candidates] == ["1 2 3", "9 9 9", "1 2 3", None]
     assert (found.choice.index, found.choice.answer, found.choice.score) == (1, [9, 9, 9], 0.9)
@@ -72,7 +72,7 @@ def test_solve_stops_early_and_abstains(policy: Policy, scripted: list[str]) -> 
     scripted += ["1 2 3|0.2"] * 8
     problem = free_problem("Which?", [Image.new("RGB", (32, 32))])
     doubtful = Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), threshold=0.3)
-    choosing = Choosing(stop="beta")
+    choosing = ChoosingConfig(stop="beta")
     found = solve(policy, FreeQuestion("set"), problem, Inline(), choosing, DrawsConfig(), doubtful)
     assert (len(found.candidates), found.stopped) == (4, "confident")
     assert found.probability == pytest.approx(0.1)
@@ -153,7 +153,7 @@ def test_solve_in_two_turns(policy: Policy) -> None:
     sampler = PolicySampler(policy, sampling)
     made = rollout(sampler, asked, [problem], [0], sampling.group_size, open_episode=begin, limits=limits)
     found = solve(
-        policy, task, problem, Inline(), Choosing(n=3),
+        policy, task, problem, Inline(), ChoosingConfig(n=3),
         DrawsConfig(max_new_tokens=12, turns=2, second_turn="Check the answer."),
     )  # fmt: skip
     rolled = made.groups[0].trajectories

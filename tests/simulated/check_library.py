@@ -34,7 +34,7 @@ from selfverify.experiments.run import learn
 from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
-from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.config import ChoosingConfig, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
@@ -341,7 +341,7 @@ def test_second_turns_as_a_verifier() -> None:
     problem, found = task.problem("test", 0, 0), []
     for policy in (on_cpu(), on_device()):
         verifier = make_verifier("turns:2", policy, task)
-        choosing = Choosing(n=3, strategy="best")
+        choosing = ChoosingConfig(n=3, strategy="best")
         solution = solve(policy, task, problem, verifier, choosing, DrawsConfig(max_new_tokens=30))
         found.append([candidate.score for candidate in solution.candidates])
     assert found[0] == pytest.approx(found[1], abs=1e-3)

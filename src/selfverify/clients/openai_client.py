@@ -61,7 +61,7 @@ _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 
 _CHAT = "/chat/completions"
 
-_MOST_BYTES = 64 * 2**20
+MOST_BYTES = 64 * 2**20
 """The largest reply, in bytes as they are sent."""
 
 _PROBE_S = 2.0
@@ -272,7 +272,7 @@ class OpenAIClient:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise garbage("it is compressed, which hides its size and was not asked for")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = BoundedReply(response.stream, _MOST_BYTES)
+        response.stream = BoundedReply(response.stream, MOST_BYTES)
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost = lambda: None, until: float = math.inf

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from selfverify.connectors import openenv as wire
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory, close_in_time
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, Factory, close_in_time
 from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
@@ -719,7 +719,7 @@ def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> t
 
 
 async def serve_until_told(
-    settings: EnvironmentServing,
+    settings: EnvironmentServerConfig,
     on_ready: Callable[[int], None],
     known: Mapping[str, Factory] | None = None,
     with_parent: bool = False,
@@ -765,7 +765,7 @@ def main() -> None:
         print(json.dumps({"port": port}), file=ready, flush=True)
 
     try:
-        settings = EnvironmentServing.model_validate_json(sys.argv[1])
+        settings = EnvironmentServerConfig.model_validate_json(sys.argv[1])
         asyncio.run(serve_until_told(settings, say, with_parent=True))
     except SelfVerifyError as error:
         sys.exit(f"error: {error}")

@@ -19,7 +19,7 @@ from yarl import URL
 
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Source
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, Source
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
@@ -88,7 +88,7 @@ class ProcessSource(Source):
     def __init__(self, environment: str, sessions: int, settings: RemoteConfig | None = None) -> None:
         super().__init__(f"a server of {environment}", sessions)
         served = [f"environment={environment}"]
-        self.serving = EnvironmentServing(environments=served, port=0, sessions=sessions)
+        self.serving = EnvironmentServerConfig(environments=served, port=0, sessions=sessions)
         self.settings = settings or RemoteConfig("http://127.0.0.1")
         self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None

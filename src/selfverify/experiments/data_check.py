@@ -405,7 +405,7 @@ def summary(c: Checked) -> list[str]:
             ]
         more = len(c.broken) - MOST_BROKEN
         lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:MOST_BROKEN])]
-        lines += [f"  and {more} more; --json has them all"] if more > 0 else []
+        lines += [f"  and {more} more"] if more > 0 else []
     for sample in c.samples:
         sizes = ", ".join(f"{w} x {h}" for w, h in sample.images) or "no image"
         lines += ["", f"--- {sample.id}: {sample.tokens} tokens; {sizes}; target {shown(sample.target, 200)}"]

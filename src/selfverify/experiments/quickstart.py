@@ -43,7 +43,7 @@ class Showcase:
         title: What is trained.
         recipe: The recipe.
         changes: What it changes of the recipe, so that it takes no more than ten minutes.
-        fast: What ``--fast`` changes besides, so that it takes about a minute.
+        fast: What a fast run changes besides, so that it takes about a minute.
         stored: The rows that qualify the effect, where measuring them would take longer than that.
         notes: What has to be known to read the figures.
     """
@@ -151,10 +151,10 @@ def quickstart(
             if changed := differences(held, recipe.model_dump(mode="json")):
                 more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
                 raise ConfigError(
-                    f"{folder} holds a run with other settings: {'; '.join(changed[:3])}{more}. --output "
-                    "OTHER writes elsewhere, --overwrite deletes it and starts over"
+                    f"{folder} holds a run with other settings: {'; '.join(changed[:3])}{more}; "
+                    "choose another folder, or overwrite it"
                 )
-            console.print(f"It goes on with what is in {folder} already; --overwrite starts over.")
+            console.print(f"It goes on with what is in {folder} already.")
         with TrainingProgress() as progress:
             run = _trained if recipe.stopping is None else _looked
             metrics, table = run(recipe, shown, not overwrite, progress)

@@ -367,7 +367,7 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
 
 def _check_replay(replay: Path, folder: Path) -> None:
     if replay.resolve() == folder.resolve():
-        raise ConfigError(f"{replay} is the folder of this run; --resume goes on with it, and its log")
+        raise ConfigError(f"{replay} is the folder of this run; resume it to go on with it and its log")
     if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
         raise ConfigError(
             f"{replay}: there is no rollout log to replay; a run writes one with "

@@ -113,8 +113,8 @@ class CappedLooks:
             task = VisualToolTask(task, VisualConfig(tools=[*self.tools], **given))
         elif self.tools or self.max_steps is not None:
             raise ConfigError(
-                f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave --tool "
-                "and --max-steps out"
+                f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave "
+                "tools and cap out here"
             )
         if not task.judges:
             raise ConfigError(f"task {task.name} knows no right answers, so that there is nothing to compare")

@@ -28,7 +28,7 @@ from selfverify.connectors.server import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest, Backend, Selection, Tell, check_choosing, select
 from selfverify.serving.completions import REQUEST_ID, EventStream, chunks, completion, piece_of, progress
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
@@ -236,7 +236,7 @@ class Gateway:
         settings = self.settings
         name = name_of(request.headers.get("Host", "localhost"))
         if self.on_loopback and not self.keys and not is_loopback(name):  # a page whose name points here
-            text = f"the name {name!r} is not served here without a key; start with --api-key-file"
+            text = f"the name {name!r} is not served here without a key; set api_key_file"
             raise ApiError(403, text, "host_refused")
         if request.path in OPEN_PATHS:
             return
@@ -270,7 +270,7 @@ class Gateway:
         It is checked, and has the model's own name.
         """
         model, chosen = best_of(asked, self.settings.best_of)
-        settings = chosen or BestOf(
+        settings = chosen or BestOfConfig(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
@@ -321,7 +321,7 @@ class Gateway:
     def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""
         if self.looking is None:
-            raise unsupported("look", "nothing is looked at again here; start the gateway with --look")
+            raise unsupported("look", "nothing is looked at again here; the gateway was started without it")
         if not ask.pictures:
             raise invalid_value("look", "the messages have no image that could be looked at")
         return self.looking.look(given, ask.body, ask.best_of.answers)
@@ -405,7 +405,7 @@ class Gateway:
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
-        settings = BestOf(n=1, verifier=asked.verifier)
+        settings = BestOfConfig(n=1, verifier=asked.verifier)
         ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self.backend.check(ask)
         check_choosing(self.backend, ask.best_of, self.calibration, "verifier")

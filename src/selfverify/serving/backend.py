@@ -32,7 +32,7 @@ from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.config import BestOf, Choosing
+from selfverify.serving.config import BestOfConfig, ChoosingConfig
 from selfverify.serving.schemas import Picture, invalid_value
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
@@ -73,7 +73,7 @@ class AnswerRequest:
 
     body: dict[str, Any]
     pictures: list[Picture]
-    best_of: BestOf
+    best_of: BestOfConfig
     deadline: float
     streams: bool = False
     id: str = ""
@@ -289,7 +289,7 @@ async def select(
 
 def selection_of(
     candidates: list[Completion],
-    settings: Choosing,
+    settings: ChoosingConfig,
     verifier: str,
     fusion: Fusion | None = None,
     calibration: Calibration | None = None,
@@ -321,7 +321,7 @@ def selection_of(
 
 
 def check_choosing(
-    backend: Backend, settings: BestOf, calibration: Calibration | None, param: str = "best_of.verifier"
+    backend: Backend, settings: BestOfConfig, calibration: Calibration | None, param: str = "best_of.verifier"
 ) -> None:
     """Refuse a choice that a backend cannot make; ``param`` is the field that names the verifier.
 
@@ -340,7 +340,7 @@ def check_choosing(
         param = "best_of.abstain_below"
         raise ConfigError(
             f"the scores of verifier {verifier} are no probabilities that could be compared with it; leave "
-            "it out, or use fused with the --calibration that it was fitted with"
+            "it out, or use fused with the calibration that it was fitted with"
         )
     except ConfigError as error:
         raise invalid_value(param, str(error)) from None
@@ -387,7 +387,7 @@ async def _draw_until_sure(
         return "deadline", max(0, asked_for - len(candidates))
 
 
-def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
+def use_of(settings: ChoosingConfig, verifier: str) -> dict[str, Any]:
     """Return the settings that a calibration has to have been fitted with."""
     return {
         "verifier": verifier,
@@ -397,7 +397,7 @@ def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
     }
 
 
-def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> list[Choice]:
+def rank(candidates: Sequence[Candidate], settings: ChoosingConfig, wanted: int) -> list[Choice]:
     """Return the ``wanted`` best answers, each different from those before it while there are such.
 
     After the last distinct answer, the other candidates follow in order. The strategy ``first`` keeps all
@@ -422,7 +422,7 @@ def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> li
     return choices + [choose_from([i]) for i in rest[: wanted - len(choices)]]
 
 
-def visible(selected: Selected, settings: BestOf) -> str:
+def visible(selected: Selected, settings: BestOfConfig) -> str:
     """Return the text that a client gets of an answer."""
     if settings.content == "raw":
         return selected.reply.text

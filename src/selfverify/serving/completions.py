@@ -19,7 +19,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import AnswerRequest, Selected, Selection, reply_of, visible
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOfConfig
 from selfverify.serving.schemas import json_bytes
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -163,7 +163,7 @@ def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def progress(stream: EventStream, settings: BestOf, index: int, candidate: Completion) -> None:
+def progress(stream: EventStream, settings: BestOfConfig, index: int, candidate: Completion) -> None:
     """Tell a stream of a candidate."""
     if settings.progress == "events":
         about = {name: candidate.about[name] for name in {"conversation"} & candidate.about.keys()}
@@ -173,7 +173,7 @@ def progress(stream: EventStream, settings: BestOf, index: int, candidate: Compl
         stream.put_comment(f"candidate {index + 1} of {settings.n}, score {score}")
 
 
-def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
+def message(selected: Selected, settings: BestOfConfig) -> dict[str, Any]:
     """Return the assistant's message. A withheld answer has a ``refusal`` instead of a content."""
     if selected.abstained:
         sure = selected.choice.confidence if selected.probability is None else selected.probability
@@ -193,7 +193,7 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     return found
 
 
-def logprobs(selected: Selected, settings: BestOf) -> dict[str, Any] | None:
+def logprobs(selected: Selected, settings: BestOfConfig) -> dict[str, Any] | None:
     """Return the log-probabilities of the text that is returned; None if that is none that was written."""
     reply, text = selected.reply, visible(selected, settings)
     start = reply.text.find(text)

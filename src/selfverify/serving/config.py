@@ -1,6 +1,7 @@
 """Configs of `solve` and `serve`, which become options of commands.
 
-`Choosing` says how one of several answers is chosen. A request says so in its object `best_of` (`BestOf`).
+`ChoosingConfig` says how one of several answers is chosen. A request says so in its object `best_of`
+(`BestOfConfig`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Temperature = AfterValidator(_divides)
 """Refuses sampling temperatures between 0 and the smallest that can be computed with."""
 
 
-class Choosing(CommandConfig):
+class ChoosingConfig(CommandConfig):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
@@ -44,7 +45,7 @@ class Choosing(CommandConfig):
 
     verifier: str | None = None
     """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
-    model's tokens expect), `judge` (the model is asked about each answer), `fused` or `fused:A` (soft and A
+    model's tokens expect), judge (the model is asked about each answer), `fused` or `fused:A` (soft and A
     times the log-probability; A from the calibration or as given) or `none`. A model that runs here
     also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
     `inline`."""
@@ -101,7 +102,7 @@ class Choosing(CommandConfig):
         return StrategyConfig(self.vote_temperature, self.share)
 
 
-class BestOf(Choosing):
+class BestOfConfig(ChoosingConfig):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
 
@@ -120,7 +121,7 @@ class BestOf(Choosing):
     answer in a `response_format` is always returned as it is."""
 
     refusal: Literal["field", "content"] = "field"
-    """Where it says that no answer is sure enough: in OpenAI's field `refusal`, or for clients that do not
+    """Where it says that no answer is sure enough: in OpenAI's field of that name, or for clients that do not
     show that also in the content."""
 
     samples: bool = False
@@ -144,20 +145,20 @@ class BackendConfig(CommandConfig):
     """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
 
     judge: list[str] = []
-    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+    """With `model`: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
 
     max_tokens: int = Field(256, ge=1)
-    """With --model: the most tokens of a candidate, for requests that do not say."""
+    """With `model`: the most tokens of a candidate, for requests that do not say."""
 
     max_batch: int = Field(64, ge=1)
-    """With --model: the most candidates that are sampled together."""
+    """With `model`: the most candidates that are sampled together."""
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
-            raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
+            raise ValueError("give either `model` (run one here) or `upstream` (an address of a server)")
         if self.upstream is not None and self.judge:
-            raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
+            raise ValueError("`judge` needs `model`; in front of a server say `verifier` judge:MODEL")
         return self
 
     @field_validator("upstream")
@@ -187,11 +188,11 @@ class ListeningConfig(CommandConfig):
 class GatewayConfig(CommandConfig):
     """How a gateway treats requests."""
 
-    best_of: BestOf = BestOf()
+    best_of: BestOfConfig = BestOfConfig()
     """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
-    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
+    """A file that `selfverify eval` fitted; it serves the requests that it was fitted for."""
 
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
@@ -235,7 +236,7 @@ class ServeConfig(CommandConfig):
     """
 
     config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
-    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
+    """A YAML file with the settings below; options that are typed win over it."""
 
     backend: BackendConfig
     listening: ListeningConfig = ListeningConfig()
@@ -257,17 +258,17 @@ class QuestionConfig(CommandConfig):
     """Ask a problem of this built-in task instead, such as `digits-pick`."""
 
     index: int = Field(0, ge=0)
-    """With --task: the number of the problem in the test split."""
+    """With `task`: the number of the problem in the test split."""
 
     save_image: Path | None = None
-    """With --task: write the problem's image to this file, print its question, and stop."""
+    """With `task`: write the problem's image to this file, print its question, and stop."""
 
     @model_validator(mode="after")
     def _one_question(self) -> QuestionConfig:
         if self.task is not None and (self.question is not None or self.image):
-            raise ValueError("--task brings its own question and image; leave yours out")
+            raise ValueError("`task` brings its own question and image; leave yours out")
         if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
-            raise ValueError("a question is missing: give one, or take a task's problem with --task NAME")
+            raise ValueError("a question is missing: give one, or take a task's problem with `task`")
         return self
 
 
@@ -278,10 +279,10 @@ class AnswererConfig(CommandConfig):
     """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
 
     server: str | None = None
-    """Ask this OpenAI-compatible server instead; --model is the model's name there."""
+    """Ask this OpenAI-compatible server instead; `model` is the model's name there."""
 
     timeout: float = Field(120.0, ge=0.1)
-    """With --server: the most seconds to wait."""
+    """With `server`: the most seconds to wait."""
 
 
 class DrawsConfig(CommandConfig):
@@ -303,10 +304,10 @@ class DrawsConfig(CommandConfig):
     """2: the model re-examines every answer, and its second answer counts."""
 
     second_turn: str | None = None
-    """With --turns 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
+    """With `turns` 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
 
 
-class CandidateConfig(Choosing):
+class CandidateConfig(ChoosingConfig):
     """How candidates are verified and chosen from."""
 
     n: int = Field(8, ge=1, le=1024)
@@ -319,7 +320,7 @@ class CandidateConfig(Choosing):
     `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
 
     calibration: Path | None = None
-    """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
+    """A file that `selfverify eval` fitted. By default the one in the model's folder, if it fits."""
 
 
 class SolveConfig(CommandConfig):
@@ -335,7 +336,7 @@ class SolveConfig(CommandConfig):
     def _together(self) -> SolveConfig:
         choosing, looking = self.choosing, self.looking
         if looking.look and self.drawing.turns == 2:
-            raise ValueError("--turns 2 and --look are two ways of going on; take one")
+            raise ValueError("`turns` 2 and `look` are two ways of going on; take one")
         if self.answerer.server is None:
             if choosing.calibration is not None and not choosing.all_samples:
                 raise ValueError(
@@ -343,9 +344,9 @@ class SolveConfig(CommandConfig):
                 )
             return self
         if looking.look and choosing.verifier not in ("soft", "inline"):
-            raise ValueError("--look with a --server reads the scores that candidates write; no --verifier")
+            raise ValueError("`look` with a `server` reads the scores that candidates write; no `verifier`")
         if self.drawing.turns == 2:
-            raise ValueError("--turns 2 needs a model that runs here, not a --server")
+            raise ValueError("`turns` 2 needs a model that runs here, not a `server`")
         if choosing.n > MOST_SAMPLES:
-            raise ValueError(f"-n: a server is asked for at most {MOST_SAMPLES} candidates")
+            raise ValueError(f"`n`: a server is asked for at most {MOST_SAMPLES} candidates")
         return self

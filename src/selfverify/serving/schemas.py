@@ -39,7 +39,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
-from selfverify.serving.config import BestOf, Temperature
+from selfverify.serving.config import BestOfConfig, Temperature
 
 
 def json_bytes(data: Any) -> bytes:
@@ -282,7 +282,7 @@ def _checked(pairs: list[tuple[str, Any]]) -> None:
         names.add(name)
 
 
-def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
+def best_of(request: ChatRequest, defaults: BestOfConfig) -> tuple[str, BestOfConfig | None]:
     """Return the model's own name and how its answer is chosen; None means without selection.
 
     The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
@@ -300,9 +300,9 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
         return model, None
     try:
         # Without those at their own default: `model_fields_set` says what somebody has decided.
-        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
+        chosen = BestOfConfig.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
         # A suffix is a text, so that its values are texts; those of an object have types of their own.
-        chosen = BestOf.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
+        chosen = BestOfConfig.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
     if request.n > chosen.n:
@@ -387,7 +387,7 @@ def refuse_unknown(fields: Mapping[str, Any], here: bool) -> None:
             text = f"{name[:64]}: there is no such field; is {meant} meant? MODEL@plain passes it to a server"
             raise ApiError(400, text, "unknown_parameter", name[:64])
         if here:
-            text = "it is not supported by a model that runs here; leave it out, or use --upstream"
+            text = "it is not supported by a model that runs here; leave it out, or serve an upstream"
             raise unsupported(name[:64], text)
 
 
@@ -487,7 +487,7 @@ def _listed(content: Any) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
+def wants_instruction(settings: BestOfConfig, body: Mapping[str, Any]) -> bool:
     """Whether the request for the answer format belongs to a question.
 
     A model that is to call tools, or to write another format, would have to do both; unless somebody says so.

@@ -40,7 +40,7 @@ def open_gateway(settings: ServeConfig) -> Gateway:
     asked = settings.gateway
     keys = read_keys(asked.api_key_file) if asked.api_key_file else []
     if len(keys) > 1:
-        raise ConfigError(f"--api-key-file {asked.api_key_file}: it holds {len(keys)} keys; give one")
+        raise ConfigError(f"api_key_file {asked.api_key_file}: it holds {len(keys)} keys; give one")
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend
@@ -118,7 +118,7 @@ async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Ca
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
     if not gateway.keys and not is_loopback(listening.host):
-        logger.warning("everybody who reaches %s may ask: set a key with --api-key-file", listening.host)
+        logger.warning("everybody who reaches %s may ask: set a key (api_key_file)", listening.host)
     async with AsyncExitStack() as stack:
         port = await start(gateway, listening.host, listening.port, stack, listening.grace)
         # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.

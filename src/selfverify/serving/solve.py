@@ -24,7 +24,7 @@ from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively
 from selfverify.selection.strategies import Choice
 from selfverify.serving.backend import Selection, reply_of, selection_of, use_of
-from selfverify.serving.config import CandidateConfig, Choosing, DrawsConfig, SolveConfig
+from selfverify.serving.config import CandidateConfig, ChoosingConfig, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
@@ -101,7 +101,7 @@ def solve(
     task: Task,
     problem: Problem,
     verifier: Verifier,
-    choosing: Choosing,
+    choosing: ChoosingConfig,
     drawing: DrawsConfig,
     calibration: Calibration | None = None,
     on_candidate: OnCandidate | None = None,

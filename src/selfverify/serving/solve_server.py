@@ -12,7 +12,7 @@ from selfverify.core.problem import Problem, openai_messages
 from selfverify.core.tags import parse_tagged
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest, FreeQuestion, check_choosing, select
-from selfverify.serving.config import BestOf, SolveConfig
+from selfverify.serving.config import BestOfConfig, SolveConfig
 from selfverify.serving.schemas import ApiError, take_images
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.upstream import Upstream
@@ -78,7 +78,7 @@ async def _solve(
         }
         looks = settings.looking.look
         own = {"verifier": "inline"} if looks else {}  # candidates that look have the score that they write
-        best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}) | own)
+        best_of = BestOfConfig.model_validate(choosing.model_dump(exclude={"calibration"}) | own)
         check_choosing(backend, best_of, calibration)
         deadline = asyncio.get_running_loop().time() + answerer.timeout
         ask = AnswerRequest(body, [], best_of, deadline, streams=True)
@@ -97,5 +97,5 @@ async def _only_model(client: OpenAIClient) -> str:
     names = [str(model["id"]) for model in await client.models()]
     if len(names) != 1:
         known = ", ".join(names) or "none"
-        raise ConfigError(f"which model is meant? {client.settings.url} has: {known}; say --model NAME")
+        raise ConfigError(f"which model is meant? {client.settings.url} has: {known}; name one")
     return names[0]

@@ -33,7 +33,7 @@ from selfverify.tasks.math_answer import (
     compare_values,
     decide,
 )
-from selfverify.tasks.math_numbers import scan
+from selfverify.tasks.math_numbers import tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, with_images
@@ -395,7 +395,7 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
         return letter if _is_alike(options[said], options[letter]) else None
-    told = words(rest).split()
+    told = words(rest).split() or [""]
     if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
     denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
@@ -457,7 +457,7 @@ def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
 
     Small letters are words and variables, but for those that are listed behind the first one or stand alone.
     """
-    said = [part.text.strip("\\'") for part in scan(rest)]
+    said = [part.text.strip("\\'") for part in tokens(rest)]
     listed = list(takewhile(lambda text: len(text) == 1 or text.casefold() in _JOINS, said))
     named = {text for text in said if len(text) == 1 and text.isupper()}
     if listed == said or said[0].casefold() in _JOINS:

@@ -123,6 +123,10 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     return found
 
 
+_LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
+"""The brackets that an answer may have instead of the target's."""
+
+
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare lists: of numbers and labels here, of other expressions by math-verify."""
     several = [isinstance(v, Expression) and ("\\pm" in v.latex or "\\cup" in v.latex) for v in (gold, own)]
@@ -131,14 +135,11 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
         # "\pm 3" is a list of two that has no comma.
         return _ask(gold, own) if any(several) and not all(several) else WRONG
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
-    if {opened, kind} & {"-", ":", "/", "x", "\\cup", "\\cap"} and opened != kind:
-        return WRONG
-    if opened == "{}" and kind not in ("", "{}"):
-        return WRONG
-    if opened not in ("", "{}") and kind != opened and target.kind != "list" and (kind or opened != "()"):
-        return WRONG
     named = has_names(golds)
-    if opened == "" and kind not in ("", "{}") and len(golds) > 1 and not named:
+    agree = kind in _LOOSE.get(opened, (opened,))
+    if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
+        agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
+    if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
         return WRONG
     ordered = opened not in ("", "{}", "\\cup", "\\cap") or named
     told = _matched(golds, owns, target, ordered)

@@ -50,28 +50,24 @@ class Token(NamedTuple):
     exponent: str | None = None
 
 
-def scan(text: str) -> list[Token]:
-    """Split a plain text into times, numbers, words, commands and signs."""
-    found, end, depth = [], 0, 0
+@lru_cache(maxsize=8192)
+def tokens(text: str) -> tuple[Token, ...]:
+    """Split a plain text into times, numbers, words, commands and signs.
+
+    Where brackets do not match (their kinds are not told apart), or are too deep, the first depth is -1.
+    """
+    found, end, depth, fits = [], 0, 0, True
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup if match.lastgroup not in ("e", "group") else "number"
         written = match.group()
         depth -= written in CLOSING
+        fits &= 0 <= depth <= DEEPEST
         found.append(Token(kind or "other", written, match.start() > end, depth, match["e"]))
         depth += written in OPENING
         end = match.end()
-    return found
-
-
-@lru_cache(maxsize=8192)
-def tokens(text: str) -> tuple[Token, ...]:
-    """Return a text's tokens; none if its brackets do not match (whose kinds are not told apart) or are too
-    deep.
-    """
-    found = scan(text)
-    deep = [part.depth for part in found]
-    closed = deep and not deep[-1] and found[-1].text not in OPENING
-    return tuple(found) if closed and min(deep) >= 0 and max(deep) <= DEEPEST else ()
+    if found and (depth or not fits):
+        found[0] = found[0]._replace(depth=-1)
+    return tuple(found)
 
 
 def written(parts: Sequence[Token]) -> str:
@@ -212,9 +208,7 @@ _ROOTS = {"\\sqrt": 2, "sqrt": 2, "√": 2, "∛": 3}
 _STARTS = {*OPENING, *_CONSTANTS, *_ROOTS, "\\frac", "|"}
 _OPERATORS = {"+": operator.add, "-": operator.sub}
 _OPERATORS |= dict.fromkeys(("\\pm", "\\mp", "\\cup", "\\cap", "\\setminus"), lambda a, b: math.nan)
-_SIGNS = frozenset(
-    ["\\cdot", "\\times", "\\circ", "\\le", "\\ge", "\\ne", "\\approx", "\\in", *_OPERATORS, *CLOSING]
-)
+_SIGNS = {*_OPERATORS, *CLOSING, "\\cdot", "\\times", "\\circ", "\\le", "\\ge", "\\ne", "\\approx", "\\in"}
 COSTLY = "!"
 """A sign of expressions that would keep math-verify busy for seconds or take gigabytes."""
 
@@ -382,9 +376,7 @@ class Algebra:
         self.signs.update([part.text] if part.kind == "command" else part.text.rstrip("'"))
         if self._take("_"):
             self._argument()
-        elif (
-            self.rest and self.rest[-1].kind == "number" and not self.rest[-1].spaced and len(part.text) == 1
-        ):
+        elif len(part.text) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
             self.rest.pop()  # x1
         return math.nan
 
@@ -466,11 +458,9 @@ def _root(value: Exact, degree: Exact) -> Exact:
 
 def size(value: Exact) -> int:
     """Return the bits of the longer part of a fraction. Python writes none of more than 14,000 in digits."""
-    return (
-        max(value.numerator.bit_length(), value.denominator.bit_length())
-        if isinstance(value, Fraction)
-        else 1
-    )
+    if isinstance(value, float):
+        return 1
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def number_latex(value: Fraction) -> str:
@@ -481,17 +471,10 @@ def number_latex(value: Fraction) -> str:
 
 
 _TO_LATEX = {
-    "**": "^",
-    "*": "\\cdot",
-    "<=": "\\le",
-    ">=": "\\ge",
-    "!=": "\\ne",
-    "pi": "\\pi",
-    "√": "\\sqrt",
-    "∛": "\\sqrt[3]",
-}
-_TO_LATEX |= {name: f"\\{name}" for name in (*FUNCTIONS, "sqrt")}
-_TO_LATEX |= dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty")
+    "**": "^", "*": "\\cdot", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "√": "\\sqrt", "∛": "\\sqrt[3]",
+    **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
+    **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
+}  # fmt: skip
 """What people write for LaTeX."""
 
 
@@ -508,11 +491,8 @@ def latex_of(parts: Sequence[Token]) -> str:
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
                 made = number_latex(value)
                 if degrees:
-                    made, texts[at + 1], texts[at + 2] = (
-                        rf"\frac{{{value.numerator}\pi}}{{{180 * value.denominator}}}",
-                        "",
-                        "",
-                    )
+                    made = rf"\frac{{{value.numerator}\pi}}{{{180 * value.denominator}}}"
+                    texts[at + 1 : at + 3] = ["", ""]
             elif len(before) == 1 and parts[at - 1].kind == "word" and not part.spaced:
                 made = f"_{{{made}}}"  # x1
             elif before in _ROOTS and before != "\\sqrt":
@@ -525,14 +505,9 @@ def latex_of(parts: Sequence[Token]) -> str:
         elif made == ")" and part.depth in roots:
             made = "}"
             roots.remove(part.depth)
-        glued = (
-            made[:1].isalnum()
-            and out
-            and out[-1][-1:].isalnum()
-            and made[0].isdecimal() == out[-1][-1].isdecimal()
-        )
-        out.append(f" {made}" if glued and (part.spaced or out[-1].startswith("\\")) else made)
-    return "".join(out).strip()
+        apart = made[:1].isalnum() and out and out[-1][-1:].isalnum()
+        out.append(f" {made}" if apart else made)
+    return "".join(out)
 
 
 def apart(a: Exact, b: Exact) -> Fraction:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import pairwise
 
 _PLAIN = str.maketrans(
     {
@@ -55,7 +56,7 @@ _LEAD = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HEDGE = re.compile(r"(?:\b(?:or|and|not|either|nor|isn't|maybe)\b|[,;/])\W*$", re.IGNORECASE)
-_TAIL = re.compile(r"[\s.,;:!$)\]*\\]*")
+_NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
 _SHORTENED = (
     "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
@@ -72,10 +73,9 @@ _SHORT = 200
 
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
+    text = text.translate(_PLAIN)
     if not text.isascii():
-        text = _as_ascii(text.translate(_PLAIN))
-    else:
-        text = text.translate(_PLAIN)
+        text = _as_ascii(text)
     if "\\" in text:
         for _ in range(3):  # styles in styles
             text = _STYLES.sub(_styled, text)
@@ -158,43 +158,26 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
-def _last_box(text: str) -> tuple[str, str, str] | None:
-    """Return the text before the boxes that count, their one content, and the text behind them.
-
-    Of boxes with a sentence between them the last one counts. Boxes of one sentence must hold the same.
-    """
-    found = boxes(text)
-    start, end, content = found[-1]
-    content = plain(unwrap(content))
-    for (_, left, inside), (right, _, _) in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
-        between = text[left:right]
-        if plain(unwrap(inside)) == content:
-            start = right
-            continue
-        if not re.search(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", between, re.DOTALL):
-            return None
-        return text[left:start], content, text[end:]
-    return text[: found[0][0]], content, text[end:]
-
-
 def final_expression(text: str) -> str | None:
     r"""Return the one expression that an answer commits to, `plain`; None if there is none or more than one.
 
-    An answer with ``\boxed`` commits to what stands in the box. The text before the box must not end in an
-    alternative ("5 or"); only punctuation and a unit may follow it. An answer without a box commits to all of
-    its text but a phrase like "The answer is", with which it ends where its sentence ends; of several such
-    phrases the last one counts.
+    An answer with ``\boxed`` commits to what stands in the box. Where a sentence stands between boxes, those
+    behind it count; they must hold the same. The text before them must not end in an alternative ("5 or");
+    only punctuation and a unit may follow. An answer without a box commits to all of its text but a phrase
+    like "The answer is", with which it ends where its sentence ends; of several phrases the last one counts.
     """
-    if _BOX.search(text) and boxes(text):
-        found = _last_box(text)
-        if found is None or _HEDGE.search(found[0].rstrip(" \n$*\\([")):
+    if found := boxes(text):
+        ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
+        begin = ends[-1] if ends else 0
+        found = [box for box in found if box[0] >= begin]
+        contents = {unwrap(plain(unwrap(content))) for _, _, content in found}
+        if len(contents) > 1 or _HEDGE.search(text[begin : found[0][0]].rstrip(" \n$*\\([")):
             return None
-        _, only, tail = found
-        tail = first_sentence(f" {tail}", 1)
+        tail = first_sentence(f" {text[found[-1][1] :]}", 1)
         rest = unwrap(plain(tail.strip().lstrip("$").rstrip("$").removeprefix(r"\)").removeprefix(r"\]")))
         if len(rest) > 20 or re.search(r"[\d=]|\b(?:or|and|not)\b", rest, re.IGNORECASE):
             return None
-        return unwrap(only) if not rest or _TAIL.fullmatch(rest) else f"{unwrap(only)} {rest}"
+        return f"{contents.pop()} {rest}" if rest.strip(" .,;:!$)]*\\") else contents.pop()
     if text.count("$") > 1:
         inner = text.strip().strip("$")
         text = inner if "$" not in inner else text.replace("$", " ")  # "$5$ or $6$": no amount of money alone

@@ -137,7 +137,8 @@ def read(text: str, unit: str = "") -> Value | None:
         text: The text.
         unit: One more unit that may follow a number.
     """
-    return _read(tokens(text), unit)
+    parts = tokens(text)
+    return _read(parts, unit) if parts and parts[0].depth == 0 else None
 
 
 def _read(parts: Parts, unit: str = "") -> Value | None:
@@ -437,9 +438,7 @@ def _quantity(parts: Parts, known: str = "", close: bool = False) -> Number | No
     code = len(rest) == 1 and rest[0].kind == "word" and rest[0].text.isupper() and not rest[0].spaced
     latex = latex_of(body) if irrational else ""
     plain = len(body) == at + 1
-    return Number(
-        value if irrational else value * 10**power, latex, algebra.decimal, percent, unit, code, plain
-    )
+    return Number(value * 10**power if power else value, latex, algebra.decimal, percent, unit, code, plain)
 
 
 def _unit(parts: Parts, known: str, close: bool) -> Unit | None:

@@ -150,7 +150,7 @@ def test_conversations(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(DigitsPick, "limits", RolloutLimits(turns=30))
     recipe = recipe_of(tiny_folder, "episode.turns=5")
     assert len(make_plan(recipe).lengths.trained) == 5 * 10
-    assert "NOT counted: give --reply-tokens" in make_plan(recipe).lengths.stated
+    assert "NOT counted: say how long it is" in make_plan(recipe).lengths.stated
     made = make_plan(recipe, heard=70)
     assert (len(made.lengths.trained), made.lengths.sampled) == (5 * 10 + 4 * 70, 50)
     assert made.lengths.trained[9:11] == made.lengths.trained[80:78:-1] == [True, False]
