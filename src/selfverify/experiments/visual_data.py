@@ -269,7 +269,8 @@ def collect_looks(
         folder: See the module's docstring.
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
-        shots: A file of traces (``sft.jsonl``), of which `SHOTS` are drawn for each problem and put before its question.
+        shots: A file of traces (``sft.jsonl``), of which `SHOTS` are drawn for each problem and put before
+            its question.
         progress: Called after each batch of problems.
 
     Raises:
