@@ -19,7 +19,7 @@ from selfverify.experiments.recipe_yaml import read_document
 FILE = """\
 backend:
   upstream: http://127.0.0.1:8000/v1
-  separate: true
+  judge: []
 listening:
   port: 9000
 gateway:
@@ -27,7 +27,7 @@ gateway:
     n: 4
     content: answer
     instruction: false
-  allowed_host: [a.example, b.example]
+  max_n: 9
 looking: {look: true, stop: "after:2"}
 """
 
@@ -54,17 +54,17 @@ def test_the_file_wins_over_defaults(tmp_path: Path) -> None:
     best_of = found["gateway"]["best_of"]
     assert (best_of["n"], best_of["content"], best_of["instruction"]) == (4, "answer", False)
     assert (best_of["strategy"], found["gateway"]["timeout"]) == ("weighted", 120.0)
-    assert found["backend"]["separate"] is True and found["listening"]["port"] == 9000
+    assert found["gateway"]["max_n"] == 9 and found["listening"]["port"] == 9000
     assert found["looking"]["stop"] == "after:2"
 
 
 def test_what_is_typed_wins_over_the_file_also_at_its_default(tmp_path: Path) -> None:
-    words = "-n 8 --no-separate --instruction --port 8080 --allowed-host c.example --timeout 7"
+    words = "-n 8 --instruction --port 8080 --max-n 10 --timeout 7"
     found = shown(tmp_path, FILE, *words.split())
     best_of = found["gateway"]["best_of"]
     assert (best_of["n"], best_of["content"], best_of["instruction"]) == (8, "answer", True)
-    assert found["backend"]["separate"] is False and found["listening"]["port"] == 8080
-    assert found["gateway"]["allowed_host"] == ["c.example"] and found["gateway"]["timeout"] == 7
+    assert found["listening"]["port"] == 8080
+    assert found["gateway"]["max_n"] == 10 and found["gateway"]["timeout"] == 7
 
 
 def test_what_is_shown_is_a_file_that_means_the_same(tmp_path: Path) -> None:

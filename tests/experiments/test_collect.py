@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from tests.agents.word_policy import word_policy
 from tests.serving.test_agent_run import agent_server
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.data import open_rows
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
@@ -72,6 +74,20 @@ def clock_teacher() -> FakeUpstream:
     return agent_server([opening], [handing_in])
 
 
+def failing(server: FakeUpstream, fault: Callable[[dict[str, Any]], int | None]) -> FakeUpstream:
+    """The server, which answers some requests with a status."""
+    says = server.says
+
+    def say(body: dict[str, Any]) -> Any:
+        status = fault(body)
+        return (
+            says(body) if status is None else web.json_response({"error": {"message": "no"}}, status=status)
+        )
+
+    server.says = say
+    return server
+
+
 def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
     server = clock_teacher()
     teacher = TeacherConfig(server=servers.upstream(server), model="m", temperature=0.5)
@@ -85,20 +101,36 @@ def test_a_server_teaches(tmp_path: Path, servers: Loop) -> None:
         == '<tool_call>\n{"name": "launch", "arguments": {"app": "clock"}}\n</tool_call>'
     )
     assert messages[3]["content"].startswith("## Round 1\n")
-    assert len({body["seed"] for body in server.seen}) == 6 and server.seen[0]["temperature"] == 0.5
+    assert len({body["seed"] for body in server.seen}) == 12 and server.seen[0]["temperature"] == 0.5
     assert "submit" in [tool["function"]["name"] for tool in server.seen[0]["tools"]]
 
 
 def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, servers: Loop) -> None:
-    teacher = TeacherConfig(server=servers.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    server = failing(clock_teacher(), lambda body: 400 if len(body["messages"]) > 2 else None)
+    teacher = TeacherConfig(server=servers.upstream(server), model="m")
     with pytest.raises(
-        DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the"
+        DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the first of 2"
     ):
         collect(recipe(), teacher, tmp_path / "a.jsonl", problems=2)
     assert len((tmp_path / "a.jsonl.journal").read_text().splitlines()) == 3
     teacher = TeacherConfig(server=servers.upstream(clock_teacher()), model="m")
     with pytest.raises(DataError, match=r"held: 2 conversations, 0 of them right\. "):
         collect(recipe("task.apps=[settings]"), teacher, tmp_path / "b.jsonl", problems=2)
+
+
+def test_a_teacher_that_fails_ends_the_call_and_the_next_one_goes_on(tmp_path: Path, servers: Loop) -> None:
+    """What was said before is kept; nothing is counted as lost for a server that was away."""
+    output, away = tmp_path / "a.jsonl", [500]
+    server = failing(clock_teacher(), lambda body: away[0] if len(server.seen) > 3 and away else None)
+    teacher = TeacherConfig(server=servers.upstream(server), model="m")
+    found = recipe("episode.concurrent=1")
+    with pytest.raises(ServerError, match=r"the server failed on \S+: .*; what is finished is stored"):
+        collect(found, teacher, output, problems=3, keep="all")
+    kept = (tmp_path / "a.jsonl.journal").read_text().splitlines()
+    asked = len(server.seen)
+    away.clear()
+    assert collect(found, teacher, output, problems=3, keep="all").written == 3
+    assert 1 < len(kept) < 4 and len(server.seen) == asked + 2 * (4 - len(kept))
 
 
 def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path, servers: Loop) -> None:

@@ -45,20 +45,6 @@ def credits(method: Any, made: Group, valid: list[bool] | None = None) -> list[C
     return found
 
 
-def test_credit_by_hand() -> None:
-    """P = 3/4: R00 -1.375, R01 1.15, R10 -0.625, R11 0.85, and the first turn is held: 0.001 + 0.003."""
-    made = group((0, 0), (0, 1), (0, 0), (1, 0))
-    turn_1, turn_2 = credits(make_method("adapo"), made)
-    rewards = torch.tensor([-1.375, 1.15, -1.375, -0.625], dtype=torch.float64)
-    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    for credit in (turn_1, turn_2):
-        torch.testing.assert_close(credit.advantage, expected)
-    assert (turn_1.channel, turn_2.channel) == ("turn_1", "turn_2")
-    assert float(turn_1.kl_coef) == pytest.approx(0.004)
-    assert float(turn_2.kl_coef) == pytest.approx(0.001)
-    assert [t.rewards["trajectory"] for t in made.trajectories] == pytest.approx(rewards.tolist())
-
-
 CUT = Trajectory([Segment("turn_1", [5], [-1.0], finish="length")])
 CUT.rewards = dict.fromkeys(("answer", "correct", "correct_1", "answer_format", "score_format"), 0.0)
 """Cut off in its first turn, it has no second one, and would count as 0->0."""

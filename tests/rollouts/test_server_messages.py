@@ -16,7 +16,7 @@ from selfverify.tasks.tool_calls import ToolCalls, read_calls
 def called(function: Any) -> ToolCalls:
     """What a call of this function is read as."""
     messages = ServerMessages(Problem("p", user_turn("Look.", 0), []))
-    return read_calls(messages.said("", [{"id": "a", "function": function}], Finish.STOP, 0))
+    return read_calls(messages.said("", [{"id": "a", "function": function}], Finish.STOP))
 
 
 @pytest.mark.parametrize("arguments", [None, "", "{}", {}])

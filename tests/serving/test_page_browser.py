@@ -257,7 +257,7 @@ def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
 def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: Loop, photo: Path) -> None:
     for limit, said in (
         ({"max_megapixels": 0.001}, "0.001 million"),
-        ({"max_image_mb": 100 / 2**20}, "0.0001 MB"),
+        ({"max_body_mb": 200 / 2**20}, "0.0001 MB"),
     ):
         url, _ = servers.before(FakeUpstream(), GatewayConfig().model_copy(update=limit))
         page = Page(chromium, url)

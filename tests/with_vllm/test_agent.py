@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from selfverify.clients.openai_client import ServerConfig
 from selfverify.data.conversations import journal_of
 from selfverify.experiments.agent_session import run_agent
 from selfverify.experiments.command_config import (
@@ -24,7 +23,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teaching import collect
 from selfverify.policy.loading import resolve
-from selfverify.rollouts.server_sampler import ServerSpeaker
+from selfverify.rollouts.server_sampler import ServerMessages
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from serving_servers import Loop, quick_gateway
 from with_vllm.conftest import Serving, openai_client, serving
@@ -112,7 +111,7 @@ def test_calls_in_a_stream(phone_server: Serving, servers: Loop) -> None:
     """OpenAI's client gets the same call whole and in pieces, without selection and as the choice of six."""
     task = recipe_task(RECIPE)
     problem = task.problem("train", RECIPE.seed, 0)
-    episode, speaker = task.open(problem, 0), ServerSpeaker(problem, ServerConfig(phone_server.url), {})
+    episode, speaker = task.open(problem, 0), ServerMessages(problem)
     first = episode.reset()
     episode.release()
     assert first is not None

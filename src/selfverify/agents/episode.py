@@ -334,7 +334,8 @@ class AgentEpisode(Episode):
 
     def give_up(self, why: str) -> None:
         """End a conversation that has broken off, also while judges vote: there is no verdict."""
-        self.worked.outcome, self.worked.why, self._pending = Outcome.CUT_OFF, why, None
+        self.worked.outcome, self.worked.why = Outcome.CUT_OFF, why
+        self._pending = self._fault = None
 
     def _act(self, call: Call) -> Observation:
         assert self._session is not None

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.core.config import SETTINGS_FILE, is_marked, option_name, secret_places
+from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe_yaml import complaints, dump_yaml, read_document, reason
 
@@ -80,15 +80,9 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
 
 
 def file_text(settings: BaseModel) -> str:
-    """Return the settings file that stands for settings, with all that is at its default, without secrets."""
+    """Return the settings file that stands for settings, with all that is at its default."""
     own = file_field(type(settings))
-    found = settings.model_dump(mode="json", exclude={own} if own else None)
-    for *sections, name in secret_places(type(settings)):
-        section = found
-        for inner in sections:
-            section = section[inner]
-        section.pop(name)
-    return dump_yaml(found)
+    return dump_yaml(settings.model_dump(mode="json", exclude={own} if own else None))
 
 
 def _laid_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,26 +43,10 @@ SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
 """What the field of `CommandConfig` gives as ``json_schema_extra`` that names a file with all the others."""
 
 
-SECRET: dict[str, JsonValue] = {"secret": True}
-"""What a field gives as ``json_schema_extra`` of which messages quote nothing: it holds keys, or stands where
-people write them."""
-
-
 def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
-    """Whether a field has `SETTINGS_FILE` or `SECRET`."""
+    """Whether a field has a mark, such as `SETTINGS_FILE`."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and mark.items() <= extra.items()
-
-
-def secret_places(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths of a model's fields that have `SECRET`, those of the models in it included."""
-    found = []
-    for name, field in model.model_fields.items():
-        if is_marked(field, SECRET):
-            found.append((*above, name))
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += secret_places(field.annotation, (*above, name))
-    return found
 
 
 class CommandConfig(Config):

@@ -66,6 +66,7 @@ class ServerError(SelfVerifyError):
         self.code = code
         self.retry = retry
         self.retry_after = retry_after
+        self.detail = detail
 
 
 __version__ = "0.1.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +12,11 @@ import torch
 
 from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.jsonl_store import Row
 from selfverify.core.policy_config import PolicyConfig, is_served
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
-from selfverify.core.trajectory import Group
 from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor, make_extractor
 from selfverify.evaluation.samples import ResumableBatches, note_time
 from selfverify.policy.loading import Loaded, load_structure
@@ -185,26 +183,37 @@ class ServerAnswerer:
             begin: Begins each conversation, in place of what ``asked`` says.
             limits: As of ``begin``.
         """
-        from selfverify.rollouts.server_sampler import ServerRollouts
+        from selfverify.rollouts.server_sampler import ServerSampler, stored
 
         left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
         indices = [*left]
         if begin is None:
-            begin, limits = opening(asked.task, asked.second_turn)
-        turns = (limits or asked.task.limits).turns
-
-        def keep(place: int, group: Group, again: Counter[int], seconds: dict[str, float]) -> None:
-            if asked.store is not None and turns > 1:
-                note_time(asked.store, len(group.trajectories), seconds)
-            held_again = Counter({(0, number): count for number, count in again.items()})
-            sweep.store(make_rows([indices[place]], Rollout([], [group], retries=held_again)))
-
-        scores = asked.scores and SCORE_TAG in asked.task.tags
-        concurrent = self.config.server.concurrent
-        rollouts = ServerRollouts(
-            self.served, asked.task, asked.sampling, concurrent, begin, limits, asked.retries, scores
+            begin, limits = opening(asked.task, asked.second_turn, asked.retries)
+        sampling, tags = asked.sampling, asked.task.tags
+        fields = {
+            "model": self.served.model,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_new_tokens,
+        }
+        sampler = ServerSampler(
+            self.served.server,
+            fields,
+            at_once=self.config.server.concurrent,
+            logprobs=True,
+            read_scores=asked.scores and SCORE_TAG in tags,
+            thinks="think" in tags,
         )
-        rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
+        problems, seeds, size = [*left.values()], [asked.seeds[i] for i in indices], sampling.group_size
+        try:
+            made = rollout(
+                sampler, asked.task, problems, seeds, size, open_episode=begin, limits=limits,
+                on_group=lambda b, group: sweep.store(make_rows([indices[b]], group)),
+            )  # fmt: skip
+        except ServerError as error:
+            raise stored(error) from None
+        if asked.store is not None and made.seconds:
+            note_time(asked.store, len(problems) * size, made.seconds)
 
     @cached_property
     def _like(self) -> Loaded:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,9 @@ from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
-from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker, hold
+from selfverify.rollouts.sampler import Sampler
+from selfverify.rollouts.script_sampler import TextSampler
+from selfverify.rollouts.server_sampler import ServerSampler
 from selfverify.tasks.answering import Verdict
 
 OnTurn = Callable[[int, AgentRecord, str, str], None]
@@ -69,18 +70,20 @@ def run_agent(
     """
     task.limits = task.limits.model_copy(update={"turns": settings.task.max_turns})
     problem = _problem(settings, task)
-    speaks = _speaker(settings, task, problem)
+    sampler = _sampler(settings, task, problem)
     on_begin(problem)
     with TemporaryDirectory() as images:
         watched = Watched(task.open(problem, settings.task.seed), Path(images), on_turn)
         error: BaseException | None = None
         try:
-            speaks(watched)
+            held = rollout(
+                sampler, task, [problem], [settings.task.seed], 1, open_episode=lambda *about: watched
+            )
+            error = held.errors.get((0, 0))
         except (KeyboardInterrupt, SelfVerifyError) as stopped:
             error = stopped
-            watched.stop("it was interrupted" if isinstance(stopped, KeyboardInterrupt) else str(stopped))
-        finally:
-            watched.release()
+        if error is not None:
+            watched.stop("it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
         page = None
         if watched.ended is not None and any(step.author == "policy" for step in watched.steps):
             entry = {"id": problem.id, "question": problem.meta["question"], "target": problem.target}
@@ -176,39 +179,25 @@ def _problem(settings: AgentSessionConfig, task: AgentTask) -> Problem:
     return task.asked_problem(asked.instruction or "", asked.seed)
 
 
-def _speaker(settings: AgentSessionConfig, task: AgentTask, problem: Problem) -> Callable[[Watched], object]:
-    """What holds a session with who acts; a model is loaded before anything begins."""
-    actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
+def _sampler(settings: AgentSessionConfig, task: AgentTask, problem: Problem) -> Sampler:
+    """Who acts; a model is loaded before anything begins."""
+    actor, seed = settings.actor, settings.task.seed
     if actor.expert:
         shown = task.demonstrate_turns(problem, np.random.default_rng(seed))
-        script = ScriptSpeaker([turn.text for turn in shown])
-        return lambda watched: hold(watched, script, turns)
+        return TextSampler({(0, 0): [turn.text for turn in shown]})
     if actor.server is not None:
-        fields: dict[str, Any] = {
+        fields = {
             "model": actor.model,
             "temperature": actor.temperature,
             "max_tokens": actor.max_new_tokens,
-            "seed": seed,
         }
-        speaker = ServerSpeaker(problem, ServerConfig(actor.server, timeout_s=actor.timeout), fields)
-        return lambda watched: hold(watched, speaker, turns)
+        return ServerSampler(ServerConfig(actor.server, timeout_s=actor.timeout), fields, at_once=1)
     policy = Policy.load(actor.model or "")
+    task.set_policy(policy)
     sampling = SamplingConfig(
         group_size=1, temperature=actor.temperature, top_p=1.0, max_new_tokens=actor.max_new_tokens
     )
-
-    def converses(watched: Watched) -> None:
-        task.set_policy(policy)
-        rollout(
-            PolicySampler(policy, sampling),
-            task,
-            [problem],
-            [seed],
-            sampling.group_size,
-            open_episode=lambda asked, its_seed: watched,
-        )
-
-    return converses
+    return PolicySampler(policy, sampling)
 
 
 def _about(settings: AgentSessionConfig) -> str:

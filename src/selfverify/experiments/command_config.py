@@ -74,14 +74,10 @@ class TeacherConfig(CommandConfig):
             raise ValueError("`server` and `model` go together")
         return self
 
-    def fields(self, seed: int) -> dict[str, Any]:
-        """The fields of a request to the server, besides its messages."""
-        return {
-            "model": self.model,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "seed": seed % 2**31,
-        }
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a request to the server, besides its messages and seed."""
+        return {"model": self.model, "temperature": self.temperature, "max_tokens": self.max_tokens}
 
 
 class AgentRunConfig(CommandConfig):

@@ -22,7 +22,6 @@ from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from selfverify.core.config import secret_places
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import read_regular
 
@@ -213,7 +212,7 @@ def complaints(
     lines = []
     for fault in faults:
         key = (*prefix, *fault["loc"])
-        said = reason(fault, quoted=fault["loc"] not in secret_places(model))
+        said = reason(fault)
         if fault["type"] == "extra_forbidden":
             said = f"there is no such key{_nearest(fault['loc'], model, prefix)}"
         begin = f"{document.place(key)}: {'.'.join(map(str, key)) + about or document.kind}"
@@ -221,17 +220,17 @@ def complaints(
     return lines
 
 
-def reason(fault: ErrorDetails, quoted: bool = True) -> str:
+def reason(fault: ErrorDetails) -> str:
     """Return what is wrong with a value, as a phrase that follows the value's key.
 
-    The value is ``quoted``, unless an address with a password may stand in it.
+    The value is quoted, unless an address with a password may stand in it.
     """
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     if fault["type"] == "missing":
         return "is missing"
     said, shown = fault["msg"].replace("Input should", "should"), repr(fault["input"])
-    return f"{said}, but is {shown:.80}" if quoted and not _WITH_USER.search(shown) else said
+    return f"{said}, but is {shown:.80}" if not _WITH_USER.search(shown) else said
 
 
 def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from selfverify.core import event_loop
 from selfverify.core.episode import Episode
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.jsonl_store import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -33,15 +31,13 @@ from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.rollout import Rollout, rollout
+from selfverify.rollouts.sampler import Sampler
+from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.rollouts.wrappers import Message, RecordingEpisode
 from selfverify.tasks.answering import worth_imitating
 from selfverify.tasks.base import Task
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
-
-# What runs is imported late: it needs the extra `serve`, which a policy that teaches does not.
-if TYPE_CHECKING:
-    from selfverify.rollouts.server_sampler import Speaker
 
 AT_ONCE = 16
 """Conversations at the same time, where the task does not say how many there may be."""
@@ -122,14 +118,12 @@ class Teaching:
         task: The recipe's task.
         teacher: Who teaches.
         samples: Conversations about each problem.
-        lock: Held while a verifier listens.
     """
 
     recipe: Recipe
     task: Task
     teacher: TeacherConfig
     samples: int = 1
-    lock: Lock = field(default_factory=Lock)
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is said, for a journal's header."""
@@ -173,22 +167,20 @@ class Teaching:
             journal, TaughtProblem, settings, total, max(at_once // self.samples, 1), progress
         )
         policy: Policy | None = None
-        with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
-            for share in sweep.shares():
-                if self.teacher.own and policy is None:
-                    policy = self._policy()
-                made: dict[int, Asked] = {}
-                unusable: dict[int, str] = {}
-                for index in share:
-                    try:
-                        made[index] = ask(index)
-                    except DataError as error:
-                        unusable[index] = str(error)
-                told = self._by_policy(policy, made) if policy is not None else self._apart(threads, made)
-                sweep.store(
-                    [TaughtProblem(i, made[i].problem.id, told[i], about=made[i].about) for i in made]
-                    + [TaughtProblem(i, "", unusable=reason) for i, reason in unusable.items()]
-                )
+        for share in sweep.shares():
+            if self.teacher.own and policy is None:
+                policy = self._policy()
+            made: dict[int, Asked] = {}
+            unusable: dict[int, str] = {}
+            # What a policy says is rounded with all that is in its batch.
+            for index in share if self.teacher.own else [i for i in share if i not in sweep.rows]:
+                try:
+                    made[index] = ask(index)
+                except DataError as error:
+                    unusable[index] = str(error)
+            sweep.store([TaughtProblem(i, "", unusable=reason) for i, reason in unusable.items()])
+            if made:
+                self._teach(made, sweep, policy)
         return [sweep.rows[index] for index in sorted(sweep.rows)]
 
     def _policy(self) -> Policy:
@@ -198,100 +190,66 @@ class Teaching:
         self.task.set_policy(policy)
         return policy
 
-    def _apart(
-        self, threads: ThreadPoolExecutor, made: Mapping[int, Asked]
-    ) -> dict[int, list[TaughtConversation]]:
-        """Each conversation on a thread of its own."""
-        calls = {
-            index: [
-                threads.submit(partial(self._taught, asked, derived_seed(self.recipe.seed, index, n)))
-                for n in range(self.samples)
-            ]
-            for index, asked in made.items()
-        }
-        return {index: [call.result() for call in those] for index, those in calls.items()}
-
-    def _taught(self, asked: Asked, seed: int) -> TaughtConversation:
-        """One conversation; whatever fails loses it."""
-        from selfverify.rollouts.server_sampler import hold
-
-        noted = asked.open(seed)
-        try:
-            speaker = self._heard(self._speaker(asked.problem, seed), asked.problem)
-            hold(noted, speaker, self.task.limits.turns)
-        except ConfigError:
-            raise
-        except SelfVerifyError as error:
-            return TaughtConversation(noted.messages, lost=str(error)[:2000])
-        finally:
-            noted.release()
-        return as_taught(noted)
-
-    def _speaker(self, problem: Problem, seed: int) -> Speaker:
-        from selfverify.clients.openai_client import ServerConfig
-        from selfverify.rollouts.server_sampler import ScriptSpeaker, ServerSpeaker
-
-        if self.teacher.server is None:
-            turns = self.task.demonstrate_turns(problem, np.random.default_rng(seed))
-            return ScriptSpeaker([turn.text for turn in turns])
-        server = ServerConfig(self.teacher.server, timeout_s=self.teacher.timeout)
-        return ServerSpeaker(problem, server, self.teacher.fields(seed))
-
-    def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:
-        """A speaker to which the task's verifier listens, where there is one."""
-        from selfverify.serving.visual import HeardSpeaker
-
-        with self.lock:  # the first conversation loads it
-            listener = self.task.hook()
-        return speaker if listener is None else HeardSpeaker(speaker, listener, problem, self.lock)
-
-    def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[TaughtConversation]]:
-        """All conversations at once, as rollouts of the policy."""
-        if not made:
-            return {}
-        opened: list[RecordingEpisode] = []
-        order = iter([asked for asked in made.values() for _ in range(self.samples)])
+    def _teach(
+        self, made: Mapping[int, Asked], sweep: ResumableBatches[TaughtProblem], policy: Policy | None
+    ) -> None:
+        """Hold the conversations, and store those about a problem as soon as all are over."""
+        indices, problems = [*made], [asked.problem for asked in made.values()]
+        seeds = [derived_seed(self.recipe.seed, index, 0) for index in indices]
+        places = {derived_seed(seeds[b], g): b for b in range(len(seeds)) for g in range(self.samples)}
+        opened: dict[int, RecordingEpisode] = {}
 
         def begin(problem: Problem, seed: int) -> Episode:
-            # The driver opens them problem by problem.
-            opened.append(next(order).open(seed))
-            return opened[-1]
+            opened[seed] = made[indices[places[seed]]].open(seed)
+            return opened[seed]
 
-        sampling = self.recipe.sampling.model_copy(
-            update={
-                "engine": "own", "group_size": self.samples,
-                "temperature": self.teacher.temperature, "max_new_tokens": self.teacher.max_tokens,
-            }
-        )  # fmt: skip
-        problems = [asked.problem for asked in made.values()]
-        seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
-        rolled = rollout(
-            PolicySampler(policy, sampling),
-            self.task,
-            problems,
-            seeds,
-            sampling.group_size,
-            open_episode=begin,
-            limits=self.task.limits,
-        )
-        told = iter(opened)
-        found: dict[int, list[TaughtConversation]] = {}
-        for index, group in zip(made, rolled.groups, strict=True):
-            noted = [next(told) for _ in group.trajectories]
-            found[index] = [
-                as_taught(one, trajectory.segments[-1].finish)
-                for one, trajectory in zip(noted, group.trajectories, strict=True)
-            ]
-        return found
+        def keep(b: int, done: Rollout) -> None:
+            told = []
+            for g, trajectory in enumerate(done.groups[0].trajectories):
+                noted, error = opened[derived_seed(seeds[b], g)], done.errors.get((0, g))
+                told.append(as_taught(noted, trajectory.segments[-1].finish, str(error or "")))
+            asked = made[indices[b]]
+            sweep.store([TaughtProblem(indices[b], asked.problem.id, told, about=asked.about)])
+
+        sampler = self._sampler(policy, problems, seeds)
+        try:
+            rollout(sampler, self.task, problems, seeds, self.samples, open_episode=begin, on_group=keep)
+        except ServerError as error:
+            from selfverify.rollouts.server_sampler import stored
+
+            raise stored(error) from None
+
+    def _sampler(self, policy: Policy | None, problems: Sequence[Problem], seeds: Sequence[int]) -> Sampler:
+        teacher = self.teacher
+        if policy is not None:
+            sampling = self.recipe.sampling.model_copy(
+                update={
+                    "engine": "own", "group_size": self.samples,
+                    "temperature": teacher.temperature, "max_new_tokens": teacher.max_tokens,
+                }
+            )  # fmt: skip
+            return PolicySampler(policy, sampling)
+        if teacher.server is None:
+            turns = {}
+            for b, problem in enumerate(problems):
+                for g in range(self.samples):
+                    rng = np.random.default_rng(derived_seed(seeds[b], g))
+                    turns[b, g] = [turn.text for turn in self.task.demonstrate_turns(problem, rng)]
+            return TextSampler(turns)
+        from selfverify.clients.openai_client import ServerConfig
+        from selfverify.rollouts.server_sampler import ServerSampler
+
+        server = ServerConfig(teacher.server, timeout_s=teacher.timeout)
+        return ServerSampler(server, teacher.fields, at_once=AT_ONCE)
 
 
-def as_taught(noted: RecordingEpisode, finish: Finish | None = None) -> TaughtConversation:
-    """A conversation that has been held as the journal keeps it."""
-    ended, finish = noted.ended, finish or noted.finish
-    if ended is None or ended.lost:
-        return TaughtConversation(
-            noted.messages, lost="its episode failed" if ended is None else "it was not judged"
-        )
+def as_taught(noted: RecordingEpisode, finish: Finish | None, error: str) -> TaughtConversation:
+    """A conversation that has been held as the journal keeps it; ``error`` is why it has no result."""
+    ended = noted.ended
+    if ended is None or error:
+        return TaughtConversation(noted.messages, lost=(error or "its episode failed")[:2000])
+    if ended.lost:
+        return TaughtConversation(noted.messages, lost="it was not judged")
     return TaughtConversation(
         noted.messages,
         ended.rewards,
@@ -519,12 +477,14 @@ async def _ask_all(asked: Sequence[tuple[int, Problem]], teacher: TeacherConfig,
 
 async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) -> Answered:
     """The teacher's answer to one turn."""
-    from selfverify.clients.openai_client import ServerConfig
-    from selfverify.rollouts.server_sampler import ServerSpeaker
+    from selfverify.clients.candidates import read_choices
+    from selfverify.clients.openai_client import OpenAIClient, ServerConfig
+    from selfverify.clients.usage import Usage
+    from selfverify.rollouts.server_sampler import ServerMessages, finish_of
 
     assert teacher.server is not None
     server = ServerConfig(teacher.server, timeout_s=teacher.timeout)
-    speaker = ServerSpeaker(problem, server, teacher.fields(derived_seed(seed, index)))
+    talk = ServerMessages(problem)
     said = problem.target["said"]
     replies = [heard.reply() for heard in problem.target["heard"]]
     if problem.images or any(reply.images for reply in replies):
@@ -532,12 +492,15 @@ async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) 
     messages = asked_messages(problem)
     for turn, (text, reply) in enumerate(zip(said[:-1], replies, strict=True)):
         messages += [{"role": "assistant", "content": text}, {"role": reply.role, "content": reply.text}]
-        speaker.recall(text, turn)
-        speaker.hear(reply)
+        talk.recall(text, turn)
+        talk.hear(reply)
+    body, usage = {**teacher.fields, "seed": derived_seed(seed, index) % 2**31, **talk.body()}, Usage()
     try:
-        answer = await speaker.answer(len(said) - 1)
+        async with OpenAIClient(server) as client:
+            reply, *_ = read_choices(await client.chat(body, usage.lost), usage)
     except SelfVerifyError as error:
         return Answered(index, problem.id, [], str(error)[:2000])
+    answer = talk.said(reply.text, reply.tool_calls, finish_of(reply))
     if answer.finish != Finish.STOP:
         return Answered(index, problem.id, [], f"its answer is longer than {teacher.max_tokens} tokens")
     if not answer.text.strip():

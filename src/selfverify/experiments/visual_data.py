@@ -521,7 +521,7 @@ async def _ask_all(batch: Sequence[tuple[int, VisualTrace, str]], judge: Teacher
 async def _ask(
     client: OpenAIClient, judge: TeacherConfig, index: int, trace: VisualTrace, words: str
 ) -> OnAnswer:
-    body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
+    body = {**judge.fields, "seed": 0, "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
     try:
         choice, *_ = usable_choices(await client.chat(body))
     except SelfVerifyError as error:

@@ -46,6 +46,8 @@ class Conversation:
         """For each turn of the policy the number of its first segment."""
         self.after_probe: Observation | None = None
         """While the policy answers a probe, the observation that is shown next."""
+        self.read_score: Future[float | None] | None = None
+        """The expected score behind the last words, where a server reads it."""
         self._segments: list[Segment] = []
         self._last: SampledTurn | None = None
         self._is_whole = False
@@ -177,7 +179,11 @@ class Conversation:
             own[-1].finish = Finish.ERROR
         if ending.lost:
             segments[-1].finish = Finish.ERROR
-        return Trajectory(segments, ending.scores, ending.rewards, ending.parsed)
+        scores = dict(ending.scores)
+        if self.read_score is not None and "sampled" in scores:
+            soft = self.read_score.result()
+            scores |= {} if soft is None else {"soft": soft}
+        return Trajectory(segments, scores, ending.rewards, ending.parsed)
 
     def _divide(self, channels: Sequence[tuple[str, int]]) -> None:
         """Divide what was said last into channels: names, and where in the text each begins."""
@@ -194,6 +200,8 @@ class Conversation:
     def _run_out(self, error: ContextFull) -> None:
         """The context is full: the conversation ends where the policy has spoken last."""
         self.over = True
+        if self._segments and self._segments[-1].author != "policy":
+            del self._segments[-1]  # the policy has not read it
         self._segments = self._segments or [_nothing_said()]
         self._segments[-1].finish = Finish.LENGTH
         name = self.problem.id
@@ -202,16 +210,20 @@ class Conversation:
 
 
 def _divided(whole: Segment, ends: Sequence[int], channels: Sequence[tuple[str, int]]) -> list[Segment]:
-    """A turn's segments by channel; one behind the first that holds no token is left out."""
+    """A turn's segments by channel; one behind the first that holds no token is left out.
+
+    A server's turn has no tokens, and for each log-probability it has an end.
+    """
     chars = [char for _, char in channels]
-    starts = [0, *(channel_lengths(ends, char) for char in chars[1:]), len(whole.tokens)]
+    starts = [0, *(channel_lengths(ends, char) for char in chars[1:]), len(ends)]
     found = []
     for number, (channel, _) in enumerate(channels):
         low, high = starts[number], starts[number + 1]
         text = whole.text[chars[number] : [*chars, len(whole.text)][number + 1]]
-        if number == 0 or high > low:
+        if number == 0 or high > low or (text and not whole.tokens):
             tokens, logprobs = whole.tokens[low:high], whole.logprobs[low:high]
             found.append(Segment(channel, tokens, logprobs, text, turn=whole.turn))
+    found[0].values |= whole.values
     return found
 
 

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
@@ -27,8 +27,9 @@ from selfverify.policy.kv_sessions import SampleIndex
 
 logger = logging.getLogger(__name__)
 
-SAID, SHOWN, RELEASED, AWAITED = "said", "shown", "released", "awaited"
-"""What is waited for: turns of the policy, observations, environments that are given back, verdicts."""
+SAID, SHOWN, RELEASED, AWAITED, JUDGED = "said", "shown", "released", "awaited", "judged"
+"""What is waited for: turns of the policy, observations, environments that are given back, and behind a
+conversation's end verdicts and results."""
 
 
 class HungThreads:
@@ -88,19 +89,21 @@ class _Call:
 
     Args:
         kind: What it is, such as ``shown``.
-        index: Its conversation.
+        indices: Its conversations.
         run: Is called on a thread; None for a future.
         name: The thread's name.
         bounded: Whether the rollout's end and the number of threads bound it.
+        joins: Whether what is waited for together waits for it.
         thread: The thread.
         deadline: When the thread is given up.
     """
 
     kind: str
-    index: SampleIndex
+    indices: Sequence[SampleIndex]
     run: Callable[[], Any] | None = None
     name: str = ""
     bounded: bool = True
+    joins: bool = True
     thread: threading.Thread | None = None
     deadline: float = math.inf
 
@@ -134,6 +137,7 @@ class EpisodeRunner:
         run: Callable[[], Any],
         name: str,
         bounded: bool = True,
+        joins: bool = True,
     ) -> None:
         """Call an episode: now, or on a thread as soon as one is free.
 
@@ -143,8 +147,9 @@ class EpisodeRunner:
             run: The call.
             name: What the thread is called.
             bounded: Whether the rollout's end and the number of threads bound the call.
+            joins: Whether what is waited for together waits for it.
         """
-        call = _Call(kind, index, run, name, bounded)
+        call = _Call(kind, [index], run, name, bounded, joins)
         if self.limits.step_threads:
             self._waiting.append(call)
             self._start_threads()
@@ -152,22 +157,33 @@ class EpisodeRunner:
             late = bounded and time.monotonic() >= self._ends
             self._arrived.append((index, kind, self._too_late() if late else outcome(run)))
 
-    def watch(self, kind: str, index: SampleIndex, future: Future[Any]) -> None:
-        """Wait for a future, too; it has a deadline of its own or none."""
+    def watch(self, kind: str, indices: Sequence[SampleIndex], future: Future[Any]) -> None:
+        """Wait for a future, too, which has a deadline of its own or none.
+
+        Its outcome is that of all its conversations; what is said comes by conversation.
+        """
         number = next(self._numbers)
-        self._running[number] = _Call(kind, index)
+        self._running[number] = _Call(kind, indices, joins=kind not in (AWAITED, JUDGED))
         future.add_done_callback(lambda done: self._done.put((number, outcome(done.result))))
 
     def watched(self, kind: str) -> set[SampleIndex]:
         """Return the conversations for which something of a kind has not come yet."""
-        return {call.index for call in (*self._waiting, *self._running.values()) if call.kind == kind}
+        calls = (*self._waiting, *self._running.values())
+        return {index for call in calls if call.kind == kind for index in call.indices}
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything has been asked for that `wait` has not returned yet."""
+        return bool(self._waiting or self._arrived or self._running)
 
     @property
     def busy(self) -> bool:
-        """Whether anything but a verdict has been asked for that `wait` has not returned yet."""
-        return bool(self._waiting or self._arrived) or any(
-            call.kind != AWAITED for call in self._running.values()
-        )
+        """Whether anything that joins, which no verdict does, has been asked for and not been returned."""
+        return bool(self._arrived) or self._joining
+
+    @property
+    def _joining(self) -> bool:
+        return any(call.joins for call in (*self._waiting, *self._running.values()))
 
     def wait(self, everything: bool) -> dict[str, dict[SampleIndex, Any]]:
         """Wait until something has come, and return it by kind and in the order of the conversations.
@@ -176,19 +192,20 @@ class EpisodeRunner:
         `TimeoutError`.
 
         Args:
-            everything: Wait for all that has been asked for; verdicts are waited for only if nothing else is.
+            everything: Wait for all that joins; what does not is waited for only if nothing else is.
 
         Raises:
             HungError: More threads hang than `RolloutLimits.hung_threads`.
         """
         while True:
+            while self._collect(block=False):
+                pass
             self._start_threads()
-            self._collect(block=False)
-            pending = self._waiting or any(call.kind != AWAITED for call in self._running.values())
-            if self._arrived and not (everything and pending):
+            if self._arrived and not (everything and self._joining):
                 break
             self._collect(block=True)
-        found: dict[str, dict[SampleIndex, Any]] = {kind: {} for kind in (SAID, SHOWN, RELEASED, AWAITED)}
+        kinds = (SAID, SHOWN, RELEASED, AWAITED, JUDGED)
+        found: dict[str, dict[SampleIndex, Any]] = {kind: {} for kind in kinds}
         for index, kind, came in sorted(self._arrived, key=lambda arrived: arrived[0]):
             found[kind][index] = came
         self._arrived.clear()
@@ -223,18 +240,20 @@ class EpisodeRunner:
             came = RuntimeError(f"it ended with {type(error).__name__}: {error}")
         self._done.put((number, came))
 
-    def _collect(self, block: bool) -> None:
-        """Take what has come; with ``block`` wait for the next outcome or deadline."""
+    def _collect(self, block: bool) -> bool:
+        """Take what has come, and return whether there was anything; ``block`` waits for it or a deadline."""
         until = min((self._deadline(call) for call in self._running.values()), default=math.inf)
         left = None if until == math.inf else max(until - time.monotonic(), 0.0)
         try:
             number, came = self._done.get(block, left)
         except queue.Empty:
             self._give_up()
-            return
+            return False
         call = self._running.pop(number, None)
         if call is not None:
-            self._arrived.append((call.index, call.kind, came))
+            several = call.kind == SAID and not isinstance(came, Exception)
+            self._arrived += [(index, call.kind, came[index] if several else came) for index in call.indices]
+        return True
 
     def _deadline(self, call: _Call) -> float:
         bounded = call.bounded and call.thread is not None
@@ -251,11 +270,11 @@ class EpisodeRunner:
                 hung = hung or call.bounded
                 late = TimeoutError(f"it took longer than {self.limits.step_timeout_s} s")
                 over = call.bounded and now >= self._ends
-                self._arrived.append((call.index, call.kind, self._too_late() if over else late))
+                self._arrived.append((call.indices[0], call.kind, self._too_late() if over else late))
         if now >= self._ends:
             for call in [call for call in self._waiting if call.bounded]:
                 self._waiting.remove(call)
-                self._arrived.append((call.index, call.kind, self._too_late()))
+                self._arrived.append((call.indices[0], call.kind, self._too_late()))
         if hung:
             HUNG.refuse_more_than(self.limits.hung_threads)
 

@@ -11,7 +11,7 @@ from functools import partial
 from selfverify.core import ranks
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged, token_ends
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment
@@ -60,6 +60,8 @@ class PolicySampler:
     """
 
     lock_step = True
+    at_once: int | None = None
+    outage: SelfVerifyError | None = None
 
     def __init__(self, policy: Policy, sampling: SamplingConfig) -> None:
         self.policy, self.sampling = policy, sampling
@@ -175,7 +177,9 @@ class PolicySampler:
         room = self._room if self._room is not None else longest_row(self.policy.model)
         return ContextFull(f"its limit of {room} tokens", used)
 
-    def say(self, turns: Mapping[SampleIndex, int]) -> Mapping[SampleIndex, Future[SampledTurn]]:
+    def say(
+        self, turns: Mapping[SampleIndex, int]
+    ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
         """See `Sampler.say`.
 
         Raises:
@@ -193,13 +197,15 @@ class PolicySampler:
             here.began = True
             if sample.finish == Finish.LENGTH and self._is_full(here.used):
                 said.full = self._full(here.used)
-            found[index] = Future[SampledTurn]()
-            found[index].set_result(said)
-        return found
+            found[index] = said
+        spoken = Future[Mapping[SampleIndex, SampledTurn]]()
+        spoken.set_result(found)
+        return {tuple(found): spoken}
 
-    def close(self, indices: Sequence[SampleIndex]) -> None:
+    def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
         """See `Sampler.close`."""
         self._kv.end(indices)
+        return {}
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
         """See `Sampler.undo`."""

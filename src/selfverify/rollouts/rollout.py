@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,7 @@ from itertools import product
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, Observation, RolloutHook
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -27,6 +28,7 @@ from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.conversation import Conversation
 from selfverify.rollouts.episode_runner import (
     AWAITED,
+    JUDGED,
     RELEASED,
     SAID,
     SHOWN,
@@ -58,6 +60,10 @@ class Rollout:
     """Why conversations have no result."""
 
 
+OnGroup = Callable[[int, Rollout], None]
+"""Gets a problem's number and its group, as soon as all its conversations have results."""
+
+
 def rollout(
     sampler: Sampler,
     task: Task,
@@ -68,6 +74,7 @@ def rollout(
     open_episode: OpenEpisode | None = None,
     limits: RolloutLimits | None = None,
     hook: RolloutHook | None = None,
+    on_group: OnGroup | None = None,
 ) -> Rollout:
     """Hold G conversations about each problem and ask what came of them.
 
@@ -78,7 +85,8 @@ def rollout(
     on the others only by the rounding of sums. An episode that raises, hangs or cannot be opened ends its
     trajectory with ``error``, without rewards: such a trajectory takes no part in training, and the others go
     on. A turn that was cut off is the last. A conversation that reaches the model's context ends with
-    ``length``; what was said counts.
+    ``length``; what was said counts. When a server fails, conversations in which something was said go on,
+    groups that are whole are handed to ``on_group``, and the error is raised at the end.
 
     Args:
         sampler: Takes the policy's turns.
@@ -89,6 +97,7 @@ def rollout(
         open_episode: Begins each conversation; called on the caller's thread, problem by problem.
         limits: In turns, in time and at the same time; None takes the task's.
         hook: Told of what is said before episodes reply; None takes the task's, if it has one.
+        on_group: Called on the caller's thread.
 
     Returns:
         B groups of G trajectories.
@@ -98,6 +107,7 @@ def rollout(
         DataError: A problem cannot be encoded.
         HungError: Too many threads of this process hang in episodes.
         SamplingError: The engine has failed.
+        ServerError: The server has failed.
 
     Example:
         >>> from selfverify import Policy, make_task
@@ -111,11 +121,12 @@ def rollout(
     """
     limits, hook = limits or task.limits, hook or task.hook()
     with sampler.session(problems, seeds, group_size, limits):
-        loop = _Loop(sampler, task, problems, seeds, group_size, open_episode or task.open, limits, hook)
+        begin = open_episode or task.open
+        loop = _Loop(sampler, task, problems, seeds, group_size, begin, limits, hook, on_group)
         loop.run()
-        groups = [
-            Group(problem, [loop.done[b, g] for g in range(group_size)]) for b, problem in enumerate(problems)
-        ]
+        if sampler.outage is not None:
+            raise sampler.outage
+        groups = [loop.group(b) for b in range(len(problems))]
         seconds = loop.seconds if limits.turns > 1 else {}
         return Rollout(sampler.prompts, groups, seconds, loop.retries, loop.errors)
 
@@ -133,10 +144,12 @@ class _Loop:
         open_episode: OpenEpisode,
         limits: RolloutLimits,
         hook: RolloutHook | None,
+        on_group: OnGroup | None,
     ) -> None:
         self.sampler, self.task, self.problems, self.seeds = sampler, task, problems, seeds
-        self.open_episode, self.limits, self.hook = open_episode, limits, hook
-        self.runner = EpisodeRunner(limits)
+        self.open_episode, self.limits, self.hook, self.on_group = open_episode, limits, hook, on_group
+        self.size = group_size
+        self.runner, self.judge = EpisodeRunner(limits), ThreadPoolExecutor(1, "judge")
         self.waiting = deque(product(range(len(problems)), range(group_size)))
         """Conversations that have yet to begin."""
         self.talks: dict[SampleIndex, Conversation] = {}
@@ -149,6 +162,10 @@ class _Loop:
         self.errors: dict[SampleIndex, Exception] = {}
         self.retries: Counter[SampleIndex] = Counter()
         self.seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
+        self.broken_off = set[int]()
+        """Problems in one of whose conversations the sampler has failed."""
+        self.judging = set[int]()
+        """Problems whose groups are being judged."""
 
     def run(self) -> None:
         """Hold all conversations to their ends."""
@@ -158,13 +175,18 @@ class _Loop:
             while self.waiting or self.talks or self.over:
                 if self.waiting:
                     self._open()
-                if self.ready and not self.runner.busy:
+                if self.ready and not (self.sampler.lock_step and self.runner.busy):
                     self._speak()
-                elif self.talks:
+                    continue
+                if self.runner.pending:
                     self._hear()
-                elif not self.waiting:
-                    self._judge()
+                self._judge()
+                if self.sampler.outage is not None:
+                    self.waiting.clear()
+                    if not (self.talks or self.runner.pending):
+                        self.over.clear()  # their groups will never be whole
         finally:
+            self.judge.shutdown(wait=False, cancel_futures=True)
             self.runner.forget()
             left = [index for index, talk in self.talks.items() if not talk.closing]
             for index in left:
@@ -172,10 +194,17 @@ class _Loop:
             if left:
                 self._note_unclosed(self.runner.wait(everything=True)[RELEASED])
 
+    def group(self, b: int) -> Group:
+        """Return the conversations about a problem that all have results."""
+        return Group(self.problems[b], [self.done[b, g] for g in range(self.size)])
+
     def _open(self) -> None:
         """Begin as many conversations as may be held at the same time; a free slot is filled at once."""
-        most = (self.limits.concurrent or len(self.waiting) + len(self.talks)) - len(self.talks)
-        few = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+        room = (self.limits.concurrent or len(self.waiting) + len(self.talks)) - len(self.talks)
+        if self.limits.concurrent is None and self.sampler.at_once is not None:
+            room = self.sampler.at_once * self.size - len(self.talks)
+            room -= room % self.size  # whole groups: what begins alike is asked for together
+        few = [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
         for b, g in few:
             talk = self.talks[b, g] = Conversation(self.problems[b], self.limits.turns)
             seed = derived_seed(self.seeds[b], g)
@@ -190,12 +219,16 @@ class _Loop:
                 if self.talks[index].over:
                     self._release(index)
                 else:
-                    self._start(index, self.talks[index].reset)
+                    # Where environments are lent, others go on: only then may one become free. Such tasks are
+                    # not repeatable anyway; all others keep to batches that no clock decides.
+                    joins = self.limits.concurrent is None or self.task.repeatable
+                    self._start(index, self.talks[index].reset, joins)
 
-    def _start(self, index: SampleIndex, run: Callable[[], Observation | None]) -> None:
+    def _start(self, index: SampleIndex, run: Callable[[], Observation | None], joins: bool = True) -> None:
         talk = self.talks[index]
         when = f"turn {len(talk.turns) - 1}" if talk.spoken else "before the first turn"
-        self.runner.start(SHOWN, index, run, f"problem {talk.problem.id}, sample {index[1]}, {when}")
+        name = f"problem {talk.problem.id}, sample {index[1]}, {when}"
+        self.runner.start(SHOWN, index, run, name, joins=joins)
 
     def _speak(self) -> None:
         """Show the policy what is ready, and let it speak; probes first, so that rounds stay together."""
@@ -211,8 +244,8 @@ class _Loop:
         with self._timed("say"):
             if going:
                 said = self.sampler.say({index: self.talks[index].spoken for index in going})
-                for index, turn in said.items():
-                    self.runner.watch(SAID, index, turn)
+                for indices, turns in said.items():
+                    self.runner.watch(SAID, indices, turns)
 
     def _shown(
         self, index: SampleIndex, observation: Observation | None, read: Encoded | DataError | None
@@ -236,21 +269,26 @@ class _Loop:
 
     def _hear(self) -> None:
         """Take what the policy has said and what episodes have shown."""
-        with self._timed("reply"):
+        with self._timed("say" if self.runner.watched(SAID) else "reply"):
             heard = self.runner.wait(self.sampler.lock_step)
         with self._timed("say"):
-            said: dict[SampleIndex, SampledTurn] = heard[SAID]
+            said: dict[SampleIndex, SampledTurn] = {}
+            for index, turn in heard[SAID].items():
+                if isinstance(turn, Exception):
+                    self._unsaid(index, turn)
+                else:
+                    said[index] = turn
             probed = [index for index in said if self.talks[index].after_probe is not None]
             own = {index: turn for index, turn in said.items() if index not in probed}
-            for index, turn in own.items():
-                self.talks[index].say(turn)
+            for index, spoken in own.items():
+                self.talks[index].say(spoken)
             if self.hook is not None and own:
-                self.hook.said({index: turn.turn for index, turn in own.items()})
+                self.hook.said({index: spoken.turn for index, spoken in own.items()})
             self.sampler.undo(probed)
         with self._timed("reply"):
-            for index, turn in said.items():
+            for index, spoken in said.items():
                 talk = self.talks[index]
-                self._start(index, partial(talk.hear_probe, turn) if index in probed else talk.step)
+                self._start(index, partial(talk.hear_probe, spoken) if index in probed else talk.step)
         for index, reply in heard[SHOWN].items():
             talk = self.talks[index]
             after, talk.after_probe = talk.after_probe, None
@@ -263,12 +301,36 @@ class _Loop:
             if talk.over:
                 self._release(index)
         self._released(heard[RELEASED])
+        judged: dict[SampleIndex, Exception | None] = heard[JUDGED]
+        for error in judged.values():
+            if error is not None:
+                raise error
+        self._keep([*judged])
+
+    def _unsaid(self, index: SampleIndex, error: Exception) -> None:
+        """Take that the policy has said nothing: it cannot go on, or its server has failed."""
+        talk = self.talks[index]
+        after, talk.after_probe = talk.after_probe, None
+        if after is not None and isinstance(error, ContextFull):
+            self.sampler.undo([index])
+            self.ready[index] = after
+            return
+        if isinstance(error, DataError):
+            talk.end(error)
+        elif isinstance(error, SelfVerifyError) and self.sampler.outage is not None:
+            talk.error, talk.over = error, True
+            self.broken_off.add(index[0])
+        else:
+            raise error
+        self._release(index)
 
     def _release(self, index: SampleIndex) -> None:
         """Let a conversation that is over give its environment back, before its verdict is asked for."""
         talk = self.talks[index]
         talk.closing = True
-        self.sampler.close([index])
+        for score in self.sampler.close([index]).values():
+            talk.read_score = score
+            self.runner.watch(AWAITED, [index], score)
         name = f"problem {talk.problem.id}, sample {index[1]}, closing"
         self.runner.start(RELEASED, index, talk.release, name, bounded=False)
 
@@ -281,7 +343,7 @@ class _Loop:
         for index in released:
             future = self.over[index].awaited() if index in self.over else None
             if future is not None:
-                self.runner.watch(AWAITED, index, future)
+                self.runner.watch(AWAITED, [index], future)
 
     def _note_unclosed(self, released: Mapping[SampleIndex, Exception | None]) -> None:
         for (b, _), error in released.items():
@@ -291,11 +353,24 @@ class _Loop:
                 note(logger, "episode_not_closed", message, problem=name, reason=str(error))
 
     def _judge(self) -> None:
-        """Ask what came of all conversations that are over; the task sees all their answers before."""
-        while self.runner.watched(AWAITED):
-            self.runner.wait(everything=True)
-        over = dict(sorted(self.over.items()))
-        whole = [(talk, talk.episode) for talk in over.values() if talk.episode and not talk.error]
+        """Ask what came of conversations: of all at the end, or, without lock-step, of each group's."""
+        awaited = self.runner.watched(AWAITED)
+        if self.sampler.lock_step:
+            if not (self.waiting or self.talks or awaited) and self.over:
+                self._find_results(self.over)
+                self._keep([*self.over])
+            return
+        for b in sorted({b for b, _ in self.over} - self.judging - self.broken_off):
+            group = [(b, g) for g in range(self.size)]
+            over = {index: self.over[index] for index in group if index in self.over and index not in awaited}
+            if all(index in over or index in self.done for index in group):
+                self.judging.add(b)
+                # Judging may take long, and replies go on coming.
+                self.runner.watch(JUDGED, [*over], self.judge.submit(self._find_results, over))
+
+    def _find_results(self, over: Mapping[SampleIndex, Conversation]) -> None:
+        """Ask what came of conversations; the task sees all their answers before."""
+        whole = [(talk, talk.episode) for _, talk in sorted(over.items()) if talk.episode and not talk.error]
         answers: list[tuple[Problem, Tagged]] = []
         for talk, episode in whole:
             given = outcome(partial(_answers, episode))
@@ -312,17 +387,28 @@ class _Loop:
                 talk.fail(ending)  # as of a reply: no verdict, never a 0
             else:
                 talk.ending = ending
-        self._retry([index for index, talk in over.items() if talk.error is not None])
-        for index, talk in self.over.items():
-            self.done[index] = talk.trajectory()
-            if talk.error is not None:
-                self.errors[index] = talk.error
-        self.over.clear()
+
+    def _keep(self, indices: Sequence[SampleIndex]) -> None:
+        """Keep what has come of conversations; those that are lost may be held again."""
+        self._retry([index for index in indices if self.over[index].error is not None])
+        for index in indices:
+            talk = self.over.pop(index, None)
+            if talk is not None:
+                self.done[index] = talk.trajectory()
+                if talk.error is not None:
+                    self.errors[index] = talk.error
+        for b in sorted({b for b, _ in indices}):
+            self.judging.discard(b)
+            group = [(b, g) for g in range(self.size)]
+            if self.on_group is not None and all(index in self.done for index in group):
+                retries = Counter({(0, g): self.retries[b, g] for _, g in group if self.retries[b, g]})
+                errors = {(0, g): self.errors[b, g] for _, g in group if (b, g) in self.errors}
+                self.on_group(b, Rollout([], [self.group(b)], {}, retries, errors))
 
     def _retry(self, lost: Sequence[SampleIndex]) -> None:
         """Let lost conversations wait to be held again; each draws what it drew before."""
         again = [index for index in lost if self.retries[index] < self.limits.retries]
-        if again:
+        if again and self.sampler.outage is None:
             text = f"{len(again)} lost conversations are held again"
             names = sorted({self.problems[b].id for b, _ in again})
             note(logger, "episodes_held_again", text, problems=names, count=len(again))

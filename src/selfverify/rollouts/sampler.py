@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Observation, PolicyTurn
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Segment
 from selfverify.policy.encoding import Prompt
@@ -70,9 +70,17 @@ class Sampler(Protocol):
     Attributes:
         lock_step: Whether all conversations that go on are sampled in one call: a batch on a GPU. What is in
             a batch then depends on the conversations alone, never on the clock.
+        at_once: How many groups are begun at the same time where the rollout's limits do not say how many
+            conversations; None for all.
     """
 
     lock_step: bool
+    at_once: int | None
+
+    @property
+    def outage(self) -> SelfVerifyError | None:
+        """Why nothing can be said any more for now; None while all goes well."""
+        ...
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -111,12 +119,18 @@ class Sampler(Protocol):
         """
         ...
 
-    def say(self, turns: Mapping[SampleIndex, int]) -> Mapping[SampleIndex, Future[SampledTurn]]:
+    def say(
+        self, turns: Mapping[SampleIndex, int]
+    ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
         """Let the policy speak in some conversations.
 
         Args:
             turns: By conversation how often the policy has spoken before, turns that were undone included.
                 With the problem's seed and the sample's place in its group it decides what is drawn.
+
+        Returns:
+            For each request the conversations that it is about, and what is said in them. A `DataError` ends
+            them (`ContextFull`: with what was said), and an error that is an `outage` breaks them off.
         """
         ...
 
@@ -127,6 +141,10 @@ class Sampler(Protocol):
         """
         ...
 
-    def close(self, indices: Sequence[SampleIndex]) -> None:
-        """Forget conversations in which nothing is said any more."""
+    def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
+        """Forget conversations in which nothing is said any more.
+
+        Returns:
+            The expected scores behind what was said last, where only a server can read them.
+        """
         ...

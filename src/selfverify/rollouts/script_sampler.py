@@ -1,27 +1,30 @@
-"""The sampler of turns that are given, and demonstrated conversations as trajectories."""
+"""Samplers of turns that are given, as tokens or as texts, and demonstrated conversations as trajectories."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.episode import Episode, Observation, PolicyTurn
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.policy.chat import turn_end
 from selfverify.policy.decoding import Sample
-from selfverify.policy.encoding import longest_row
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.kv_sessions import KVSession, SampleIndex
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import outcome
 from selfverify.rollouts.policy_sampler import ForeignQuestions, PolicySampler
 from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.sampler import Encoded, SampledTurn
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,64 @@ class _Script:
 
     def end(self, places: object) -> None:
         return
+
+
+class TextSampler:
+    """Says given texts, without a model and its tokens; behind their end it says nothing.
+
+    Args:
+        turns: By conversation what is said in turn.
+    """
+
+    lock_step = False
+    at_once: int | None = None
+    prompts: Sequence[Prompt] = ()
+
+    def __init__(self, turns: Mapping[SampleIndex, Sequence[str]]) -> None:
+        self.turns = turns
+
+    @property
+    def outage(self) -> SelfVerifyError | None:
+        """See `Sampler`."""
+        return None
+
+    def session(
+        self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
+    ) -> AbstractContextManager[None]:
+        """See `Sampler.session`."""
+        return nullcontext()
+
+    def check(self, problem: Problem, expected: Sequence[Observation]) -> None:
+        """See `Sampler.check`. There is no chat template here."""
+
+    def open(self, indices: Sequence[SampleIndex]) -> None:
+        """See `Sampler.open`."""
+
+    def observe(
+        self, shown: Mapping[SampleIndex, Observation | None]
+    ) -> Mapping[SampleIndex, Encoded | DataError | None]:
+        """See `Sampler.observe`."""
+        return {i: None if o is None else Encoded([], o.text, list(o.images)) for i, o in shown.items()}
+
+    def say(
+        self, turns: Mapping[SampleIndex, int]
+    ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
+        """See `Sampler.say`."""
+        found = {}
+        for index, turn in turns.items():
+            text = "".join(self.turns[index][turn : turn + 1])
+            segment = Segment(OBSERVATION, [], [], text, finish=Finish.STOP)
+            found[index] = SampledTurn(PolicyTurn(text, [], Finish.STOP, turn), segment, [])
+        said = Future[Mapping[SampleIndex, SampledTurn]]()
+        said.set_result(found)
+        return {tuple(found): said}
+
+    def undo(self, indices: Sequence[SampleIndex]) -> None:
+        """See `Sampler.undo`."""
+
+    def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
+        """See `Sampler.close`."""
+        return {}
 
 
 def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:

@@ -85,8 +85,6 @@ class RecordingEpisode(EpisodeWrapper):
         """How many there were before something was shown last."""
         self.cuts: list[list[list[Any]]] = []
         """For each turn of the policy its channels, as `Observation.channels` has them."""
-        self.finish: Finish | None = None
-        """How the last turn ended."""
         self.ended: EpisodeResult | None = None
 
     def reset(self) -> Observation | None:
@@ -109,7 +107,6 @@ class RecordingEpisode(EpisodeWrapper):
             self._note(reply)
             return reply
         self.cuts.append([[*cut] for cut in reply.channels or [(self.channel, 0)]])
-        self.finish = said.finish
         if not reply.done and said.finish == Finish.STOP:
             self._note(reply)
         return reply

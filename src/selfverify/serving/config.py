@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
+from selfverify.core.config import SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -24,6 +23,16 @@ MOST_SAMPLES = 256
 
 
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
+
+
+def _divides(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < 1e-5:
+        raise ValueError("logits cannot be divided by so small a number; 0 takes the likeliest tokens")
+    return temperature
+
+
+Temperature = AfterValidator(_divides)
+"""Refuses sampling temperatures between 0 and the smallest that can be computed with."""
 
 
 class ChoosingConfig(CommandConfig):
@@ -52,6 +61,12 @@ class ChoosingConfig(CommandConfig):
     confidence: float = Field(0.95, ge=0.5, le=1)
     """With early stopping: sampling ends when the leading answer is this sure."""
 
+    start: int = Field(2, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates before the first check."""
+
+    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates between two checks; null is n / 8."""
+
     budget_tokens: int | None = Field(None, ge=1)
     """The most tokens that all candidates may take together."""
 
@@ -64,14 +79,14 @@ class ChoosingConfig(CommandConfig):
     @property
     def stopping(self) -> Stopping:
         """How many candidates are drawn at first, how many between two looks, and when that ends."""
-        return self._stopping(2, None)
+        start = self.n if self.all_samples else min(self.start, self.n)
+        step = self.step or max(1, self.n // 8)
+        return Stopping(self.stop, self.confidence, start, step, self.n, self.budget_tokens)
 
-    def _stopping(self, start: int, step: int | None) -> Stopping:
-        at_once = self.stop == "never" and self.budget_tokens is None
-        start = self.n if at_once else min(start, self.n)
-        return Stopping(
-            self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
-        )
+    @property
+    def all_samples(self) -> bool:
+        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
+        return self.stop == "never" and self.budget_tokens is None
 
     @field_validator("strategy")
     @classmethod
@@ -91,13 +106,7 @@ class BestOfConfig(ChoosingConfig):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
 
-    start: int = Field(2, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates before the first check."""
-
-    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates between two checks; null is n / 8."""
-
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     """The sampling temperature; it replaces the request's own."""
 
     abstain_below: float | None = Field(None, ge=0, le=1)
@@ -125,26 +134,6 @@ class BestOfConfig(ChoosingConfig):
     timeout_s: float | None = Field(None, gt=0)
     """Seconds after which the answer is chosen from the candidates that are there."""
 
-    @property
-    def stopping(self) -> Stopping:
-        """As in `ChoosingConfig`, with the request's own ``start`` and ``step``."""
-        return self._stopping(self.start, self.step)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """Which images are accepted.
-
-    Args:
-        bytes: The largest encoded image.
-        pixels: The most pixels that a request's images have together, by their headers.
-        count: The most images of a request.
-    """
-
-    bytes: int = 20 * 2**20
-    pixels: int = 20_000_000
-    count: int = 16
-
 
 class BackendConfig(CommandConfig):
     """What writes the candidates: a model that is run here, or a server."""
@@ -164,20 +153,12 @@ class BackendConfig(CommandConfig):
     max_batch: int = Field(64, ge=1)
     """With `model`: the most candidates that are sampled together."""
 
-    separate: bool = False
-    """With `upstream`: ask for each candidate in a request of its own, for servers whose n fails."""
-
-    tries: int = Field(3, ge=1)
-    """With `upstream`: how often a request is sent before it counts as failed."""
-
     @model_validator(mode="after")
     def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
             raise ValueError("give either `model` (run one here) or `upstream` (an address of a server)")
         if self.upstream is not None and self.judge:
             raise ValueError("`judge` needs `model`; in front of a server say `verifier` judge:MODEL")
-        if self.model is not None and self.separate:
-            raise ValueError("`separate` needs `upstream`")
         return self
 
     @field_validator("upstream")
@@ -216,17 +197,11 @@ class GatewayConfig(CommandConfig):
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
 
-    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
-    """The key that clients have to send. Others on this machine see what is typed: better `api_key_file`."""
-
     api_key_file: Path | None = None
-    """The file that holds this key, in a line of its own."""
+    """The file that holds the key that clients have to send, in a line of its own."""
 
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
-
-    max_image_mb: float = Field(20.0, ge=0.001)
-    """The largest image, in MiB."""
 
     max_megapixels: float = Field(20.0, ge=0.001)
     """The most megapixels that the images of a request have together. A model that runs here also decodes at
@@ -238,29 +213,20 @@ class GatewayConfig(CommandConfig):
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
 
-    allowed_host: list[str] = []
-    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
-
-    log_prompts: bool = False
-    """Write questions and answers into the log, which otherwise has neither."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> GatewayConfig:
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("there is one key: give `api_key` or `api_key_file`")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ValueError("`api_key` is empty; leave it out to serve everybody who can reach the port")
-        return self
-
     @property
     def most_samples(self) -> int:
         """The most candidates that a request may ask for; never fewer than it gets by default."""
         return max(self.max_n, self.best_of.n)
 
     @property
-    def images(self) -> ImageLimits:
-        """Which images are accepted."""
-        return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
+    def most_bytes(self) -> int:
+        """The bytes of the largest request."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels that the images of a request have together."""
+        return int(self.max_megapixels * 1e6)
 
 
 class ServeConfig(CommandConfig):
@@ -322,7 +288,7 @@ class AnswererConfig(CommandConfig):
 class DrawsConfig(CommandConfig):
     """How one candidate is sampled."""
 
-    temperature: float = Field(1.0, ge=0.0)
+    temperature: Annotated[float, Temperature] = Field(1.0, ge=0.0)
     """The sampling temperature; 0 always takes the likeliest token."""
 
     top_p: float = Field(0.99, ge=0.01, le=1.0)
@@ -365,11 +331,6 @@ class CandidateConfig(ChoosingConfig):
     calibration: Path | None = None
     """A file that `selfverify eval` fitted. By default the one in the model's folder, if it fits."""
 
-    @property
-    def all_samples(self) -> bool:
-        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
-        return self.stop == "never" and self.budget_tokens is None
-
 
 class SolveConfig(CommandConfig):
     """One question, who answers it, and how its answer is chosen."""
@@ -392,8 +353,8 @@ class SolveConfig(CommandConfig):
                     "not draw"
                 )
             return self
-        if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
-            raise ValueError("`look` with a `server` draws all candidates and reads the scores they write")
+        if looking.look and choosing.verifier not in ("soft", "inline"):
+            raise ValueError("`look` with a `server` reads the scores that candidates write; no `verifier`")
         if self.drawing.turns == 2:
             raise ValueError("`turns` 2 needs a model that runs here, not a `server`")
         if choosing.n > MOST_SAMPLES:

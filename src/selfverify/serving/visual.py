@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 from threading import Lock
 from typing import Any
 
@@ -24,10 +24,11 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHoo
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Trajectory
+from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
-from selfverify.rollouts.server_sampler import AwaitedSpeaker, ServerSpeaker, Speaker, hold
+from selfverify.rollouts.server_sampler import ServerSampler
 from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.selection.rules import Kind
 from selfverify.serving.backend import FreeQuestion, OnLook
@@ -188,37 +189,36 @@ def look_here(
     return rows, len(rolled.prompts[0].ids)
 
 
-_PLACE = (0, 0)
-
-
-class HeardSpeaker(Speaker):
-    """Tells a listener what a speaker says, before the episode replies, and what it is shown.
+class SharedHook(RolloutHook):
+    """A hook whose models serve several rollouts: a model computes with one adapter at a time.
 
     Args:
-        speaker: Speaks.
-        listener: Follows this conversation alone.
-        problem: What the conversation is about.
-        lock: Held while the listener works: its models serve several conversations, and a model computes
-            with one adapter at a time.
+        hook: Follows the conversations of one rollout.
+        lock: Held while it works.
     """
 
-    def __init__(self, speaker: Speaker, listener: RolloutHook, problem: Problem, lock: Lock) -> None:
-        self.speaker, self.listener, self.lock = speaker, listener, lock
-        with lock:
-            listener.begin({_PLACE: problem})
+    def __init__(self, hook: RolloutHook, lock: Lock) -> None:
+        self.hook, self.lock = hook, lock
 
-    def hear(self, reply: Observation) -> None:
-        """See `Speaker`."""
-        self.speaker.hear(reply)
+    def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
+        """See `RolloutHook`."""
         with self.lock:
-            self.listener.shown({_PLACE: reply})
+            self.hook.begin(problems)
 
-    def speak(self, turn: int) -> PolicyTurn:
-        """See `Speaker`."""
-        said = self.speaker.speak(turn)
+    def open(self, indices: Sequence[SampleIndex]) -> None:
+        """See `RolloutHook`."""
         with self.lock:
-            self.listener.said({_PLACE: said})
-        return said
+            self.hook.open(indices)
+
+    def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
+        """See `RolloutHook`."""
+        with self.lock:
+            self.hook.said(said)
+
+    def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
+        """See `RolloutHook`."""
+        with self.lock:
+            self.hook.shown(replies)
 
 
 AT_ONCE = 8
@@ -268,20 +268,28 @@ def look_once(
         DataError: An image cannot be looked at.
         ServerError: The server cannot be reached or refuses, or nobody waits.
     """
-    look, speaker = looking.look(asked), ServerSpeaker(asked, server, fields, usage)
-    try:
-        with lock:  # the first conversation loads the verifier
-            listener = looking.hook()
-        heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
-        held = look if tell is None else ToldLooks(look, tell)
-        ending = hold(held, AwaitedSpeaker(heard, over), looking.limits.turns)
-        steps = [turn for turn in ending.turns if isinstance(turn, dict)]
-    finally:
-        look.release()
-    written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
-    text = "\n\n".join(part for part in written if part)
-    judged, answered = ending.parsed, written[-1] if written else ""
-    answer, key, score = judged.answer, judged.key, ending.scores.get("sampled")
+    look, rest = looking.look(asked), dict(fields)
+    seed = rest.pop("seed", None)
+    with lock:  # the first conversation loads the verifier
+        hook = looking.hook()
+    made = rollout(
+        ServerSampler(server, rest, at_once=1, seeded=seed is not None, usage=usage, cancelled=over),
+        looking,
+        [asked],
+        [seed or 0],
+        1,
+        open_episode=lambda *about: look if tell is None else ToldLooks(look, tell),
+        hook=None if hook is None else SharedHook(hook, lock),
+    )
+    for error in made.errors.values():
+        raise error
+    [trajectory] = made.groups[0].trajectories
+    own = [segment for segment in trajectory.segments if segment.author == "policy"]
+    steps = [segment.parsed for segment in own if isinstance(segment.parsed, dict)]
+    turns = ["".join(s.text for s in turn) for _, turn in groupby(own, key=lambda segment: segment.turn)]
+    text, answered = "\n\n".join(filter(None, turns)), turns[-1] if turns else ""
+    judged, score = trajectory.parsed, trajectory.scores.get("sampled")
+    answer, key = judged.answer, judged.key
     if answer is None and isinstance(looking.inner, FreeQuestion) and not _is_step(look, answered):
         # A model that was never taught the tags answers in plain words.
         answer, key, score = read_text(answered, looking.inner.answers)

@@ -12,8 +12,9 @@ import numpy as np
 from selfverify.agents.judges.case import JudgePanel
 from selfverify.core.problem import Problem
 from selfverify.evaluation.samples import StoredSample
-from selfverify.experiments.agent_session import Watched, hold
-from selfverify.rollouts.server_sampler import ScriptSpeaker
+from selfverify.experiments.agent_session import Watched
+from selfverify.rollouts.rollout import rollout
+from selfverify.rollouts.script_sampler import TextSampler
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 
 
@@ -35,10 +36,10 @@ def played(
     episode = task.open(problem, 0)
     episode.panel = panel or episode.panel
     watched = Watched(episode, images, lambda *about: None)
-    try:
-        hold(watched, ScriptSpeaker(texts), len(texts))
-    finally:
-        watched.release()
+    limits = task.limits.model_copy(update={"turns": len(texts)})
+    script = TextSampler({(0, 0): texts})
+    made = rollout(script, task, [problem], [0], 1, open_episode=lambda *about: watched, limits=limits)
+    assert not made.errors
     return watched.sample(problem.id)
 
 

@@ -1,7 +1,8 @@
-"""CONTRIBUTING.md's task, method and episode are complete: imported as written and trained for a step."""
+"""The task, method, episode and environment of docs/extend.md are complete: they run as written."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import re
@@ -11,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from sampled_threads import drawn
 from selfverify.core.config import SamplingConfig
+from selfverify.core.episode import Call, StepResult
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
@@ -26,7 +27,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from tiny_models import boosted
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
 
 
 @pytest.fixture
@@ -35,13 +36,12 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = []
-    for name, block in zip(
-        ("contributed_task", "contributed_method", "contributed_episode"), blocks, strict=True
-    ):
+    for kind, block in zip(("task", "method", "episode", "environment"), blocks, strict=True):
+        name = f"written_{kind}"
         (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
         modules.append(importlib.import_module(name))
-    task, method, episode = modules
+    task, method, episode, _ = modules
     monkeypatch.setitem(TASKS, "digits-count", task.DigitsCount)
     monkeypatch.setitem(METHODS, "rloo", method.RLOO)
     monkeypatch.setitem(TASKS, "guess", episode.Guess)
@@ -67,28 +67,18 @@ def one_step(
 
 
 @pytest.mark.usefixtures("written")
-def test_one_step(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
-    """The method learns on the task, and the task's demonstrations can be taught."""
-    policy = load_policy()
-    learnt = one_step(policy, "rloo", tmp_path / "rloo")
+def test_the_method_learns_on_the_task(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    """All groups are kept; a right answer earns 1, a malformed one 0."""
+    learnt = one_step(load_policy(), "rloo", tmp_path / "rloo")
     assert learnt["groups/kept"] == 2 and learnt["tokens/trained"] > 0
-    taught = one_step(policy, "sft", tmp_path / "sft", right=1, wrong=1)
-    assert taught["loss"] > 0 and taught["grad_norm"] > 0
-
-
-@pytest.mark.usefixtures("written")
-def test_task_judges_its_own_demonstrations() -> None:
-    """Right ones earn 1, all earn what they claim, malformed ones earn 0."""
     task = make_task("digits-count")
-    rng = np.random.default_rng(0)
     for index in range(20):
         problem = task.problem("train", 0, index)
-        for wrong in (False, True):
-            shown = task.demonstrate(problem, rng, wrong)
-            text = "".join(piece for _, piece in shown.pieces)
-            assert task.judge(problem, parse_tagged(text, task.tags)).reward == shown.quality
-            assert wrong or shown.quality == 1
-        assert task.judge(problem, parse_tagged("<answer>two</answer>", task.tags)).reward == 0
+        judged = [
+            task.verdict(problem, parse_tagged(f"<think>?</think><answer>{text}</answer>", task.tags)).reward
+            for text in (problem.target, problem.target + 1, "two")
+        ]
+        assert judged == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.usefixtures("written")
@@ -127,3 +117,18 @@ def test_method_by_hand() -> None:
     group = Group(make_task("digits-count").problem("train", 0, 0), rows)
     for credit in make_method("rloo").credit(group, torch.tensor([True, True, True, False])):
         assert credit.advantage.tolist() == pytest.approx([1.0, -0.5, -0.5, 0.0])
+
+
+def test_the_environment_ends_when_the_list_is_done(written: list[ModuleType]) -> None:
+    """A fruit that is not on the list costs 1; the last one that is there earns 1."""
+
+    async def play(*fruits: str) -> list[StepResult]:
+        shop = written[-1].Shop()
+        await shop.reset({"list": ["pear", "pear"]}, seed=0)
+        return [await shop.step(Call("buy", {"fruit": fruit})) for fruit in fruits]
+
+    seen = asyncio.run(play("pear", "apple", "pear"))
+    assert [step.round for step in seen] == [1, 2, 3]
+    assert [step.done for step in seen] == [False, False, True]
+    assert [step.reward for step in seen] == [0.0, -1.0, 1.0]
+    assert "apple is not on the list" in seen[1].error
