@@ -214,7 +214,7 @@ def test_a_response_template_reads_the_message(reading_policy: Policy) -> None:
         "tool_calls": [{"type": "function", "function": {"name": "zoom", "arguments": {"factor": 2}}}],
     }
     thought = read_message(reading_policy.loaded, f"Shall I? {SAID}</think>No.<|im_end|>", TOOLS)
-    assert thought is not None and "tool_calls" not in thought and thought["content"] == "No."
+    assert "tool_calls" not in thought and thought["content"] == "No."
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_response_template_reads_the_message(reading_policy: Policy) -> None:
 )
 def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str, error: str) -> None:
     found = read_message(reading_policy.loaded, text, TOOLS)
-    assert found is not None and found["error"].startswith(("the message", error)) and error in found["error"]
+    assert found["error"].startswith(("the message", error)) and error in found["error"]
     assert len(found["error"]) <= 500
 
 
