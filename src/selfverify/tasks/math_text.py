@@ -82,7 +82,7 @@ def plain(text: str) -> str:
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
-        text = text.replace("^{\\circ}", "^\\circ ")
+        text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
     return text.replace("~", " ").replace("{,}", ",").strip()
 
 
