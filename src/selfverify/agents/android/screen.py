@@ -288,15 +288,16 @@ class Viewer:
         found = _FOCUS.findall(said)
         return Focus(*found[0]) if found else Focus("", "")
 
-    async def look(self, words: bool, picture: bool) -> Capture:
+    async def look(self, words: bool, picture: bool | None) -> Capture:
         """What is shown now.
 
         Args:
             words: Whether the screen is read.
-            picture: Whether a screenshot is taken.
+            picture: Whether a screenshot is taken; None takes one where the screen cannot be read.
         """
         focus = await self.focus()
         screen, dump, lacking = await self._read(focus) if words else (None, b"", [])
+        picture = screen is None if picture is None else picture
         image, png = await self._photograph() if picture else (None, b"")
         if picture and image is None:
             lacking.append("no screenshot: the device gives none, as of apps that forbid them")
