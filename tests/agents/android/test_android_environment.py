@@ -158,6 +158,16 @@ def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, 
         assert [len(o.images) for o in shown] == [0, int(observations == "either"), 0]
 
 
+def test_screens_that_an_accessibility_app_describes(server: Server, phone: Phone) -> None:
+    """Of some packages only, and uiautomator's where it has written nothing lately."""
+    phone.described = hierarchy(view("TextView", (0, 0, 9, 9), text="Route 5")).encode()
+    gone = lambda: setattr(phone, "described", b"")  # noqa: E731
+    made = AndroidEnvironment(config(server, accessibility=[SETTINGS]))
+    shown = [o.text for o in play(made, TASK, LOOK, call("home"), call("launch", app="settings"), gone, LOOK)]
+    assert ["Route 5" in text for text in shown] == [False, True, False, True, False]
+    assert "Home" in shown[2] and "Wi-Fi" in shown[4]
+
+
 def black() -> bytes:
     return png((1080, 2400), (0, 0, 0), (0, 0, 0))
 

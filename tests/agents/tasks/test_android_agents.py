@@ -214,6 +214,10 @@ def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -
             "a picture shows no ids",
         ),
         ({"calls": "json"}, "set react=false"),
+        (
+            {"android": {"reset": {"how": "none"}, "address": "ids"}, "prompt": "examples"},
+            "prompt=examples names places by bounds",
+        ),
     ],
 )
 def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message: str) -> None:
@@ -222,7 +226,14 @@ def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message
 
 
 def test_files_that_cannot_work(files: Path) -> None:
-    made = task(files)
+    lengths = files / "lengths.json"
+    lengths.write_text('{"setting_1": 4, "other": 2}')
+    made = task(files, lengths=lengths)
+    assert [made.problem("test", 0, n).meta.get("steps") for n in (0, 1)] == [4, None]
+    assert "steps" not in made.problem("train", 0, 0).meta | made.problem("train", 0, 1).meta
+    lengths.write_text('{"setting_1": "long"}')
+    with pytest.raises(DataError, match=r"lengths\.json: it has a length for each task's id: setting_1"):
+        task(files, lengths=lengths)
     with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
         made.problem("validation", 0, 0)
     with pytest.raises(DataError, match="has 2 tasks, not 3"):

@@ -77,6 +77,9 @@ class AndroidConfig(CommandConfig):
     observations: Literal["xml", "png", "both", "either"] = "xml"
     """What the agent is shown: the screen in words, as a picture, or both; ``either`` is a picture where
     uiautomator gives no words, after all tries."""
+    accessibility: tuple[str, ...] = ()
+    """Packages whose screens AndroidLab's accessibility app describes, because uiautomator does it poorly:
+    Maps.me and Pi Music. The reset switches the app's service on."""
     first_screen: Literal["asked", "given"] = "asked"
     """``asked``: a session begins without a screen, and the agent calls ``get_current_xml`` (SmartSnap).
     ``given``: it begins with the first screen."""

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from selfverify.agents.android.androidlab import AndroidTask, Trace, device_question, read_task
-from selfverify.agents.android.config import AndroidReset, AndroidTaskConfig
+from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands
-from selfverify.agents.android.screen import Capture, Viewer
+from selfverify.agents.android.screen import DESCRIBE, Capture, Viewer
 from selfverify.agents.tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
 from selfverify.connectors.pool import Source
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
@@ -33,7 +33,7 @@ async def is_emulator(device: AdbDevice) -> bool:
     return "1" in lines[:2] or bool(_EMULATORS & set(lines))
 
 
-async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, task: AndroidTask) -> None:
+async def reset_device(device: AdbDevice, hands: Hands, config: AndroidConfig, task: AndroidTask) -> None:
     """Bring a device to where a task begins, and check that it is there.
 
     Raises:
@@ -41,6 +41,7 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, tas
         DataError: The task's app is not known or not installed.
         EnvironmentLost: The device does not come back, or a step does not hold.
     """
+    reset = config.reset
     package = hands.apps.package(task.package) or hands.apps.package(task.app)
     if package is None:
         raise DataError(
@@ -62,6 +63,8 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, tas
             fix = f"geo fix {reset.place[0]} {reset.place[1]}"
             await device.console(fix, reset.console_token, reset.boot_seconds)
         await hands.choose_keyboard()
+        if package in config.accessibility:
+            await device.shell(DESCRIBE)
         await device.shell(f"am force-stop {shlex.quote(package)}")
         if reset.how == "clear":
             said = await device.shell(f"pm clear {shlex.quote(package)}")
@@ -165,7 +168,7 @@ class AndroidEnvironment(Environment):
         self.first_screens = FirstScreens() if first_screens is None else first_screens
         self._tools = ScreenTools(config.address)
         self._device = adb_device(config)
-        self._viewer = Viewer(self._device, config.settle_pause)
+        self._viewer = Viewer(self._device, config.settle_pause, config.accessibility)
         self._hands = Hands(self._device, config.keyboard, Apps(config.apps))
         self._real = False
         self._lost = ""
@@ -253,7 +256,7 @@ class AndroidEnvironment(Environment):
 
     async def _first(self, task: AndroidTask, again: bool) -> Capture:
         """Reset the device, twice where a dialog may have been in the way the first time."""
-        await reset_device(self._device, self._hands, self.config.reset, task)
+        await reset_device(self._device, self._hands, self.config, task)
         await self._viewer.measure()
         view = await self._settled()
         try:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.android.androidlab import AndroidTask, read_tasks
+from selfverify.agents.android.androidlab import AndroidTask, read_lengths, read_tasks
 from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
 from selfverify.agents.environment_task import SourceOf
 from selfverify.agents.judges.make_judge import JudgeConfig
@@ -32,6 +32,11 @@ class AndroidAgentsConfig(AgentTaskConfig):
     train: Path | None = Field(None, description="AndroidLab's YAML file of training tasks, or their folder.")
     validation: Path | None = Field(None, description="Those of validation tasks.")
     test: Path | None = Field(None, description="Those of test tasks.")
+    lengths: Path | None = Field(
+        None,
+        description="A JSON file with the calls that a person needs, by validation and test tasks' ids, for "
+        "RRR: AndroidLab's `tasks/human_ground_turth/ground_truth_length.json`.",
+    )
     devices: list[str] = Field(
         [],
         description="Serial numbers of the devices, as `adb devices` lists them, or HOST:PORT/SERIAL where "
@@ -79,6 +84,8 @@ class AndroidAgentsConfig(AgentTaskConfig):
         given = self.android.model_fields_set
         if "first_screen" in given and self.android.first_screen != self.agent.first_screen:
             raise ValueError("android.first_screen differs from agent.first_screen; the latter is enough")
+        if self.prompt == "examples" and self.android.address == "ids":
+            raise ValueError("prompt=examples names places by bounds, and android.address is ids")
         if self.android.observations == "png" and self.android.address == "ids":
             raise ValueError("android: a picture shows no ids; use address=bounds, or observations=both")
         return self
@@ -107,6 +114,7 @@ class AndroidAgents(AgentTask):
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         self._tasks: dict[Split, list[AndroidTask]] = {}
+        self._lengths = {} if self.config.lengths is None else read_lengths(self.config.lengths.expanduser())
         own = self.config.devices[ranks.index() :: ranks.count()]
         if not own and not self.config.sources:
             raise ConfigError(
@@ -133,7 +141,10 @@ class AndroidAgents(AgentTask):
         name = f"{self.name}/{split}/{task.task_id}" + (f"/pass-{turn + 1}" if turn else "")
         target = {"reset": task.model_dump(mode="json"), "seed": index, "goal": None}
         kind = {"kind": [task.metric_type]} if task.metric_type else {}
-        about = {"category": task.app, "categories": {"app": [task.app], **kind}}
+        about: dict[str, Any] = {"category": task.app, "categories": {"app": [task.app], **kind}}
+        # Training tasks have the same ids and are others.
+        if split != "train" and task.task_id in self._lengths:
+            about["steps"] = self._lengths[task.task_id]
         return self.agent_problem(name, task.instruction, target, about)
 
     def tasks_of(self, split: Split) -> list[AndroidTask]:
