@@ -1,4 +1,4 @@
-"""What settings have in common and can name, and those of sampling, limits, evaluations and stopping.
+"""The base of all settings, and the settings of sampling, limits, evaluations and stopping.
 
 `Config` is the base of all settings: those of recipes, and those that become options of commands
 (`CommandConfig`). They name servers by their addresses (`checked_address`), and tasks, recipes, policies and
@@ -40,12 +40,12 @@ def option_name(name: str, field: FieldInfo) -> str:
 
 
 SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
-"""What the field of `CommandConfig` gives as ``json_schema_extra`` that names a file with all the others."""
+"""``json_schema_extra`` of the field of a `CommandConfig` that names a file with all the others."""
 
 
 SECRET: dict[str, JsonValue] = {"secret": True}
-"""What a field gives as ``json_schema_extra`` of which messages quote nothing: it holds keys, or stands where
-people write them."""
+"""``json_schema_extra`` of a field that messages never quote: it holds keys, or stands where people write
+them."""
 
 
 def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
@@ -90,7 +90,7 @@ def checked_address(url: str, example: str, key_goes: str) -> str:
 
     Args:
         url: The address as it was given.
-        example: What one looks like.
+        example: An address to show in the message.
         key_goes: Where a key is given instead.
 
     Raises:
@@ -143,7 +143,8 @@ def distributions() -> dict[str, ModuleType]:
 
 
 def how_to_get(name: str) -> str:
-    """Return in a sentence how to install what brings a task, recipe or policy; empty if nobody knows.
+    """Return in a sentence how to install what brings a task, recipe or policy; empty where that is not
+    known.
 
     Where the distribution is installed, it has nothing of this name, and nothing is said.
     """
@@ -253,12 +254,12 @@ class RolloutLimits(Config):
         16,
         ge=1,
         description="Threads that may hang in replies, in one process and over all its rollouts, before "
-        "the run ends. Nobody can end a hung thread; one that comes back is not counted.",
+        "the run ends. A hung thread cannot be ended; one that comes back is not counted.",
     )
 
 
 class EpisodeConfig(Config):
-    """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
+    """A recipe's changes to the limits of its task's conversations; null leaves a limit as it is."""
 
     turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
     tokens: int | None = Field(
@@ -379,5 +380,5 @@ class StoppingConfig(Config):
 
     @property
     def target(self) -> tuple[Literal["steps", "within"], float]:
-        """What ε is chosen for."""
+        """The aim that ε is chosen for."""
         return ("within", self.within) if self.steps is None else ("steps", self.steps)

@@ -27,7 +27,7 @@ _SCORE = re.compile(r"0(?:\.[0-9]+)?|1(?:\.0+)?")
 
 @dataclass(slots=True)
 class Tagged:
-    """What was found in one tagged output.
+    """The parts of one tagged output.
 
     Args:
         fields: Contents by tag, for every tag that was opened and closed. Best effort: look at the flags

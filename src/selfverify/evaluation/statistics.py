@@ -165,7 +165,7 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
         seen = hits + misses
         precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
         area = (precision * np.diff(hits, axis=-1, prepend=0.0)).sum(-1)
-        # Without any wrong sample average precision is 1 whatever the scores: nothing was measured.
+        # Without any wrong sample average precision is 1 for all scores: nothing was measured.
         return np.where(misses[:, -1] > 0, ratio(area, hits[:, -1]), np.nan)
 
     return statistic

@@ -1,6 +1,6 @@
-"""What a method is: how to roll out, and how to turn a group into credits.
+"""Methods: how to roll out, and how to turn a group into credits.
 
-`TwoTurnMethod` is what methods have in common that train on second turns.
+`TwoTurnMethod` is the base of methods that train on second turns.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class Method(ABC):
     a group of single-turn responses per problem.
 
     Attributes:
-        name: What recipes call the method.
-        summary: What it does, in one line.
+        name: The name in recipes.
+        summary: Its purpose in one line.
         config_class: The class of its options; ``config`` is an instance of it.
-        objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning,
+        objective: The loss of its tokens: the clipped ``surrogate`` of reinforcement learning,
             ``likelihood``, or ``pairwise`` (DPO). A pairwise group is two trajectories, whose credits have
             the advantage 1 (chosen) and -1 (rejected) and as ``kl_coef`` DPO's beta.
         teaches_scores: Whether it needs a task that asks for scores.
@@ -166,7 +166,7 @@ class Method(ABC):
 
     @abstractmethod
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """What each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
+        """Return what each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Figures to log for one step; docs/metrics.md explains the default ones."""
@@ -181,7 +181,8 @@ class Method(ABC):
         return task.problem("train", seed, index)
 
     def stages(self, run: Training) -> Iterator[Training]:
-        """What a run trains in turn: by default the run itself, in one stage, for ``learner.epochs``.
+        """Yield the stages that a run trains in turn: by default the run itself, in one stage, for
+        ``learner.epochs``.
 
         A stage has been trained to its end before the next one is asked for, so that a method can prepare a
         stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
@@ -247,12 +248,11 @@ class PolicyGradientConfig(MethodConfig):
 
     @property
     def score_penalty(self) -> float:
-        """What a malformed score loses."""
+        """The reward that a malformed score loses."""
         return self.format_weight if self.score_format_weight is None else self.score_format_weight
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return self.kl > 0
 
 

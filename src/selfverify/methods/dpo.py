@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DPOConfig(MethodConfig):
-    """What of a pair is compared, and how strongly the policy is held to the reference."""
+    """The parts of a pair that are compared, and how strongly the policy is held to the reference."""
 
     eta: float = Field(0.1, gt=0, description="The factor of the log-ratios (VTS-V's η, DPO's β).")
     level: Literal["steps", "answer"] = Field(
@@ -35,14 +35,13 @@ class DPOConfig(MethodConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return True
 
 
 class DPO(Method):
     """-log sigmoid(r(chosen) - r(rejected)), r being eta times the log-ratio of what was said (Eq. 10).
 
-    What tools showed is read and not learnt. A pair of which one side cannot be used takes no part.
+    Observations of tools are read and not learnt. A pair of which one side cannot be used takes no part.
     """
 
     name = "dpo"

@@ -207,7 +207,7 @@ class ConversationSFT(Method):
         if self.config.observed:
             for segment in told.segments:
                 if segment.author == "environment" and not segment.images:
-                    # Nobody sampled a demonstration: whoever wrote its tokens, they are taught or not.
+                    # The tokens of a demonstration were not sampled; any author's are taught or not.
                     segment.channel, segment.author = OBSERVED, "policy"
         return told
 
@@ -377,12 +377,10 @@ class SelfImitation(Method):
 
     @property
     def measured(self) -> bool:
-        """See `Method.measured`."""
         return True
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """See `Method.channels`."""
         return (ACTION,)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:

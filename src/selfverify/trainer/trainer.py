@@ -180,7 +180,7 @@ class TrainStep:
     def _measure_channels(
         self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
     ) -> None:
-        """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
+        """Measure the norm of each channel's gradient. Later learning and draws stay the same."""
         if self.updater.config.channels != "joint":
             return  # `_update` measures them anyway
         with kept_generators(self.updater.policy.device):
@@ -264,7 +264,7 @@ class Trainer:
     """Trains a policy on a task with a method, and can be killed at any moment.
 
     Args:
-        training: What is trained. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
+        training: The training. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
             ``checkpoints/``.
         evaluate: Called every ``evaluate_every`` steps. Its figures are logged as ``eval/...``.
         on_step: Called after each step.

@@ -21,7 +21,7 @@ class ServerJudge:
 
     Args:
         served: The judge.
-        name: What its scores are stored under.
+        name: The name under which its scores are stored.
         at_once: The most ratings that wait for the server at the same time.
         strict: Whether an answer on which the server failed is an error, as where scores are measured.
     """

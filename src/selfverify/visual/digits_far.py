@@ -48,9 +48,9 @@ SIXTHS = 6
 Sixths = tuple[int, int, int, int]
 """A box in sixths."""
 QUARTERS: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in (0, 3) for x in (0, 3)]
-"""Those of an image."""
+"""The quarters of an image."""
 SQUARES: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in range(4) for x in range(4)]
-"""All that are as large as a quarter."""
+"""All squares of a quarter's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ READABLE = 4.5
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """When a model is told to answer, whatever it wants.
+    """When a model is told to answer, also where it would look on.
 
     Args:
         steps: After how many steps.
@@ -276,7 +276,6 @@ class DigitsFar(VisualTask):
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         way, digits = self.scene(split, seed, index)
         canvas = self.canvas(split, seed, index).convert("L")
@@ -344,11 +343,10 @@ class DigitsFar(VisualTask):
             ConfigError: There is nothing to look with.
         """
         if self.config.tools == "none":
-            raise ConfigError(f"task {self.name} has no tools (task.tools=none), so that nobody looks")
+            raise ConfigError(f"task {self.name} has no tools (task.tools=none), so the model cannot look")
         return super().looking_by(changes)
 
     def look(self, problem: Problem) -> VisualEpisode:
-        """See `VisualTask`."""
         split, seed, index = problem.meta["made_of"]
         originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
         settings, rule = self.settings, self.stopping.rule
@@ -426,12 +424,12 @@ class DigitsFar(VisualTask):
             return None
         looks = problem.meta["looks"]
         more = int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
-        # What is refused is a step, and another one has to follow it.
+        # A refused look is a step, too, and another one has to follow it.
         tries = more >= 2 and bool(rng.random() < 0.5)
         return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:
-        """What is said where there are no tools."""
+        """The prompt's words where there are no tools."""
         thought = " ".join(str(one.digit) for one in way)
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
 

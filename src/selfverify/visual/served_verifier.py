@@ -86,8 +86,8 @@ class ServedVerifier(RolloutHook):
     It does what `StepVerifier` does, with three differences: the token that ends a message
     is not in the sum; a server keeps keys as it likes (vLLM by its prefix cache, which it leaves alone where
     it has to tell the log-probabilities of a prompt); and where tokens hold parts of characters the plan's
-    part is known up to these. What a server fails to score is noted as ``not_verified``, and nothing is
-    measured in that conversation from then on.
+    part is known up to these. A turn that a server fails to score is noted as ``not_verified``, and nothing
+    is measured in that conversation from then on.
 
     Args:
         verifier: V_φ.
@@ -112,7 +112,6 @@ class ServedVerifier(RolloutHook):
         }
 
     def open(self, indices: Sequence[tuple[int, int]]) -> None:
-        """See `RolloutHook`."""
         for place in indices:
             problem = self._talks[place].problem
             self._talks[place] = _HeardTalk(problem, openai_messages(problem))
@@ -154,7 +153,6 @@ class ServedVerifier(RolloutHook):
             words.values |= {LOG_RATIO: whole, LOG_RATIO_PLAN: plan}
 
     def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
-        """See `RolloutHook`."""
         for place, reply in replies.items():
             talk = self._talks[place]
             if reply.undo:
