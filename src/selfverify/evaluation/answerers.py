@@ -150,7 +150,7 @@ class ServerAnswerer:
         return PolicyExtractor(Policy.load(self.config.for_model(config.extractor)), config.extractor)
 
     def introduce(self, task: Task) -> None:
-        """Tell a task how the model writes places. No policy is here, so a judge that is the policy cannot be.
+        """Tell a task how the served model writes places in images.
 
         Raises:
             ConfigError: It is not known how places in images are written, and the task has such.
@@ -222,7 +222,8 @@ class ServerAnswerer:
             return load_structure(config)
 
     def space(self, size: tuple[int, int]) -> tuple[int, int]:
-        """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
+        """Return the coordinate space (`Policy.coordinate_space`) of the model that ``policy.server.like``
+        names.
 
         Raises:
             ConfigError: It names none.

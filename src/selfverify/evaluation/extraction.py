@@ -58,7 +58,7 @@ class PolicyExtractor:
     name: str
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """See `Extractor.extract`. A response that cannot be put into a prompt has no answer."""
+        """Ask the policy for the answer in each response; one that cannot be put into a prompt has none."""
         found: list[str | None] = [None] * len(problems)
         asked: list[tuple[int, Prompt]] = []
         for place, (problem, response) in enumerate(zip(problems, responses, strict=True)):

@@ -313,7 +313,7 @@ class QwenVL(VisionFamily):
         return list(made.pooler_output)
 
     def prepare_tower(self, model: Any) -> None:
-        """See `Family`: windows of one size, and images, go through attention together."""
+        """Let windows of one size, and images, go through attention together."""
         model.model.visual.config._attn_implementation = SEGMENTED
 
     def _run_tower(self, model: Any, images: Sequence[ImageInput]) -> Any:
@@ -349,7 +349,7 @@ class Qwen25VL(QwenVL):
         return width, height
 
     def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
-        """See `QwenVL`: in most layers only those of one window."""
+        """Let patches of one window see each other, and in some layers those of the whole image."""
         split = super()._split(tower, grids, device)
         order, boundaries = get_vision_window_index(
             grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
@@ -367,7 +367,7 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL: features of several tower layers are added behind the first decoder layers ("deep stack")."""
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`: the deep features stand behind the ordinary ones, layer by layer."""
+        """Return the ordinary features with the deep ones behind them, layer by layer."""
         made = self._run_tower(model, images)
         return [
             torch.cat(layers, dim=-1)
@@ -397,7 +397,7 @@ class LlavaOnevision(VisionFamily):
         }
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`. Counted by letting the model pack features of width 1."""
+        """Return the placeholders, counted by letting the model pack features of width 1."""
         vision = model.config.vision_config
         tile = (vision.image_size // vision.patch_size) ** 2
         tiles = torch.zeros(tensors["pixel_values"].shape[1], tile, 1)
@@ -407,7 +407,7 @@ class LlavaOnevision(VisionFamily):
         return self.slot(model, tokenizer) * len(packed[0])
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`. One by one: images differ in their number of tiles."""
+        """Return the features of images one by one, since they differ in their number of tiles."""
         features = []
         for image in images:
             made = model.model.get_image_features(
@@ -442,7 +442,7 @@ class Idefics3(VisionFamily):
         return dict(made)
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Any]) -> str:
-        """See `Family`: tiles row by row, then the whole image."""
+        """Return the tiles' placeholders row by row, then those of the whole image."""
         vision = model.config.vision_config
         tile = self.slot(model, tokenizer) * (
             (vision.image_size // vision.patch_size) ** 2 // model.config.scale_factor**2
@@ -455,7 +455,7 @@ class Idefics3(VisionFamily):
         return "".join(lines) + ("\n" if lines else "") + f"{AROUND}{GLOBAL}{tile}{AROUND}"
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`. One by one: images differ in their number of tiles."""
+        """Return the features of images one by one, since they differ in their number of tiles."""
         features = []
         for image in images:
             pixels = image.tensors["pixel_values"].to(model.device)
@@ -481,7 +481,7 @@ class Gemma3(VisionFamily):
         return [*super().marks(model, tokenizer), tokenizer.boi_token, tokenizer.eoi_token]
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """See `Family`. Pan-and-scan, off by default, would add crops; it is left off."""
+        """Prepare an image without pan-and-scan, which would add crops and is off by default."""
         made = processor(images=[[image]], return_tensors="pt", do_pan_and_scan=False)
         return {"pixel_values": made["pixel_values"]}
 
@@ -496,7 +496,7 @@ class Gemma3(VisionFamily):
     def plain_forward(
         self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
     ) -> Tensor:
-        """See `Family`: the model's own forward makes the masks from the kinds of tokens."""
+        """Run the model's own forward, which makes the masks from the kinds of tokens."""
         hidden: Tensor = model.model(
             inputs_embeds=embeddings,
             position_ids=positions[0],
@@ -548,11 +548,11 @@ class Unknown(Family):
     shares_prompts = False
 
     def backbone(self, model: Any) -> Any:
-        """See `Family`: the model below its head, with its vision tower."""
+        """Return the model below its head, with its vision tower."""
         return model.base_model if model.base_model is not model else model.model
 
     def placeholder(self, model: Any) -> int | None:
-        """See `Family`: the configuration's image token, if it names one."""
+        """Return the configuration's image token, if it names one."""
         names = ("image_token_id", "image_token_index")
         return next((i for name in names if (i := getattr(model.config, name, None)) is not None), None)
 
@@ -561,7 +561,7 @@ class Unknown(Family):
         return [] if token is None else [tokenizer.convert_ids_to_tokens(token)]
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """See `Family`: everything that is not the decoder."""
+        """Return the parameters of everything that is not the decoder."""
         decoder = {id(p) for p in model.get_decoder().parameters()}
         head = {id(p) for p in model.get_output_embeddings().parameters()}
         return [p for p in model.parameters() if id(p) not in decoder | head]

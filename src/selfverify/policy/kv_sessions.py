@@ -278,7 +278,7 @@ class SharedKVSession:
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`.
+        """Let the policy go on in some threads (`KVSession.generate`).
 
         ``given_up`` is called before every token; what it names is cut off there. ``watcher`` is told what is
         said; it changes nothing.
@@ -384,7 +384,7 @@ class SharedKVSession:
     def append(
         self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
     ) -> dict[SampleIndex, Tensor]:
-        """See `KVSession.append`. ``Forward.chunk`` tokens go through the model at a time."""
+        """Let threads read; ``Forward.chunk`` tokens go through the model at a time."""
         if not pieces:
             return {}
         places = {self._row(place): place for place in pieces}
@@ -476,7 +476,7 @@ class SharedKVSession:
         )
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
-        """See `KVSession.mark`. Keys behind where a thread stands are hidden, and written over later."""
+        """Mark where threads stand. After a return later keys are hidden, and written over in time."""
         kept = [
             (
                 place, int(self.lengths_bg[place]), int(self._next_bg[place]),

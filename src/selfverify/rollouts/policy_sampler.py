@@ -116,7 +116,7 @@ class PolicySampler:
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
     ) -> Mapping[SampleIndex, Encoded | DataError | None]:
-        """See `Sampler.observe`.
+        """Show observations to the policy, all in one pass.
 
         Raises:
             ConfigError: An episode shows something before the policy speaks, and `Problem.environment_begins`
@@ -177,7 +177,7 @@ class PolicySampler:
     def say(
         self, turns: Mapping[SampleIndex, int]
     ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
-        """See `Sampler.say`.
+        """Let the policy speak in some conversations, all in one batch.
 
         Raises:
             SamplingError: The engine has failed, or the model's logits are not finite.

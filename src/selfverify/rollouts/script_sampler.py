@@ -99,7 +99,7 @@ class TextSampler:
         return nullcontext()
 
     def check(self, problem: Problem, expected: Sequence[Observation]) -> None:
-        """See `Sampler.check`. There is no chat template here."""
+        """Accept everything: there is no chat template here."""
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
         """Do nothing: given texts have no state."""

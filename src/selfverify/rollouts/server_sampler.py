@@ -210,7 +210,7 @@ class ServerSampler(TextSampler):
 
     @property
     def outage(self) -> ServerError | None:
-        """See `Sampler`. It names the problems on which the server has failed."""
+        """The error that names the problems on which the server has failed; None while it works."""
         if not self._faults:
             return None
         error = next(iter(self._faults.values()))
@@ -243,7 +243,7 @@ class ServerSampler(TextSampler):
             self._last.clear()
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.open`.
+        """Begin conversations with their problems' messages.
 
         Raises:
             DataError: A problem has more or fewer places than images.

@@ -86,7 +86,7 @@ class RecordingEpisode(EpisodeWrapper):
         return reply
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`.
+        """Keep the turn and the reply to it.
 
         Raises:
             DataError: An image is shown, and none are kept.
@@ -164,7 +164,7 @@ class ResumedEpisode(EpisodeWrapper):
         self.turns = sum(message["role"] == "assistant" for message in told)
 
     def reset(self) -> Observation | None:
-        """See `Episode`.
+        """Say the first turns to the episode, and compare its replies.
 
         Raises:
             DataError: The conversation cannot be held again as it was.

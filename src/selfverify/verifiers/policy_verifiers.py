@@ -86,7 +86,7 @@ class PolicyJudge:
     form: Form = "continue"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Answers that the judge cannot read or encode have no score."""
+        """Read the judge's soft score of every answer; answers that it cannot read have none."""
         if self.form == "ask":
             found = no_scores(groups)
             opened = [self.policy.encoder.words(OPENING, "the beginning of a score")]
@@ -120,7 +120,7 @@ class Repeated:
     name: str = "repeated"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Malformed scores are left out; an answer with only such scores has none."""
+        """Return the mean of each answer's readable scores; an answer without any has none."""
         asked = _ask(self.policy, groups, CHECK) if self.form == "ask" else _continue(self.policy, groups)
         length = 8 if self.form == "continue" else self.max_new_tokens
 
@@ -242,7 +242,7 @@ class SecondTurns:
     name: str = "turns"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Every conversation is prefilled once for its K second turns."""
+        """Hold K second turns about every answer, behind one prefill of its conversation."""
         asked: Asked = []
         writer = ReplyEncoder(self.policy.encoder)
         encoded = self.policy.encode([group.problem for group in groups])
@@ -296,7 +296,7 @@ class TrajectoryRatio:
         self.name = name
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the log-ratio of every trajectory that was not lost.
 
         Raises:
             DataError: A problem or an image cannot be encoded.

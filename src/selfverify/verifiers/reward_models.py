@@ -78,7 +78,7 @@ class RewardModel:
         return cls(model.to(place).eval(), tokenizer, name)
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the model's rewards of readable answers.
 
         Raises:
             DataError: A problem has images, which the model does not read, or its chat template refuses it.
@@ -216,7 +216,7 @@ class ValueHead:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the head's values of readable answers.
 
         Raises:
             DataError: A problem cannot be encoded, or the head's output is no number.

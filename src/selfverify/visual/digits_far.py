@@ -331,13 +331,13 @@ class DigitsFar(VisualTask):
         return judge_integer(problem.target, tagged, largest=CELLS**2)
 
     def open(self, problem: Problem, seed: int) -> Episode:
-        """See `Task`. Without tools the first words are the answer."""
+        """Open a conversation of looks; without tools the first words are the answer."""
         if self.config.tools == "none":
             return SingleTurn(problem, self.tags, self.verdict)
         return super().open(problem, seed)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """See `VisualTask`.
+        """Return the task with other settings of looking.
 
         Raises:
             ConfigError: There is nothing to look with.
@@ -365,7 +365,8 @@ class DigitsFar(VisualTask):
         )
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
-        """See `VisualTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
+        """Return after each step the share of the digits on the way that have been shown `READABLE`, and
+        whole."""
         way, digits = self.scene(*problem.meta["made_of"])
         left = {cell: place(cell, digits[cell - 1], self.config.cell) for cell in way}
         side = CELLS * self.config.cell

@@ -253,7 +253,7 @@ class VisualEpisode(SingleTurn):
         return [*asked, Observation(self.settings.answer_now)] if self.settings.on_stop == "skip" else asked
 
     def reset(self) -> None:
-        """See `Episode`.
+        """Take the problem's images into the gallery; the policy speaks first.
 
         Raises:
             DataError: An image cannot be looked at.
@@ -317,7 +317,7 @@ class VisualEpisode(SingleTurn):
         return reply
 
     def probed(self, said: PolicyTurn) -> None:
-        """See `Episode`: the answer after the last step."""
+        """Keep the answer that was asked for after the last step."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
         self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
 
@@ -325,7 +325,7 @@ class VisualEpisode(SingleTurn):
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
+        """Return the verdict on the answer, with counts of steps and looks.
 
         With a verifier the score ``log_ratio`` is r(τ) of VTS-V §3.3 without η and Q(s_1): over
         all turns, the answer among them.

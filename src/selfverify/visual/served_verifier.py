@@ -99,7 +99,7 @@ class ServedVerifier(RolloutHook):
         self._talks: dict[tuple[int, int], _HeardTalk] = {}
 
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
-        """See `RolloutHook`.
+        """Keep the messages of conversations that begin.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -117,7 +117,7 @@ class ServedVerifier(RolloutHook):
             self._talks[place] = _HeardTalk(problem, openai_messages(problem))
 
     def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
-        """See `RolloutHook`. Both models are asked about all conversations at the same time.
+        """Measure new turns. Both models are asked about all conversations at the same time.
 
         Raises:
             ConfigError: A server cannot tell what is needed.

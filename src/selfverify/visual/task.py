@@ -63,7 +63,7 @@ class VisualTask(Task):
         return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
 
     def hook(self) -> RolloutHook | None:
-        """See `Task`: the verifier, where one is named."""
+        """Return the verifier that follows the conversations, where one is named."""
         return self.stopping.listener(self.reasoner)
 
     def open(self, problem: Problem, seed: int) -> Episode:
@@ -234,7 +234,7 @@ class VisualToolTask(VisualTask):
         return with_tools(problem, self.toolbox, self._space, self.settings.calls)
 
     def look(self, problem: Problem) -> VisualEpisode:
-        """See `VisualTask`; ``problem`` is one that `asked` has returned."""
+        """Begin to look at a problem that `asked` has returned."""
         return VisualEpisode(
             problem,
             self.tags,

@@ -122,7 +122,7 @@ class StepVerifier(RolloutHook):
         self._starts: dict[SampleIndex, _HeardBefore | None] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
-        """See `RolloutHook`.
+        """Read the prompts of conversations that begin.
 
         Raises:
             ConfigError: In a problem the environment speaks first.

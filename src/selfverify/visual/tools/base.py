@@ -433,5 +433,5 @@ class Terminate(VisualTool[TerminateArguments]):
     at_once = True
 
     def run(self, asked: TerminateArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`. The episode takes the answer itself; elsewhere the call finds nothing."""
+        """Find nothing: the episode takes the answer itself."""
         return Found()

@@ -61,14 +61,14 @@ class ToolSession(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`: the tools that are available here."""
+        """The tools that are available here, each with arguments for the images that it is about."""
         found = deepcopy(self.toolbox.schemas())
         for tool in found:
             tool["function"]["parameters"]["properties"] |= _ADDED
         return found
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`. There is nothing to be set up."""
+        """Begin at round 0. There is nothing to set up."""
         self._round = 0
         return StepResult(0)
 
