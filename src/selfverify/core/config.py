@@ -33,7 +33,7 @@ class Config(BaseModel):
 
 
 def option_name(name: str, field: FieldInfo) -> str:
-    """The name under which a field of `CommandConfig` is an option of a command: its own, or one that it
+    """Return the name of a command's option for a field of `CommandConfig`: the field's own, or one that it
     gives."""
     extra = field.json_schema_extra
     return str(extra.get("option", name)) if isinstance(extra, dict) else name
@@ -55,7 +55,7 @@ def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
 
 
 def secret_places(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths of a model's fields that have `SECRET`, those of the models in it included."""
+    """Return the paths of fields with `SECRET`, in a model and in the models inside it."""
     found = []
     for name, field in model.model_fields.items():
         if is_marked(field, SECRET):
@@ -287,7 +287,7 @@ class EpisodeConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """How a trained or untrained model is measured."""
+    """The settings of an evaluation."""
 
     problems: int | None = Field(
         512,

@@ -75,7 +75,7 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """Its own words, without what a chat template adds."""
+        """The words of the content, without a chat template's marks."""
         return content_text(self.content)
 
 
@@ -137,7 +137,7 @@ class Episode(ABC):
         return ()
 
     def answers(self) -> Sequence[Tagged]:
-        """The answers that `result` will have judged.
+        """Return the answers that `result` will have judged.
 
         A task sees those of all conversations at once (`Task.prepare`) before any `result` is asked for.
         """
@@ -170,7 +170,7 @@ class RolloutHook(ABC):
 
     @abstractmethod
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
-        """Conversations begin; those that it has followed before are over."""
+        """Begin to follow conversations; the ones followed before are over."""
 
     def open(self, indices: Sequence[tuple[int, int]]) -> None:
         """Follow some of these conversations from their prompts on, also those that were followed before."""
@@ -187,7 +187,8 @@ class RolloutHook(ABC):
 class EnvironmentLost(SelfVerifyError):
     """An environment that has died, hangs or cannot be reached: its session is over and has no result.
 
-    The infrastructure has failed. Nothing can be said of the task; that is no reward of 0.
+    The infrastructure has failed, not the agent: there is no verdict, which is something else than a reward
+    of 0.
     """
 
 
@@ -271,4 +272,4 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back. It may be called at any time, also twice, and after a loss."""
+        """Give everything back. It may be called at any time, also twice, and after `EnvironmentLost`."""

@@ -104,7 +104,7 @@ def _made_known(folder: Path, lock: os.stat_result) -> Iterator[None]:
 
 
 def require_held(path: Path) -> None:
-    """Check that the folders around ``path`` which this process holds are still those that it has locked.
+    """Check that this process still holds the folders around ``path`` that it has locked.
 
     Everything that writes calls this before. A folder may be deleted, moved, or replaced by another run's at
     any time, as may a link to it, and what is written then would be lost, or be mixed with the other run's.

@@ -110,7 +110,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def split_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
-    """Seeds of a problem without end, the first of which is taken unless there is a reason against it.
+    """Yield seeds for a problem without end; a task takes the first one that suits it.
 
     They are for problems whose contents are drawn. No two splits have a seed in common: a seed's remainder by
     the number of splits says whose it is.

@@ -23,14 +23,14 @@ Author = Literal["policy", "environment"]
 
 
 class Finish(StrEnum):
-    """How something that was written ended."""
+    """The way in which a turn or a trajectory ended."""
 
     STOP = "stop"
     """By itself."""
     LENGTH = "length"
     """Cut off by its length limit."""
     ERROR = "error"
-    """It was lost, or could not be judged: neither right nor wrong."""
+    """Its episode failed or could not be judged: it is neither right nor wrong."""
 
 
 ANSWER, SCORE = "answer", "score"

@@ -95,7 +95,7 @@ class _Unread:
     first: Segment | None = None
 
     def take(self, judged: Verdict) -> None:
-        """Let a verdict count."""
+        """Put a verdict on an extracted answer in the place of the first one."""
         right = float(judged.correct)
         if self.first is not None:
             self.first.parsed = judged

@@ -457,7 +457,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
 
 
 def _mean_score(score: Floats, of: NDArray[np.bool_]) -> Statistic:
-    """The mean of the scores ``[P, G]`` of some answers; those of all problems count alike."""
+    """The mean of the scores ``[P, G]`` of some answers, each with the same weight."""
     known = of & ~np.isnan(score)
     return ratio_statistic(np.where(known, score, 0.0).sum(-1), known.sum(-1))
 

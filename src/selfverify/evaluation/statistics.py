@@ -203,7 +203,7 @@ def _threshold_counts(score: ArrayLike, correct: ArrayLike) -> Callable[[Floats]
 
 
 def turn_shares(first: ArrayLike, second: ArrayLike) -> dict[str, Floats]:
-    """Return the shares ``[...]`` of the answers ``[..., N]`` by what the second turn did to them.
+    """Return the shares ``[...]`` of answers ``[..., N]`` that the second turn kept, corrected or spoiled.
 
     Args:
         first: ``[..., N]``, whether each first answer is right.

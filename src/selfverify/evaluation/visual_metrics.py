@@ -129,12 +129,13 @@ def run_to_cap(
     describe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Mapping[int, CappedProblem]:
-    """Let a model look at problems to the cap of its steps; after each it is asked for an answer, too.
+    """Let a model look at problems to the cap of its steps, and ask it for an answer after each step.
 
     Args:
         policy: The reasoner.
-        task: How it looks; no rule stops it. With ``terminate: refuse`` its own ending does not, either.
-        config: Which problems, how many conversations about each, how they are drawn.
+        task: The way it looks; no rule stops it. With ``terminate: refuse`` the model cannot end looking
+            itself.
+        config: The problems, the number of conversations about each, and the sampling.
         store: The journal. An unfinished one of the same settings is gone on with.
         max_new_tokens: Length limit of a turn.
         describe: More settings for the journal's header.

@@ -167,7 +167,7 @@ class FittedStop:
     left_out: int
 
     def plain(self) -> dict[str, Any]:
-        """The same as lists and numbers."""
+        """Return all fields as lists and numbers, for JSON."""
 
         def listed(value: Any) -> Any:
             return [None if np.isnan(one) else one for one in value.tolist()]

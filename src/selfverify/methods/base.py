@@ -205,7 +205,7 @@ class Method(ABC):
         yield replace(run, learner=learner.lasting(problems))
 
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
-        """Settings that the method cannot train with, each with the reason.
+        """Return the settings with which the method cannot train, each with the reason.
 
         By default those are one sample per problem, for a method that compares samples; samples that are all
         equal; and rates of channels that it does not train.
@@ -226,8 +226,8 @@ class Method(ABC):
         return faults
 
     def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:
-        """Settings that what the method trains cannot be measured with, each with the reason; by default
-        none."""
+        """Return the settings with which the trained policy cannot be measured, each with the reason; by
+        default none."""
         return []
 
 
@@ -317,7 +317,7 @@ class TwoTurnMethod(Method):
         return SelfCorrection(problem, task.tags, task.verdict, words, split_score=self.split_score)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures and those of the turns."""
+        """Return the common figures and the figures of two turns."""
         return group_metrics(groups) | turn_metrics(groups)
 
     def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:

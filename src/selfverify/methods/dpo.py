@@ -39,7 +39,8 @@ class DPOConfig(MethodConfig):
 
 
 class DPO(Method):
-    """-log sigmoid(r(chosen) - r(rejected)), r being eta times the log-ratio of what was said (Eq. 10).
+    """DPO of conversations: -log sigmoid(r(chosen) - r(rejected)), with r = eta times the log-ratio of the
+    policy's tokens (Eq. 10).
 
     Observations of tools are read and not learnt. A pair of which one side cannot be used takes no part.
     """
@@ -94,7 +95,8 @@ class DPO(Method):
         ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """How many turns and tokens the sides have; how often the policy prefers right the trainer logs."""
+        """Return how many turns and tokens the sides have. (The trainer logs how often the policy prefers the
+        chosen one.)"""
         found: dict[str, float] = {}
         for number, side in enumerate(("chosen", "rejected")):
             told = [group.trajectories[number] for group in groups]

@@ -54,5 +54,5 @@ class SmartSnap(Method):
         return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures, and those of agents."""
+        """Return the common figures and the figures of agents."""
         return group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)

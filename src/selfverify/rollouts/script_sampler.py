@@ -182,11 +182,11 @@ def encode_demonstration(
 def within_limits(
     policy: Policy, task: Task, problem: Problem, prompt: int, told: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """The trajectories, with those lost that are longer than ``episode.tokens``.
+    """Mark as lost all trajectories that are longer than ``episode.tokens``, and return all.
 
     Args:
-        policy: Will read them.
-        task: Its limits count.
+        policy: The model whose context bounds them.
+        task: Has the limit of tokens.
         problem: Their problem.
         prompt: Tokens of the prompt.
         told: The trajectories.

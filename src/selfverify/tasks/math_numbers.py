@@ -174,7 +174,7 @@ def read_noun(parts: Sequence[Token]) -> Unit | None:
 
 
 class _Unreadable(Exception):
-    """Something that is no arithmetic without letters, or is too large."""
+    """The text is not arithmetic of numbers alone, or its value is too large."""
 
 
 TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"])

@@ -331,7 +331,8 @@ class LossComputer:
 
         The reference's are computed where any token has a KL coefficient. The sampling policy's are needed
         where several updates follow a rollout. Sampling gave them already, unless another engine sampled, or
-        nothing was sampled. In the first update they are the new ones.
+        nothing was sampled: then they are computed here. With a single update per rollout the new
+        log-probabilities serve.
 
         Args:
             groups: A step's groups, of all processes.

@@ -57,7 +57,8 @@ logger = logging.getLogger(__name__)
 SKIPPED = 3
 """Training stops after so many updates in a row whose gradients were not finite."""
 SKIPPED_WHILE_SCALING = 24
-"""The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
+"""The limit of skipped updates where float16's loss is scaled: the scale begins at 2^16 and halves until
+gradients are finite."""
 
 
 class TrainStep:

@@ -418,7 +418,7 @@ class DigitsFar(VisualTask):
         return [*turns, *vain, answer]
 
     def _told(self, problem: Problem) -> Told | None:
-        """When the model is told to answer, for a share of the training problems."""
+        """Return after how many steps the model is told to answer, for a share of the training problems."""
         split, seed, index = problem.meta["made_of"]
         rng = problem_rng(split, seed, index, 3)
         if split != "train" or rng.random() >= self.config.told:

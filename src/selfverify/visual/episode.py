@@ -115,7 +115,7 @@ _FORM = (
 
 
 def with_tools(problem: Problem, toolbox: Toolbox, space: Space, calls: str) -> Problem:
-    """A problem that says which tools there are.
+    """Return a problem whose prompt says which tools there are.
 
     Args:
         problem: The question.
@@ -148,7 +148,8 @@ def words_for(space: Space) -> str:
 def asked_anew(
     problem: Problem, turns: Sequence[tuple[str, Sequence[Part], Sequence[Image]]], role: str, words: str
 ) -> Problem:
-    """The problem that a conversation up to some step is, with ``words`` behind what was shown last.
+    """Return a problem whose prompt is a conversation up to some step, with ``words`` behind the last
+    observation.
 
     Args:
         problem: The problem.

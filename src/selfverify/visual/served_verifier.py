@@ -172,7 +172,7 @@ class ServedVerifier(RolloutHook):
 
 
 def _checked_tokens(tokens: Tokens, text: str) -> Tokens:
-    """The tokens, if they are those of a text.
+    """Return the tokens after a check that they spell a text.
 
     Raises:
         DataError: They are others, as where a template writes something else before a message that it

@@ -24,7 +24,7 @@ LOG_RATIO, LOG_RATIO_PLAN = "log_ratio", "log_ratio_plan"
 """Names of the values that a verifier has measured of a turn: log V_φ/V_φ0 over its tokens, nats, and the
 plan's part of it."""
 DELTA_R = "delta_r"
-"""The same of a step alone: Δr of Lemma 3.1. The answer t_{H+1} has none."""
+"""The name of a step's Δr (Lemma 3.1). The answer t_{H+1} has none."""
 
 
 class StopRule(ABC):
@@ -64,7 +64,7 @@ class After(StopRule):
 
 @dataclass(frozen=True, slots=True)
 class Verified(StopRule):
-    """Looking ends where the verifier has heard enough (VTS-V §3.4, Lemma 3.1).
+    """Ends looking where Δr says that enough was seen (VTS-V §3.4, Lemma 3.1).
 
     ``absolute`` is the paper's text: |Δr| < ε. It stops where the verifier has no opinion on a step, and goes
     on through steps that it dislikes. ``signed`` is Algorithm 1 as printed, Δr < ε; as Δr ≤ |Δr|, it never
@@ -142,7 +142,7 @@ class StopCalibration:
 
     @classmethod
     def load(cls, folder: Path) -> StopCalibration:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             DataError: There is no such file, or it is not such a calibration; the message says what is wrong.

@@ -70,7 +70,7 @@ class VisualTask(Task):
         return self.look(problem)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """The same task with other settings of looking.
+        """Return the task with other settings of looking.
 
         Raises:
             ConfigError: See `StoppingVerifier`.
@@ -83,7 +83,8 @@ class VisualTask(Task):
         return changed
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float] | None:
-        """How much of what the answer needs has been shown after each step, as a share from 0 to 1.
+        """Return after each step the share of the image parts that the answer needs and that have been shown,
+        from 0 to 1.
 
         Args:
             problem: The problem.

@@ -148,7 +148,8 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int, int]]) -> int:
-    """About how many tokens messages have: a quarter of their bytes, and an image's pixels by 28 x 28.
+    """Return an estimate of the tokens of messages: a quarter of their bytes, and an image's pixels by 28 x
+    28.
 
     Args:
         messages: The messages.
@@ -279,7 +280,7 @@ Kind = Literal["wrong", "hasty", "wasteful"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A preference.
+    """A right and a wrong way to go on from one prompt.
 
     Args:
         id: Its name.

@@ -76,7 +76,8 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _HeardBefore:
-    """Where a conversation stood: what brings the readers back there, and fields of `_Heard`."""
+    """An earlier state of a conversation: the functions that bring the readers back there, and fields of
+    `_Heard`."""
 
     back: Sequence[Callable[[], None]]
     used: int

@@ -25,7 +25,7 @@ CORNERS = ("x_min", "y_min", "x_max", "y_max")
 
 
 def _as_list(value: Any) -> Any:
-    """A box that is written by its corners' names, as VTS-V's models do, as a list."""
+    """Return a box as a list, also one with named corners, as VTS-V's models write it."""
     if isinstance(value, dict) and value.keys() == set(CORNERS):
         return [value[corner] for corner in CORNERS]
     return value
@@ -145,7 +145,7 @@ class Chosen:
 
     @property
     def key(self) -> str:
-        """The same for two calls that ask for the same."""
+        """Return a text that is the same for two equal calls."""
         return f"{self.tool.name} {self.arguments.model_dump_json()}"
 
 
@@ -284,7 +284,7 @@ class Batched(Generic[Q, R]):
         return [future.result() for future in own]
 
     def _work(self) -> None:
-        """Answer those who have waited longest."""
+        """Answer the questions that have waited longest."""
         with self._line:
             some, self._waiting = self._waiting[: self.most], self._waiting[self.most :]
         if not some:

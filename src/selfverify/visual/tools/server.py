@@ -207,7 +207,7 @@ class ToolServer:
         return event_loop.start(self._session(call)).result()
 
     async def _session(self, call: Call | None) -> tuple[list[str], StepResult | None]:
-        """The names of the tools, and what came of a call, if there is one."""
+        """Return the names of the tools, and the result of a call, if there is one."""
         import os
 
         from selfverify.connectors.openenv import KEY_VARIABLE, RemoteConfig, RemoteEnvironment
