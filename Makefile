@@ -6,15 +6,16 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(p))))
 VENV ?= .venv
 VLLM ?= .venv-vllm
+OPENENV ?= .venv-openenv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 DISTRIBUTIONS := $(wildcard environments/*/pyproject.toml)
 
 CHECKED := tests/test_layers.py tests/test_house.py tests/core tests/objectives tests/selection tests/data
-ALL ?= lint docs browser test slow vllm quickstart smartsnap
+ALL ?= lint docs browser test slow vllm openenv quickstart smartsnap
 
-.PHONY: quickstart smartsnap check test slow goldens vllm docs browser lint format clean all
+.PHONY: quickstart smartsnap check test slow goldens vllm openenv docs browser lint format clean all
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -44,6 +45,10 @@ goldens: $(VENV)/.stamp-test
 # What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
 vllm: $(VLLM)/.stamp
 	$(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
+
+# OpenEnv's own package against our server and client, in an environment of its own: it needs an older mcp.
+openenv: $(OPENENV)/.stamp
+	PYTHONPATH=src:tests $(OPENENV)/bin/python -m pytest -q --noconftest tests/connectors/test_openenv_package.py
 
 # The pages under docs/ as a site in site/index.html; a broken link is an error.
 docs: $(VENV)/.stamp-docs
@@ -117,6 +122,12 @@ $(VLLM)/.stamp: constraints-vllm.txt environments/phone/pyproject.toml tests/wit
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -e ./environments/phone
 	cp tests/with_vllm/sitecustomize.py "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
+$(OPENENV)/.stamp:
+	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/python -m pip install --disable-pip-version-check openenv==0.10.0 aiohttp pillow pydantic pytest pytest-timeout
 	@touch $@
 
 $(VENV)/.stamp-docs: $(DECLARED) $(VENV)/.stamp-core

@@ -29,7 +29,7 @@ from common import arguments, finish, forget_images, parse, show
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.config import ChoosingConfig, DrawsConfig
 from selfverify.serving.solve import Solution, solve
 from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, Soft
 
@@ -66,11 +66,11 @@ def timed(
     """Milliseconds and written tokens per problem, and the share answered rightly, of each way to answer."""
     task = make_task("digits-pick")
     asked = Repeated(policy, 1, form="ask", max_new_tokens=32)
-    majority, best = Choosing(n=N, strategy="majority"), Choosing(n=N, strategy="best")
-    ways: dict[str, tuple[Policy, Any, Choosing]] = {
+    majority, best = ChoosingConfig(n=N, strategy="majority"), ChoosingConfig(n=N, strategy="best")
+    ways: dict[str, tuple[Policy, Any, ChoosingConfig]] = {
         "majority": (twin, Inline(), majority),
         "best": (policy, Inline(), best),
-        "soft": (policy, Soft(policy), Choosing(n=N)),
+        "soft": (policy, Soft(policy), ChoosingConfig(n=N)),
         "judge": (twin, asked, best),
         "judge-read": (twin, PolicyJudge(policy, form="ask"), best),
     }

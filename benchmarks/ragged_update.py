@@ -2,7 +2,7 @@
 
 A group of G = 8 responses of 400 to 3,000 tokens, evenly spread, behind prompts of 106 and 1,080 tokens, with
 the tiny Qwen2.5-VL. One update is a forward and a backward pass by the learner's own code. `padded` is
-`learner.micro_batch_tokens: null`, `sliced` is the default of that setting (or `--budget`).
+`learner.batch.micro_batch_tokens: null`, `sliced` is the default of that setting (or `--budget`).
 
 Time is the process's CPU time, in pairs whose order turns; ratios are medians over pairs. Peak memory is
 measured in a fresh process for each side, as in `policy_update.py`. The program fails if the gradients
@@ -45,7 +45,7 @@ class Ragged:
     Args:
         folder: The model.
         prompt: Tokens of the prompt.
-        budget: `learner.micro_batch_tokens` of the sliced side; None takes the default.
+        budget: `learner.batch.micro_batch_tokens` of the sliced side; None takes the default.
     """
 
     def __init__(self, folder: str, prompt: int, budget: int | None) -> None:
@@ -61,12 +61,14 @@ class Ragged:
         advantage = torch.randn(ROWS, 1, generator=noise).expand(channel.shape)
         ones = torch.ones(channel.shape)
         self.group = TokenStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
-        budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).micro_batch_tokens}
+        budgets = {"padded": None, "sliced": budget or TrainerConfig(steps=1).batch.micro_batch_tokens}
         alone: Any = SimpleNamespace(
             policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )
         self.updaters = {
-            side: LossComputer(alone, TrainerConfig(steps=1, micro_batch_tokens=tokens), "surrogate")
+            side: LossComputer(
+                alone, TrainerConfig(steps=1, batch={"micro_batch_tokens": tokens}), "surrogate"
+            )
             for side, tokens in budgets.items()
         }
         with torch.no_grad():  # a model's first use checks itself

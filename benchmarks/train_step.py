@@ -59,7 +59,7 @@ from trl_step import (
 )
 
 from selfverify.methods.adpo import ADPOConfig
-from selfverify.methods.grpo import GRPOConfig
+from selfverify.methods.base import PolicyGradientConfig
 from selfverify.policy.policy import Policy
 
 FAMILIES = ("qwen2_5_vl", *sorted(KINDS))
@@ -72,7 +72,7 @@ def adpo_against_grpo(setting: Setting) -> dict[str, float]:
 
     Who goes first alternates: the second finds warm caches, or the first's garbage.
     """
-    methods = {"grpo": ChecksumGRPO(GRPOConfig(kl=BETA)), "adpo": ChecksumADPO(ADPOConfig(kl=BETA))}
+    methods = {"grpo": ChecksumGRPO(PolicyGradientConfig(kl=BETA)), "adpo": ChecksumADPO(ADPOConfig(kl=BETA))}
     steps: dict[str, list[float]] = {name: [] for name in methods}
     with tempfile.TemporaryDirectory() as out:
         learners = {

@@ -26,8 +26,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory, valid_trajectories
 from selfverify.methods.adpo import ADPO
-from selfverify.methods.base import Training
-from selfverify.methods.grpo import GRPO, GRPOConfig
+from selfverify.methods.base import PolicyGradientConfig, Training
+from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import select
@@ -97,10 +97,8 @@ def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Traine
     config = TrainerConfig(
         steps=1000,
         groups_per_step=setting.per_step,
-        micro_batch_groups=setting.per_step,
-        learning_rate=rate,
-        betas=(0.9, 0.999),
-        max_grad_norm=1.0,
+        optim={"learning_rate": rate, "betas": (0.9, 0.999), "max_grad_norm": 1.0},
+        batch={"micro_batch_groups": setting.per_step},
     )
     sampling = SamplingConfig(group_size=setting.group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
     policy = Policy.load(setting.folder, device="cpu")
@@ -173,7 +171,7 @@ class CheckedTrainer(GRPOTrainer):
                 for tokens in mine
             ]
             groups.append(Group(problem, rows))
-        rollout, method = Rollout(self.ours.encode(problems), groups), GRPO(GRPOConfig(kl=BETA))
+        rollout, method = Rollout(self.ours.encode(problems), groups), GRPO(PolicyGradientConfig(kl=BETA))
         credits = [method.credit(g, valid_trajectories(g, False)) for g in groups]
         streams, _ = select(rollout, credits, drop_zero=False)
         totals = UpdateMetrics()
@@ -185,7 +183,9 @@ class CheckedTrainer(GRPOTrainer):
             backward=lambda loss: loss.backward(),
         )
         passes = micro_batches(streams, count)
-        updater = LossComputer(alone, TrainerConfig(steps=1, micro_batch_groups=count), "surrogate")
+        updater = LossComputer(
+            alone, TrainerConfig(steps=1, batch={"micro_batch_groups": count}), "surrogate"
+        )
         updater.fix_logprobs(streams, passes)
         updater.gradient(streams, passes, totals)
         return totals.sums["loss"]
@@ -234,7 +234,8 @@ def make_dataset(problems: Sequence[Problem]) -> Dataset:
 def against_trl(setting: Setting) -> tuple[Clock, CheckedTrainer]:
     """Interleaved steps of both sides; the first `CHECKED_STEPS` are warm-up."""
     with tempfile.TemporaryDirectory() as out:
-        learner = make_learner(setting, ChecksumGRPO(GRPOConfig(kl=BETA)), LEARNING_RATE, f"{out}/ours")
+        grpo = ChecksumGRPO(PolicyGradientConfig(kl=BETA))
+        learner = make_learner(setting, grpo, LEARNING_RATE, f"{out}/ours")
         clock = Clock(learner, setting.clock)
         trained = {name for name, p in learner.policy.model.named_parameters() if p.requires_grad}
         model = AutoModelForImageTextToText.from_pretrained(setting.folder)

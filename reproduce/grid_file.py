@@ -34,7 +34,6 @@ from selfverify.experiments.recipe_yaml import (
     Document,
     complaints,
     overridden_name,
-    parse_override,
     read_document,
 )
 
@@ -57,7 +56,7 @@ def _override_key(override: str) -> str:
 
 def _checked_override(override: str) -> str:
     try:
-        parse_override(override, Document("study", {}))
+        Document("study", {}).override(override)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     if (key := _override_key(override)) in _OWN_KEYS:
@@ -180,14 +179,14 @@ def load_study(path_or_name: str | Path, seeds: str | None = None) -> Study:
         path = shipped[str(path_or_name)]
     document = read_document(path)
     if seeds is not None:
-        parse_override(f"seeds=[{seeds}]", document)
+        document.override(f"seeds=[{seeds}]")
     try:
         study = Study.model_validate(document.data)
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:  # `Study._check`, whose message names the key
             raise ConfigError(f"{document.source}: {first['ctx']['error']}") from None
-        raise ConfigError("\n".join(complaints(error, Study, document))) from None
+        raise ConfigError("\n".join(complaints(error.errors(), Study, document))) from None
     beside = path.parent / study.recipe
     return study.model_copy(update={"recipe": str(beside)}) if beside.is_file() else study
 

@@ -18,7 +18,7 @@ from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
 from selfverify.experiments.recipe import Recipe, build_recipe
-from selfverify.experiments.recipe_yaml import Document, parse_override
+from selfverify.experiments.recipe_yaml import Document
 from selfverify.experiments.run import evaluate_recipe, recipe_task
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
@@ -133,7 +133,7 @@ def _recipe(settings: BenchSettings, task: dict[str, Any], overrides: Sequence[s
     }
     document = Document("bench", plain)
     for override in overrides:
-        parse_override(override, document)
+        document.override(override)
     return build_recipe(document)
 
 

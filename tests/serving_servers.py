@@ -16,12 +16,16 @@ import aiohttp
 from aiohttp import web
 from PIL import Image
 
-from selfverify.clients.openai_client import ServerConfig
+from selfverify.clients.candidates import CandidateSampler, Mode
+from selfverify.clients.openai_client import OpenAIClient, ServerConfig
+from selfverify.clients.replies import Completion
+from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
+from selfverify.core.errors import ServerError
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.server import start, upstream_of
 
@@ -235,7 +239,6 @@ def quick_gateway(
     url: str,
     settings: GatewayConfig | None = None,
     *,
-    separate: bool = False,
     keys: list[str] | None = None,
     calibration: Calibration | None = None,
     keep_alive_s: float = 5.0,
@@ -244,7 +247,7 @@ def quick_gateway(
     """A gateway that does not wait long between tries."""
     metrics, asked = Metrics(), settings or GatewayConfig()
     patience = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
-    backend = upstream_of(ServerConfig(url, **patience), metrics, separate)
+    backend = upstream_of(ServerConfig(url, **patience), metrics)
     gateway = Gateway(backend, asked, Keys(keys or []), calibration, metrics)
     gateway.keep_alive_s = keep_alive_s
     return gateway
@@ -263,6 +266,33 @@ async def open_upstream(fake: FakeUpstream, stack: AsyncExitStack) -> str:
 def question(text: str = "7+2?", **more: Any) -> Body:
     """A request."""
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def with_client(
+    fake: FakeUpstream,
+    use: Callable[[OpenAIClient], Awaitable[T]],
+    heard: Callable[[str], object] = lambda outcome: None,
+    **settings: Any,
+) -> T:
+    """What ``use`` returns for a client of ``fake``, which tells ``heard`` the outcome of each try."""
+
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            url = await open_upstream(fake, stack)
+            server = ServerConfig(url, **{"wait_s": 0.01, "timeout_s": 5.0} | settings)
+            return await use(await stack.enter_async_context(OpenAIClient(server, heard)))
+
+    return asyncio.run(main())
+
+
+def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[list[Completion], Usage, Any]:
+    """The candidates that are drawn from ``fake``, what they cost, and why some are missing."""
+    got, usage = list[Completion](), Usage()
+
+    async def use(client: OpenAIClient) -> ServerError | None:
+        return await CandidateSampler(client).draw(question(**more), n, got.append, usage, mode)
+
+    return got, usage, with_client(fake, use)
 
 
 async def post(session: aiohttp.ClientSession, url: str, body: Any, **more: Any) -> tuple[int, Body]:
@@ -304,7 +334,7 @@ def served_locally(policy: Policy, use: Use[T], n: int = 4, **more: Any) -> T:
             metrics = Metrics()
             backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
             return await used(
-                Gateway(backend, GatewayConfig(best_of=BestOf(n=n)), metrics=metrics), use, stack
+                Gateway(backend, GatewayConfig(best_of=BestOfConfig(n=n)), metrics=metrics), use, stack
             )
 
     return asyncio.run(main())

@@ -38,9 +38,7 @@ def test_the_programs_run_and_the_command_prints_what_stands_there(
 
 
 def test_every_format_is_explained() -> None:
-    assert set(FORMATS) == set(
-        re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"^## .*$|\(`open-r1`\)", PAGE, re.M)))
-    )
+    assert set(FORMATS) == set(re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"^## .*$", PAGE, re.M))))
 
 
 def test_the_example_rows_are_read(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def one_step(
         policy,
         make_task(task),
         make_method(method, **options),
-        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False, checkpoint_every=0),
+        TrainerConfig(
+            steps=1, groups_per_step=2, loss={"drop_zero_advantage": False}, checkpoint={"every": 0}
+        ),
         SamplingConfig(group_size=2, max_new_tokens=8),
         output=output,
     )

@@ -21,6 +21,15 @@ def write_checkpoint(folder: Path, model: Any, tokenizer: Any) -> Path:
     return folder
 
 
+@torch.no_grad()
+def disturb(model: Any, by: float = 0.1, seed: int = 3) -> None:
+    """Move what is trained of a model, as updates would."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+
+
 def boosted(policy: Policy, by: float, token: str | None = None) -> Policy:
     """Raise the logit of one token, the end token if none is named, at every place."""
     policy._check_head()  # of the real one

@@ -88,11 +88,11 @@ def judge_sum(text: str, target: int, faults: str | None) -> dict[str, Any]:
 
 
 def math_verdict(gold: str, answer: str) -> dict[str, Any]:
-    """Like `workers.math_answer.compare`, but s, d and r in an expression sleep, die and raise."""
-    if "s" in gold + answer:
+    """Like `math_worker.compare`, but 7, 8 and 9 in an expression sleep, die and raise."""
+    if "7" in gold + answer:
         time.sleep(1000)
-    if "d" in answer:
+    if "8" in answer:
         os._exit(3)
-    if "r" in answer:
+    if "9" in answer:
         raise ValueError(answer)
     return {"read": True, "equal": sorted(gold) == sorted(answer), "gold": None, "answer": None}

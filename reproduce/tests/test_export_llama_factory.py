@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from reproduce import export_llama_factory
 from reproduce.export_llama_factory import export_looks
-from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.experiments.visual_data import read_pairs
@@ -205,12 +204,3 @@ def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[st
     if file == "pairs.jsonl":
         with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
             read_pairs(looks)
-
-
-def test_pairs_and_traces_are_checked(tmp_path: Path) -> None:
-    """`selfverify data check` shows what a model is asked; the prompt of a pair has its images."""
-    looks = write_looks(tmp_path / "looks")
-    for name, kind in (("pairs.jsonl", "pair 2"), ("sft.jsonl", "conversation 2")):
-        shown = CliRunner().invoke(app, ["data", "check", str(looks / name)])
-        assert shown.exit_code == 0 and f"asks for: {kind}" in shown.output, shown.output
-        assert "2 usable rows, 0 broken" in shown.output and "What is p0?" in shown.output

@@ -20,7 +20,7 @@ from reproduce import one_run as worker
 from reproduce.grid import StudyJob, run_study
 from reproduce.grid_file import load_study, plan
 from samples import sample, write_samples
-from selfverify.core.errors import ConfigError, DataError, FileError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.samples import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
@@ -253,18 +253,3 @@ def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) ->
     os.kill(study.pid, signal.SIGKILL)
     study.wait()
     until("ended")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
-def test_a_study_whose_folder_is_gone_does_no_more(file: Path, tmp_path: Path) -> None:
-    """And does not make it anew."""
-    out, done = tmp_path / "out", list[str]()
-
-    def lose(job: StudyJob, threads: int) -> int:
-        done.append(job.label)
-        out.rename(tmp_path / "moved")
-        return 0
-
-    with pytest.raises(FileError, match=f"^{out}: .*deleted, moved or taken over"):
-        run_study(load_study(file), out, say=quiet, launch=lose)
-    assert len(done) == 1 and not out.exists()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from reproduce.grid_results import columns_of, markdown, measure_samples, task_results, task_table
+from reproduce.grid_results import columns_of, measure_samples, task_results, task_table
 from reproduce.statistics import difference, pooled
 from reproduce.tables import difference_table
 from samples import sample
-from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
 
@@ -59,23 +57,6 @@ def test_pooling_over_seeds_by_hand() -> None:
         12.706 / 8**0.5, rel=0.05
     )
     assert gain["best@2"]["p"] == pytest.approx(0.39, abs=0.03)
-
-
-def test_with_one_seed_the_difference_is_the_paired_one() -> None:
-    rng = np.random.default_rng(0)
-    a, b = (
-        answers(*((rng.integers(0, 2, 4).tolist(), rng.random(4).round(1).tolist()) for _ in range(40)))
-        for _ in range(2)
-    )
-    order = list(dict.fromkeys(s.problem for s in a))
-    ours = difference({3: measure_samples(b[::-1], order)}, {3: measure_samples(a, order)})
-    for name, theirs in paired_difference(a, b).items():
-        if "." not in name:
-            assert ours[name]["difference"] == pytest.approx(theirs["difference"])
-            if theirs["interval"] != [0, 0]:
-                assert ours[name]["interval"] == pytest.approx(theirs["interval"], abs=0.03), name
-            else:  # nothing varies
-                assert ours[name]["interval"] is None and ours[name]["p"] is None
 
 
 def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> None:
@@ -134,23 +115,6 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
         "| adpo |",
         "| other ",
     ]
-
-
-def test_classes_of_error_are_measured() -> None:
-    """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
-    right one. Of the three right answers it is level with one, and above two."""
-    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
-    erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
-    after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
-    found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
-    metrics = {
-        name.removeprefix("errors."): of["mean"] for name, of in found["variants"]["adpo"]["metrics"].items()
-    }
-    assert metrics["wrong sum.share"] == 0.25 and metrics["wrong sum.within_problem_auc"] == 0.5
-    assert metrics["wrong sum.auc"] == pytest.approx(0.5 / 3)
-    assert "## pick: digits-pick" in markdown(
-        {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
-    )
 
 
 def test_two_turns_have_a_table_of_their_own() -> None:

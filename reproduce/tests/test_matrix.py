@@ -16,12 +16,10 @@ from typer.testing import CliRunner
 from reproduce.matrix import JudgedProblem, Models, app, judge_samples, matrix, run_matrix
 from selfverify.core.errors import ServerError
 from selfverify.core.jsonl_store import read_journal
-from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.verifiers.policy_verifiers import PolicyJudge
-from vllm_standin import standing_in
 
 
 def quiet(text: str) -> None:
@@ -157,12 +155,3 @@ def run(*words: str) -> tuple[int, str]:
 def test_bad_requests(words: list[str], complaint: str) -> None:
     code, text = run(*words)
     assert code == 2 and complaint in text
-
-
-def test_matrix_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
-    words = [f"policy.path={tiny_folder}", "policy.device=cpu"]
-    with standing_in(monkeypatch, tiny_folder) as server:
-        recipe = load_recipe("adpo-digits", [*small, *words, *server.overrides])
-        run_matrix(Models({"a": str(tiny_folder)}), recipe, tmp_path, sizes=(1, 2), say=quiet)
-    assert read_samples(tmp_path / "a.jsonl")[0]["engine"] == "vllm"

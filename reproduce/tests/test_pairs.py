@@ -1,20 +1,17 @@
 """The generator by verifier matrix, and calibrations of stored samples."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
 from reproduce.by_size import Place
 from reproduce.matrix import as_json, as_markdown, judgings, matrix
 from samples import sample
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.calibrate import calibrate, chosen_confidence
 from selfverify.evaluation.statistics import auc_statistic, on_all
 from selfverify.experiments.registry import make_task
 from selfverify.selection.rules import best_weights
-from selfverify.selection.strategies import StrategyConfig
 
 TASK = make_task("digits-pick")
 
@@ -107,37 +104,6 @@ def test_a_crowded_column_is_not_printed() -> None:
 def test_generators_must_share_their_problems():
     with pytest.raises(DataError, match="generator b answered other problems"):
         matrix({"a": generator(0), "b": generator(0, problems=29)}, ["soft"], TASK)
-
-
-def test_choices_of_stored_samples():
-    """Best by the judge: the confidence is its score, the verdict that of the sample."""
-    rows = generator(2)
-    confidence, correct = chosen_confidence(rows, "judge", "best")
-    judged = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
-    right = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
-    np.testing.assert_allclose(confidence, judged.max(1))
-    np.testing.assert_allclose(correct, right[np.arange(30), judged.argmax(1)])
-    with pytest.raises(ConfigError, match="'mine'; scores: judge, soft"):
-        chosen_confidence(rows, "mine", "best")
-
-
-def test_calibration_improves_and_keeps_the_risk():
-    """On other problems the calibrated error is small, and about the target risk at most remains."""
-    fitted = calibrate(
-        generator(3, problems=1500),
-        "judge",
-        "majority",
-        target_risk=0.2,
-        held_out=generator(4, problems=1500),
-    )
-    assert fitted.after["ece"] < min(0.05, fitted.before["ece"])
-    assert fitted.after["brier"] <= fitted.before["brier"] + 1e-6
-    assert 0 < fitted.coverage < 1
-    assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
-    assert fitted.calibration.fitted_on == {
-        "verifier": "judge", "strategy": "majority", "options": asdict(StrategyConfig()),
-        "problems": 1500, "samples_per_problem": 4,
-    }  # fmt: skip
 
 
 def test_what_cannot_be_calibrated_and_problems_that_are_split():

@@ -54,12 +54,10 @@ def main() -> None:
     config = TrainerConfig(
         steps=STEPS,
         groups_per_step=GROUPS,
-        micro_batch_groups=1,
-        learning_rate=1e-3,
-        checkpoint_every=2,
-        keep_last=2,
-        ratio="trajectory",
-        denominator="trajectory",
+        optim={"learning_rate": 1e-3},
+        loss={"ratio": "trajectory", "denominator": "trajectory"},
+        batch={"micro_batch_groups": 1},
+        checkpoint={"every": 2, "keep_last": 2},
     )
     task = Telling(PhoneAgentsConfig.model_validate(GIVEN | {"judge": judge}))
     sampling = SamplingConfig(group_size=SIZE, max_new_tokens=24)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig
 from selfverify.core.episode import Call
 
 COMMAND = [sys.executable, "-m", "selfverify", "agent"]
@@ -97,10 +97,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def served(monkeypatch: pytest.MonkeyPatch, line: list[str]) -> EnvironmentServing:
-    found: list[EnvironmentServing] = []
+def served(monkeypatch: pytest.MonkeyPatch, line: list[str]) -> EnvironmentServerConfig:
+    found: list[EnvironmentServerConfig] = []
 
-    async def keep(settings: EnvironmentServing, *_: Any) -> None:
+    async def keep(settings: EnvironmentServerConfig, *_: Any) -> None:
         found.append(settings)
 
     monkeypatch.setattr(server, "serve_until_told", keep)

@@ -19,7 +19,7 @@ from selfverify.experiments.recipe_yaml import read_document
 FILE = """\
 backend:
   upstream: http://127.0.0.1:8000/v1
-  separate: true
+  judge: []
 listening:
   port: 9000
 gateway:
@@ -27,7 +27,7 @@ gateway:
     n: 4
     content: answer
     instruction: false
-  allowed_host: [a.example, b.example]
+  max_n: 9
 looking: {look: true, stop: "after:2"}
 """
 
@@ -54,17 +54,17 @@ def test_the_file_wins_over_defaults(tmp_path: Path) -> None:
     best_of = found["gateway"]["best_of"]
     assert (best_of["n"], best_of["content"], best_of["instruction"]) == (4, "answer", False)
     assert (best_of["strategy"], found["gateway"]["timeout"]) == ("weighted", 120.0)
-    assert found["backend"]["separate"] is True and found["listening"]["port"] == 9000
+    assert found["gateway"]["max_n"] == 9 and found["listening"]["port"] == 9000
     assert found["looking"]["stop"] == "after:2"
 
 
 def test_what_is_typed_wins_over_the_file_also_at_its_default(tmp_path: Path) -> None:
-    words = "-n 8 --no-separate --instruction --port 8080 --allowed-host c.example --timeout 7"
+    words = "-n 8 --instruction --port 8080 --max-n 10 --timeout 7"
     found = shown(tmp_path, FILE, *words.split())
     best_of = found["gateway"]["best_of"]
     assert (best_of["n"], best_of["content"], best_of["instruction"]) == (8, "answer", True)
-    assert found["backend"]["separate"] is False and found["listening"]["port"] == 8080
-    assert found["gateway"]["allowed_host"] == ["c.example"] and found["gateway"]["timeout"] == 7
+    assert found["listening"]["port"] == 8080
+    assert found["gateway"]["max_n"] == 10 and found["gateway"]["timeout"] == 7
 
 
 def test_what_is_shown_is_a_file_that_means_the_same(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ MODEL = ["--model", "m"]
 @pytest.mark.parametrize(
     ("text", "words", "faults"),
     [
-        ("gateway:\n  timeout: soon\n", MODEL, [":2: gateway.timeout: should be a number, but is 'soon'"]),
+        ("gateway:\n  timeout: soon\n", MODEL, [":2: gateway.timeout: should be a valid number"]),
         ("gateway:\n  best_of:\n    n: 0\n", MODEL, [":3: gateway.best_of.n: should be greater"]),
         (
             "gateway:\n  best_of: {strategy: oracle}\n",
@@ -88,11 +88,11 @@ MODEL = ["--model", "m"]
         ),
         ("gateway:\n  tmieout: 3\n", MODEL, [":2: gateway.tmieout: ", "; did you mean gateway.timeout?"]),
         ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
-        ("backend:\n", MODEL, [":1: backend: should be a section of keys and values"]),
-        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either --model"]),
-        ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either --model"]),
-        ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in line 1)"]),
-        ("- a\n", [], [": a settings file is a mapping of keys to values, this is a list"]),
+        ("backend:\n", MODEL, [":1: backend: should be a valid dictionary"]),
+        ("backend: {model: m, upstream: http://h/v1}\n", [], [":1: backend: give either `model`"]),
+        ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either `model`"]),
+        ("a: 1\na: 2\n", [], [":2: broken YAML: a stands twice (first in "]),
+        ("- a\n", [], [": a settings file is a mapping of keys to values"]),
         ("config: x\n", [], [":1: config: a settings file names no other"]),
         ("backend: !!python/object/apply:os.system [ls]\n", [], [":1: broken YAML"]),
         ("gateway: {best_of: {confidence: .nan}}\n", MODEL, [":1: gateway.best_of.confidence: "]),
@@ -137,7 +137,7 @@ class Outer(BaseModel):
     @model_validator(mode="after")
     def _together(self) -> Outer:
         if self.separate and self.n == 1:
-            raise ValueError("--separate needs -n above 1")
+            raise ValueError("`separate` needs `n` above 1")
         return self
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -21,43 +20,14 @@ from selfverify.clients.openai_client import (
     seconds_of,
     server_url,
 )
-from selfverify.clients.replies import Completion
 from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, ServerError
-from serving_servers import Body, FakeUpstream, open_upstream, question, tagged
-
-T = TypeVar("T")
-
-
-def with_client(
-    fake: FakeUpstream,
-    use: Callable[[OpenAIClient], Awaitable[T]],
-    heard: Callable[[str], object] = lambda outcome: None,
-    **settings: Any,
-) -> T:
-    """What ``use`` returns for a client, which tells ``heard`` the outcome of each try."""
-
-    async def main() -> T:
-        async with AsyncExitStack() as stack:
-            url = await open_upstream(fake, stack)
-            server = ServerConfig(url, **{"wait_s": 0.01, "timeout_s": 5.0} | settings)
-            return await use(await stack.enter_async_context(OpenAIClient(server, heard)))
-
-    return asyncio.run(main())
+from serving_servers import Body, FakeUpstream, draw, question, tagged, with_client
 
 
 def fails_first(times: int, how: Any) -> Callable[[Any], Any]:
     left = [how] * times
     return lambda body: left.pop() if left else None
-
-
-def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[list[Completion], Usage, Any]:
-    got, usage = list[Completion](), Usage()
-
-    async def use(client: OpenAIClient) -> ServerError | None:
-        return await CandidateSampler(client).draw(question(**more), n, got.append, usage, mode)
-
-    return got, usage, with_client(fake, use)
 
 
 def test_all_text_arrives_and_half_a_surrogate_pair_as_own_models_read_it() -> None:
@@ -67,52 +37,23 @@ def test_all_text_arrives_and_half_a_surrogate_pair_as_own_models_read_it() -> N
     assert fake.seen == [question('"7" + 2 = ½?\n\0 \u2028 𝟟'), question("half a pair: ?, ½")]
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "status", "tries"),
-    [
-        (503, None, 503, 3), (429, None, 429, 3), (400, None, 400, 1), (401, "invalid_api_key", 401, 1),
-        ("garbage", "bad_reply", 502, 3), ("cut", "cut_off", 502, 3), ("slow", "timeout", 504, 3),
-    ],
-)  # fmt: skip
-def test_lasting_faults_have_a_type(how: Any, code: str | None, status: int, tries: int) -> None:
-    fake = FakeUpstream(fault=lambda body: how)
-    slow = how == "slow"
-    with pytest.raises(ServerError) as caught:
-        with_client(fake, lambda client: client.chat(question()), timeout_s=0.2 if slow else 20.0)
-    assert (caught.value.code, caught.value.status) == (code, status)
-    # On a busy machine a server may not even begin to read what is given up after 0.2 s.
-    assert len(fake.seen) in (range(tries + 1) if slow else (tries,))
-
-
-def test_a_model_that_is_not_there() -> None:
-    fake = FakeUpstream()
-    with pytest.raises(ServerError, match="does not exist") as caught:
-        with_client(fake, lambda client: client.chat(question() | {"model": "other"}))
-    assert (caught.value.code, caught.value.status, len(fake.seen)) == ("model_not_found", 404, 1)
-
-
-def test_nobody_listens() -> None:
-    async def main() -> None:
-        async with OpenAIClient(ServerConfig("http://127.0.0.1:9", wait_s=0.01)) as client:
-            await client.models()
-
-    with pytest.raises(ServerError, match="cannot be reached") as caught:
-        asyncio.run(main())
-    assert caught.value.code == "unreachable"
-
-
-def test_addresses() -> None:
+def test_addresses_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server_url("http://h:1") == "http://h:1/v1"
     assert server_url("https://h/api/v3/") == "https://h/api/v3"
     with pytest.raises(ConfigError, match="address"):
         server_url("h:1")
-
-
-def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "abc")
     fake = FakeUpstream()
     with_client(fake, lambda client: client.chat(question()))
     assert fake.keys == ["Bearer abc"]
+
+    async def nobody() -> None:
+        async with OpenAIClient(ServerConfig("http://127.0.0.1:9", wait_s=0.01)) as client:
+            await client.models()
+
+    with pytest.raises(ServerError, match="cannot be reached") as caught:
+        asyncio.run(nobody())
+    assert caught.value.code == "unreachable"
 
 
 @pytest.mark.parametrize("mode", ["n", "stream", "separate"])
@@ -129,40 +70,39 @@ def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) ->
     assert len(fake.seen) == answered + (knows_n is None and mode != "separate")
 
 
-def asked_for(fake: FakeUpstream, draws: int) -> list[Any]:
+def asked_for(fake: FakeUpstream, draws: int, **more: Any) -> list[Any]:
     """The ``n`` of all requests for ``draws`` times three candidates."""
 
     async def use(client: OpenAIClient) -> None:
         sampler = CandidateSampler(client)
         for _ in range(draws):
-            await sampler.draw(question(), 3, lambda reply: None, Usage())
+            await sampler.draw(question(**more), 3, lambda reply: None, Usage())
 
     with_client(fake, use)
     return [body.get("n") for body in fake.seen]
 
 
 def test_a_server_without_n_is_asked_one_by_one_from_then_on() -> None:
-    """After two odd replies; after one refusal."""
-    assert asked_for(FakeUpstream(knows_n=False), 3) == [3, None, None] * 2 + [None] * 3
-    assert asked_for(FakeUpstream(knows_n=None), 2) == [3] + [None] * 6
+    """After two odd replies in a row; after one refusal, but for greedy ones, which would be the same."""
 
-
-def test_one_odd_reply_is_forgotten() -> None:
     class Odd(FakeUpstream):
         async def _chat(self, request: Any, body: Any) -> Any:
             self.knows_n = len(self.seen) not in (1, 5)
             return await super()._chat(request, body)
 
+    assert asked_for(FakeUpstream(knows_n=False), 3) == [3, None, None] * 2 + [None] * 3
+    assert asked_for(FakeUpstream(knows_n=None), 2) == [3] + [None] * 6
+    assert asked_for(FakeUpstream(knows_n=None), 2, temperature=0) == [3, None, None, None] * 2
     assert asked_for(Odd(), 4) == [3, None, None, 3, 3, None, None, 3]
 
 
-@pytest.mark.parametrize("probed", [500, 429])
+@pytest.mark.parametrize("probed", [500, 429, 400])
 def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
-    """And not the refusal that led to the probe."""
+    """And not the refusal that led to the probe; one of all requests is not taken for one of n."""
     fake = FakeUpstream(fault=lambda body: 400 if body.get("n") else probed)
     with pytest.raises(ServerError) as caught:
         draw(fake, 4)
-    assert caught.value.status == probed
+    assert caught.value.status == probed and (len(fake.seen) == 2 or probed != 400)
 
 
 def test_retry_after() -> None:
@@ -171,13 +111,6 @@ def test_retry_after() -> None:
     assert [seconds_of(header) for header in ("7", "1.5", "-1")] == [7.0, 1.5, 0.0]
     found = seconds_of(format_datetime(datetime.now(UTC) + timedelta(seconds=100)))
     assert found is not None and 90 < found <= 100
-
-
-def test_a_real_refusal_is_not_taken_for_one_of_n() -> None:
-    fake = FakeUpstream(fault=lambda body: 400)
-    with pytest.raises(ServerError):
-        draw(fake, 4)
-    assert len(fake.seen) == 2
 
 
 @pytest.mark.parametrize("mode", ["n", "stream"])
@@ -204,19 +137,6 @@ def test_one_of_those_asked_for_alone_is_kept_when_all_others_fail() -> None:
     assert len(got) == 1 and fault is not None and fault.status == 400
 
 
-def test_greedy_requests_do_not_tell_whether_a_server_knows_n() -> None:
-    """Some refuse several candidates that would be the same."""
-    fake = FakeUpstream(fault=lambda body: 400 if body.get("n", 1) > 1 and body["temperature"] == 0 else None)
-
-    async def use(client: OpenAIClient) -> None:
-        sampler = CandidateSampler(client)
-        for temperature in (0, 1):
-            await sampler.draw(question(temperature=temperature), 3, lambda reply: None, Usage())
-
-    with_client(fake, use)
-    assert [body.get("n") for body in fake.seen] == [3, None, None, None, 3]
-
-
 @pytest.mark.parametrize("mode", ["n", "stream", "separate"])
 def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
     fake, usage = FakeUpstream(fault=lambda body: "slow"), Usage()
@@ -227,7 +147,8 @@ def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
                 await CandidateSampler(client).draw(question(), 2, lambda reply: None, usage, mode)
 
     with_client(fake, use)
-    assert (usage.calls, usage.complete) == (2 if mode == "separate" else 1, False)
+    asked = 2 if mode == "separate" else 1
+    assert (usage.calls, usage.complete, len(fake.seen)) == (asked, False, asked)
 
 
 @pytest.mark.parametrize("mode", ["n", "stream"])
@@ -258,9 +179,6 @@ def test_a_rating_is_soft_where_there_are_probabilities(knows: bool) -> None:
 # --- calls that are made again: how often, how long is waited, what is counted
 
 
-FAULTS: dict[str, Any] = {"passing": 503, "wrong": 400, "garbage": "garbage", "cut": "cut", "done": None}
-
-
 def busy(*waits: str) -> FakeUpstream:
     """Refuses its first requests with these ``Retry-After``; the answers that follow are whole."""
     left = list(waits)
@@ -274,73 +192,59 @@ def busy(*waits: str) -> FakeUpstream:
 
 def tried(
     fake: FakeUpstream, within_s: float | None = None, **settings: Any
-) -> tuple[str, int, int, list[str], float]:
-    """How a call ends, how often the server was asked, how many tries are lost, the outcomes, seconds."""
-
+) -> tuple[ServerError | None, int, list[str], float]:
+    """How a call ends, how many tries are lost, the outcomes of all, and the seconds that it took."""
     outcomes, lost = list[str](), list[int]()
 
-    async def use(client: OpenAIClient) -> tuple[str, float]:
+    async def use(client: OpenAIClient) -> tuple[ServerError | None, float]:
         now = asyncio.get_running_loop().time
         until = {} if within_s is None else {"until": now() + within_s}
-        begun, ended = time.monotonic(), "done"
+        begun, fault = time.monotonic(), None
         try:
             await client.chat(question(), lambda: lost.append(1), **until)
         except ServerError as error:
-            ended = str(error)
-        return ended, time.monotonic() - begun
+            fault = error
+        return fault, time.monotonic() - begun
 
     patience = {"wait_s": 0.001, "longest_wait_s": 0.5, "timeout_s": 60.0} | settings
-    ended, seconds = with_client(fake, use, outcomes.append, **patience)
-    return ended, len(fake.seen), len(lost), outcomes, seconds
+    fault, seconds = with_client(fake, use, outcomes.append, **patience)
+    return fault, len(lost), outcomes, seconds
 
 
 @pytest.mark.parametrize(
-    ("faults", "asked", "lost", "ends"),
+    ("faults", "outcomes", "lost", "ends"),
     [
-        (["done"], 1, 0, "done"),
-        (["passing", "done"], 2, 0, "done"),
-        (["garbage", "cut", "done"], 3, 2, "done"),
-        (["passing", "passing", "passing", "done"], 3, 0, "refused (503)"),
-        (["wrong", "done"], 1, 0, "refused (400)"),
-        (["passing", "wrong", "done"], 2, 0, "refused (400)"),
+        ([None], "ok", 0, None),
+        ([503, None], "refused ok", 0, None),
+        (["garbage", "cut", None], "bad_reply cut_off ok", 2, None),
+        ([503, 529, 429, None], "refused refused refused", 0, (429, None)),
+        ([503, 400, None], "refused refused", 0, (400, None)),
+        ([401, None], "refused", 0, (401, "invalid_api_key")),
+        (["garbage"] * 3, "bad_reply bad_reply bad_reply", 3, (502, "bad_reply")),
+        (["cut"] * 3, "cut_off cut_off cut_off", 3, (502, "cut_off")),
+        (["slow"], "timeout", 1, (504, "timeout")),
     ],
 )
-def test_what_may_pass_is_tried_again(faults: list[str], asked: int, lost: int, ends: str) -> None:
-    """What a server may have answered is counted: its reply cannot be read, or broke off."""
-    left = [FAULTS[name] for name in faults]
-    ended, *counted, outcomes, _ = tried(FakeUpstream(fault=lambda body: left.pop(0)))
-    assert ends in ended and counted == [asked, lost]
-    names = {"passing": "refused", "wrong": "refused", "garbage": "bad_reply", "cut": "cut_off", "done": "ok"}
-    assert outcomes == [names[name] for name in faults[:asked]]
+def test_what_may_pass_is_tried_again(
+    faults: list[Any], outcomes: str, lost: int, ends: tuple[int, str | None] | None
+) -> None:
+    """What a server may have answered is counted: its reply cannot be read, broke off, or came too late."""
+    left = list(faults)
+    slow = {"timeout_s": 0.2, "tries": 1} if "slow" in faults else {}
+    fault, *counted, _ = tried(FakeUpstream(fault=lambda body: left.pop(0)), **slow)
+    assert (fault and (fault.status, fault.code)) == ends and counted == [lost, outcomes.split()]
 
 
 def test_a_wait_that_the_server_asks_for_is_kept_if_there_is_time() -> None:
     """Until the deadline, or without one for the longest wait; the first second would be too early."""
-    ended, asked, _, _, seconds = tried(busy("0.4"), within_s=30.0)
-    assert (ended, asked) == ("done", 2) and seconds >= 0.4
-    assert tried(busy("0.4", "0.4"))[:2] == ("done", 3)
+    fault, _, outcomes, seconds = tried(busy("0.4"), within_s=30.0)
+    assert fault is None and len(outcomes) == 2 and seconds >= 0.4
+    assert tried(busy("0.4", "0.4"))[2] == ["refused", "refused", "ok"]
 
 
-@pytest.mark.parametrize(("within_s", "most"), [(None, "0.5"), (0.3, "0.3")])
+@pytest.mark.parametrize(("within_s", "most"), [(None, "0.5"), (0.3, "")])
 def test_a_wait_that_is_too_long_is_told_at_once(within_s: float | None, most: str) -> None:
-    ended, asked, _, _, seconds = tried(busy("40"), within_s, tries=9)
-    assert "busy; it wants to be asked again in 40 s" in ended and asked == 1 and seconds < 20
-    if within_s is None:
-        assert f"at most {most} s are waited" in ended
-
-
-def test_no_try_begins_behind_the_deadline() -> None:
-    ended, asked, *_ = tried(FakeUpstream(fault=lambda body: 503), within_s=-1.0)
-    assert "refused (503)" in ended and asked == 1
-
-
-def test_a_call_that_is_cancelled_is_not_made_again() -> None:
-    fake, lost = FakeUpstream(fault=lambda body: "slow"), list[int]()
-
-    async def use(client: OpenAIClient) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await client.chat(question(), lambda: lost.append(1))
-
-    with_client(fake, use)
-    assert len(fake.seen) == len(lost) == 1
+    fault, _, outcomes, seconds = tried(busy("40"), within_s, tries=9)
+    assert f"busy; it wants to be asked again in 40 s, and at most {most}" in str(fault)
+    assert outcomes == ["refused"] and seconds < 20
+    assert tried(FakeUpstream(fault=lambda body: 503), within_s=-1.0)[2] == ["refused"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
@@ -20,7 +21,6 @@ from selfverify.clients.replies import (
     Completion,
     ending,
     finish_reading,
-    mean_logprob,
     read_text,
     read_tool_calls,
     shown_answer,
@@ -29,7 +29,7 @@ from selfverify.clients.replies import (
 )
 from selfverify.clients.usage import Usage
 from selfverify.core.score_tokens import SCORE_TEXTS
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOfConfig
 from serving_servers import Body, FakeUpstream, ask, open_upstream, question, tagged
 
 
@@ -55,6 +55,9 @@ def test_texts(text: str, answer: str | None, score: float | None) -> None:
     assert (said, found.score) == (answer, score)
     assert (found.key is None) == (answer is None)
     assert "<score>" not in without_score(text)
+    assert read_text(text, strict=True).answer == (
+        answer if "<answer>" in text and "<think>" in text else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,16 +90,11 @@ def test_the_log_probability_is_the_answers_without_the_scores() -> None:
     reply = Completion(text="".join(tokens), logprobs=told)
     finish_reading(reply, read_text)
     assert reply.logprob == -1.5  # of 0, -1, -2, -3
-    reply = Completion(
-        text="9 so", logprobs=[{"token": "9", "logprob": -1.0}, {"token": " so", "logprob": -2.0}]
-    )
-    finish_reading(reply, read_text)
-    assert reply.logprob == -1.5
-
-
-def test_strict_reads_only_tags() -> None:
-    assert read_text("9", strict=True).answer is None
-    assert read_text(tagged("9"), strict=True).answer == "9"
+    for last, mean in ((-2.0, -1.5), (None, None)):
+        told = [{"token": "9", "logprob": -1.0}, {"token": " so", "logprob": last}]
+        reply = Completion(text="9 so", logprobs=told)
+        finish_reading(reply, read_text)
+        assert reply.logprob == mean
 
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<score>", "</score>"]
@@ -189,23 +187,10 @@ def test_an_unknown_reason_says_what_the_text_looks_like(
     ]
 
 
-def test_a_reason_that_is_none_or_unknown_beside_calls() -> None:
+def test_an_unknown_reason_beside_calls() -> None:
     for arguments, expected in (('{"a": 1}', "whole"), ('{"a": ', "cut_off")):
         calls = [{"function": {"name": "tap", "arguments": arguments}}]
         assert ending("halted", "", calls) == expected
-    for nothing in (None, ""):
-        assert ending(nothing, "9") == ending(nothing, "", [{}]) == "whole"
-        assert ending(nothing, "") == "cut_off"
-
-
-def test_thoughts_are_where_servers_put_them() -> None:
-    for rest in (
-        {"reasoning_content": "so"},
-        {"reasoning": "so"},
-        {"reasoning_content": "", "reasoning": "so"},
-    ):
-        assert Completion(rest=rest).thoughts == "so"
-    assert Completion(rest={"reasoning": ["so"]}).thoughts == Completion().thoughts == ""
 
 
 def test_a_cut_off_reply_is_no_answer() -> None:
@@ -214,40 +199,30 @@ def test_a_cut_off_reply_is_no_answer() -> None:
     assert reply.answer is None
 
 
-def test_mean_logprob() -> None:
-    assert mean_logprob([{"logprob": -1.0}, {"logprob": -2.0}]) == -1.5
-    assert mean_logprob([{"logprob": -1.0}, {}]) is None
-    assert mean_logprob([]) is None
-
-
+USUAL = {"0": {".": 1.0}, "1": {".": 1.0}, "1.": {"0": 1.0}}
 DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}
 BELOW = sum(share * int(d) / 10 for d, share in DIGITS.items())
 UNTIL = math.inf
 
 
 class Continues(FakeUpstream):
-    """Goes on from the assistant's last message, one character a token; ``one`` is how likely it says 1.0."""
+    """Goes on from the assistant's last message, one character a token.
 
-    one = 0.7
-    refuses = False
+    ``likely`` says how likely each is behind what was begun; a server that knows nothing refuses.
+    """
 
-    def _options(self, begun: str) -> dict[str, float]:
-        if begun == "":
-            return {"1": self.one, "0": 0.9 - self.one, "maybe": 0.1}
-        if begun == "0.":
-            return DIGITS
-        return {"<" if len(begun) > 2 else ".0"[len(begun) - 1]: 1.0}
+    likely: Mapping[str, dict[str, float]] = {}
 
     async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
         last = body["messages"][-1]
         if last["role"] != "assistant":
             return await super()._chat(request, body)
-        if self.refuses:
+        if not self.likely:
             return web.json_response({"error": {"message": "unknown field"}}, status=422)
         assert body["continue_final_message"] and not body["add_generation_prompt"]
         begun, entries = last["content"].rpartition("<score>")[2], list[Body]()
         for _ in range(body["max_tokens"]):
-            options = self._options(begun)
+            options = self.likely.get(begun) or USUAL.get(begun, {"<": 1.0})
             token = max(options, key=lambda t: options[t])
             top = [{"token": t, "logprob": math.log(p)} for t, p in options.items() if p > 0]
             entries.append({"token": token, "logprob": math.log(options[token]), "top_logprobs": top})
@@ -275,19 +250,46 @@ def read(fake: FakeUpstream, *texts: str, **rest: Any) -> tuple[list[float | Non
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("one", [0.2, 0.7])
-@pytest.mark.parametrize("written", ["0.8", "1.0"])
-def test_the_expectation_whatever_was_written(one: float, written: str) -> None:
-    """p(1) + p(0) * sum_d p(d | "0.") d / 10, also where the model most likely writes 1.0."""
+def likely(one: float, **more: Any) -> dict[str, dict[str, float]]:
+    """What is likely where 1.0 is as likely as ``one``."""
+    return {"": {"1": one, "0": 0.9 - one, "maybe": 0.1}, "0.": DIGITS} | more
+
+
+def hundredths() -> dict[str, dict[str, float]]:
+    tenths = {"8": 0.8, "3": 0.15, "1": 0.05}
+    return likely(0.1, **{"0.": tenths}) | {f"0.{digit}": {"5": 0.5, "7": 0.5} for digit in tenths}
+
+
+@pytest.mark.parametrize(
+    ("shares", "written", "expected", "asked"),
+    [
+        (likely(0.2), "0.8", (0.2 + 0.7 * BELOW) / 0.9, [""]),
+        (likely(0.2), "1.0", (0.2 + 0.7 * BELOW) / 0.9, [""]),
+        # Where it most likely writes 1.0, what follows 0 is asked for, unless that is hardly likely.
+        (likely(0.7), "0.8", (0.7 + 0.2 * BELOW) / 0.9, ["", "0."]),
+        (likely(0.7), "1.0", (0.7 + 0.2 * BELOW) / 0.9, ["", "0."]),
+        (likely(0.8999), "1.0", (0.8999 + 0.0001 * 0.45) / 0.9, [""]),
+        # A model that knows no scores goes on, too: with some number.
+        (
+            likely(0) | {"": {"1": 0.3, "2": 0.2, "5": 0.2, "9": 0.1, "0": 0.1, "good": 0.1}},
+            "0.8", (0.3 + 0.1 * BELOW) / 0.4, ["", "0."],
+        ),
+        # Hundredths where they were written, of the beginnings 0.0 to 0.9 those that weigh.
+        (hundredths(), "0.85", (0.1 + 0.8 * (0.8 * 0.86 + 0.15 * 0.36 + 0.05 * 0.145)) / 0.9, ["", "0.3"]),
+    ],
+)  # fmt: skip
+def test_the_expectation_whatever_was_written(
+    shares: Any, written: str, expected: float, asked: list[str]
+) -> None:
+    """p(1) + p(0) * sum_d p(d | "0.") d / 10; the first request finds out whether the server goes on."""
     fake = Continues()
-    fake.one = one
+    fake.likely = shares
     [found], usage = read(fake, tagged("9", written))
-    assert found == pytest.approx((one + (0.9 - one) * BELOW) / 0.9)
-    _, first, *second = fake.seen
-    assert first["messages"][-1]["content"] == "<think>.</think><answer>9</answer><score>"
-    assert [body["messages"][-1]["content"][-2:] for body in second] == (["0."] if one > 0.5 else [])
-    assert all(body["max_tokens"] <= 3 and "stop" not in body for body in fake.seen)
-    assert usage.verification_tokens == (1 + 3 if one < 0.5 else 1 + 2 + 2)
+    assert found == pytest.approx(expected)
+    begun = [body["messages"][-1]["content"].partition("</answer>") for body in fake.seen[1:]]
+    assert begun == [("<think>.</think><answer>9", "</answer>", f"<score>{prefix}") for prefix in asked]
+    assert all(body["max_tokens"] <= len(written) and "stop" not in body for body in fake.seen)
+    assert usage.verification_tokens == sum(body["max_tokens"] for body in fake.seen)
 
 
 def test_a_bare_0_and_two_decimals_mean_what_they_say() -> None:
@@ -304,54 +306,16 @@ def test_a_bare_0_and_two_decimals_mean_what_they_say() -> None:
     assert soft_score(hundredths) == pytest.approx(0.25 + 0.75 * (0.9 * 0.83 + 0.1 * 0.645))
 
 
-def test_hundredths_are_asked_for_where_they_were_written() -> None:
-    """Of the beginnings 0.0 to 0.9 those that weigh."""
-
-    class Hundredths(Continues):
-        def _options(self, begun: str) -> dict[str, float]:
-            if len(begun) == 3:
-                return {"5": 0.5, "7": 0.5}
-            return {"8": 0.8, "3": 0.15, "1": 0.05} if begun == "0." else super()._options(begun)
-
-    fake = Hundredths()
-    fake.one = 0.1
-    [found], _ = read(fake, tagged("9", "0.85"))
-    assert found == pytest.approx((0.1 + 0.8 * (0.8 * 0.86 + 0.15 * 0.36 + 0.05 * 0.145)) / 0.9)
-    asked = [body["messages"][-1]["content"].rpartition("<score>")[2] for body in fake.seen[1:]]
-    assert asked == ["", "0.3"] and fake.seen[1]["max_tokens"] == 4
-
-
-def test_what_is_hardly_likely_is_not_asked_for() -> None:
-    fake = Continues()
-    fake.one = 0.8999
-    [found], _ = read(fake, tagged("9", "1.0"))
-    assert found == pytest.approx(1.0, abs=1e-3) and len(fake.seen) == 2
-
-
-def test_a_model_that_knows_no_scores_goes_on_too() -> None:
-    """It writes some number, and the score is what it expects of those that are scores."""
-
-    class AnyNumber(Continues):
-        def _options(self, begun: str) -> dict[str, float]:
-            numbers = {"1": 0.3, "2": 0.2, "5": 0.2, "9": 0.1, "0": 0.1, "good": 0.1}
-            return super()._options(begun) if begun else numbers
-
-    [found], _ = read(AnyNumber(), tagged("9", "0.8"))
-    assert found == pytest.approx((0.3 + 0.1 * BELOW) / 0.4)
-
-
-@pytest.mark.parametrize("kind", ["begins anew", "refuses"])
-def test_a_server_that_does_not_continue_is_asked_once(kind: str) -> None:
-    fake: FakeUpstream = FakeUpstream()
-    if kind == "refuses":
-        fake = refusing = Continues()
-        refusing.refuses = True
+@pytest.mark.parametrize("fake", [FakeUpstream(), Continues()])
+def test_a_server_that_does_not_continue_is_asked_once(fake: FakeUpstream) -> None:
+    """It begins anew, or refuses."""
     found, _ = read(fake, *[tagged("9", "0.8")] * 3)
     assert found == [None] * 3 and len(fake.seen) == 1
 
 
 def test_thoughts_that_cannot_be_sent_back() -> None:
     fake = Continues()
+    fake.likely = likely(0.7)
     assert read(fake, *[tagged("9")] * 2, reasoning_content="7+2")[0] == [None, None]
     assert len(fake.seen) == 1
 
@@ -359,7 +323,8 @@ def test_thoughts_that_cannot_be_sent_back() -> None:
 def test_candidates_are_drawn_without_alternatives() -> None:
     """All that is read beside the candidates is a few tokens of each distinct one."""
     fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
-    choosing = BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True)
+    fake.likely = likely(0.7)
+    choosing = BestOfConfig(n=8, verifier="soft", samples=True).model_dump(exclude_none=True)
     status, reply = ask(fake, question(best_of=choosing))
     assert status == 200, json.dumps(reply)
     expected = (0.7 + 0.2 * BELOW) / 0.9

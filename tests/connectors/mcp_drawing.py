@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import time
+from typing import Any
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult
 from PIL import Image as Images
 
 server = MCPServer("drawing")
@@ -37,6 +39,13 @@ def fail(how: str) -> str:
     if how == "hang":
         time.sleep(60)
     raise ToolError("no ink")
+
+
+@server.tool()
+def measure() -> CallToolResult:
+    """Say what the paper measures, and nothing in words."""
+    meta: dict[str, Any] = {"done": True, "reward": "none"}
+    return CallToolResult(content=[], structured_content={"width": 3}, _meta=meta)
 
 
 if __name__ == "__main__":

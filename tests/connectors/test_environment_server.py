@@ -19,11 +19,11 @@ from aiohttp import web
 from environment_servers import serve, with_server
 from selfverify.connectors.content import ContentLimits
 from selfverify.connectors.server import (
+    Endpoint,
     EnvironmentServer,
     Keys,
     Session,
     SessionLimits,
-    SessionTable,
     address_of,
     open_port,
     read_keys,
@@ -68,13 +68,14 @@ def codes(replies: list[dict[str, Any]]) -> list[Any]:
 def test_garbage_is_answered_and_the_session_goes_on() -> None:
     step = {"type": "step", "data": {"number": 1}}
     early = {"type": "step", "data": {"type": "call_tool", "tool_name": "add"}}
+    tools = {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}}
     replies = talk(
-        "{", {"type": "dance"}, step, early, {"type": "reset", "data": {}}, RESET, {"type": "state"},
+        "{", {"type": "dance"}, step, early, {"type": "reset", "data": {}}, RESET, {"type": "state"}, tools,
         closes=False,
     )  # fmt: skip
     wrong = ["INVALID_JSON", "UNKNOWN_TYPE", *["VALIDATION_ERROR"] * 3]
-    assert codes(replies) == [*wrong, "observation", "state"]
-    assert replies[-1]["data"] == {"count": 1}
+    assert codes(replies) == [*wrong, "observation", "state", "mcp"]
+    assert replies[-2]["data"] == {"count": 1} and len(replies[-1]["data"]["result"]["tools"]) == 2
 
 
 def test_silence_and_slowness_end_a_session() -> None:
@@ -99,7 +100,7 @@ def test_an_environment_that_does_not_close_is_left_behind(caplog: pytest.LogCap
             await asyncio.sleep(60)
 
     async def main() -> None:
-        table = SessionTable("stuck", Stuck, SessionLimits(close_s=0.1))
+        table = Endpoint("stuck", Stuck, SessionLimits(close_s=0.1))
         session = table.open()
         await session.reset({"goal": 1}, 0)
         await table.close(session)
@@ -128,10 +129,10 @@ def test_several_environments_stand_below_their_names_and_strangers_are_not_let_
         async with aiohttp.ClientSession() as http:
             for path, headers, status in (
                 ("/health", {}, 200),
-                ("/one/schema", {}, 401),
-                ("/one/schema", right, 200),
-                ("/two-b/schema", right, 200),
-                ("/schema", right, 404),
+                ("/one/ws", {}, 401),
+                ("/one/ws", right, 400),  # let in, and no socket
+                ("/two-b/ws", right, 400),
+                ("/ws", right, 404),
                 ("/health", {"Origin": url}, 403),
                 ("/one/ws", right | {"Origin": "http://evil.example"}, 403),
             ):
@@ -218,7 +219,7 @@ def test_mcp_over_http() -> None:
         assert (await ask("resources/list"))["error"]["code"] == -32601
         await ask("tools/call", name="fail", arguments={"how": "lose"})
         assert "error" in await ask("tools/list") and ask.status == 404
-        assert len(server.tables["counter"]) == 0
+        assert len(server.endpoints["counter"]) == 0
 
     with_rpc(use)
 
@@ -251,37 +252,12 @@ def test_mcp_sessions_are_bounded_and_closed_when_idle() -> None:
         full = await Rpc(ask.http, ask.url)("initialize")
         assert "all 1 sessions" in full["error"]["message"]
         async with asyncio.timeout(20):
-            while len(server.tables["counter"]):
+            while len(server.endpoints["counter"]):
                 await asyncio.sleep(0.02)
         await ask("tools/list")
         assert ask.status == 404
 
     with_rpc(use, limits=SessionLimits(sessions=1, idle_s=0.5))
-
-
-def test_openenvs_sessions_over_http_join_a_socket() -> None:
-    async def use(ask: Rpc, server: EnvironmentServer) -> None:
-        session = (await ask("openenv/session/create"))["result"]["session_id"]
-        tools = (await ask("tools/list", session_id=session))["result"]["tools"]
-        assert [tool["name"] for tool in tools] == ["add", "fail"]
-        address = f"{ask.url.removesuffix('/mcp')}/ws?session_id="
-        async with ask.http.ws_connect(address + session) as socket:
-            await socket.send_json(RESET)
-            await socket.receive_json()
-            shown = await ask("tools/call", name="add", arguments={"number": 3}, session_id=session)
-            assert shown["result"]["content"][0]["text"] == "4 of 9"
-            rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-            await socket.send_json({"type": "mcp", "data": rpc})
-            assert len((await socket.receive_json())["data"]["result"]["tools"]) == 2
-            for wrong in (session, "other"):
-                async with ask.http.ws_connect(address + wrong) as second:
-                    assert (await second.receive_json())["data"]["code"] == "SESSION_ERROR"
-        assert len(server.tables["counter"]) == 1
-        assert (await ask("openenv/session/close", session_id=session))["result"]["closed"]
-        assert "error" in await ask("openenv/session/close", session_id=session)
-        assert "error" in await ask("openenv/session/dance")
-
-    with_rpc(use)
 
 
 def test_requests_that_are_none() -> None:
@@ -307,7 +283,7 @@ def test_an_environment_that_cannot_be_made_is_said() -> None:
             ask = Rpc(http, f"{url}/mcp")
             assert (await ask("initialize"))["error"] == {"code": -32000, "message": said}
             assert ask.status == 503
-        assert len(server.tables["none"]) == 0
+        assert len(server.endpoints["none"]) == 0
 
     with_server(use, none=none)
 

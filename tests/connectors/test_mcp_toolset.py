@@ -45,11 +45,13 @@ def test_a_command() -> None:
             toolset.tools  # noqa: B018
         first = await toolset.reset({}, seed=0)
         assert (first.round, first.text, first.images) == (0, "", [])
-        assert [tool["function"]["name"] for tool in toolset.tools] == ["square", "count", "fail"]
+        assert [tool["function"]["name"] for tool in toolset.tools] == ["square", "count", "fail", "measure"]
         assert toolset.tools[0]["function"]["parameters"]["required"] == ["size"]
         shown = await toolset.step(Call("square", {"size": 5}))
         assert shown.round == 1 and shown.images[0].size == (5, 5) and not shown.error
         assert (await toolset.step(Call("count"))).text == "1 drawn, PAPER=white"
+        measured = await toolset.step(Call("measure"))
+        assert (measured.text, measured.done, measured.reward) == ('{"width":3}', False, None)
         for call, why in (
             (Call("fail", {"how": "raise"}), "no ink"),
             (Call("square", {"size": "big"}), "size"),
@@ -115,10 +117,10 @@ def test_our_own_server_over_http() -> None:
             await second.step(Call("fail", {"how": "lose"}))
         await second.close()
         for _ in range(50):
-            if not len(server.tables["counter"]):
+            if not len(server.endpoints["counter"]):
                 break
             await asyncio.sleep(0.02)
-        assert len(server.tables["counter"]) == 0
+        assert len(server.endpoints["counter"]) == 0
 
     with_server(use, keys=["right"])
 

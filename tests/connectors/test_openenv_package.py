@@ -1,8 +1,7 @@
 """OpenEnv's own clients work on our server, and our client on its server.
 
 They are skipped where the package is missing. It can stand in no environment with ours, for it wants an older
-``mcp``; in one of its own it takes `pip install openenv aiohttp pillow pydantic pytest pytest-timeout` and
-`PYTHONPATH=src:tests python -m pytest --noconftest tests/connectors/test_openenv_package.py`.
+``mcp``; `make openenv` runs them in one of its own.
 """
 
 from __future__ import annotations

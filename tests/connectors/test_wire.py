@@ -45,7 +45,7 @@ def sent(observation: StepResult, tool: str = "add") -> StepResult:
     raw = openenv.encode({"type": "observation", "data": observation_data(observation, tool)})
     kind, data = openenv.decode(raw)
     assert kind == "observation"
-    return read_observation(data, observation.round, LIMITS)
+    return read_observation(data, observation.round, LIMITS, ours=True)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,12 +84,12 @@ def test_images_of_other_modes_and_forms_are_read() -> None:
 def test_a_refusal_may_be_counted_or_not() -> None:
     for told, due, error in ((3, 3, ""), (3, 3, "no"), (3, 4, "no")):
         data = observation_data(StepResult(told, error=error), "add")
-        assert read_observation(data, due, LIMITS) == StepResult(told, error=error)
+        assert read_observation(data, due, LIMITS, ours=True) == StepResult(told, error=error)
     for told, due, error in (
         (3, 4, ""), (3, 5, "no"), (4, 3, "no"), (True, 1, "no"), (False, 0, "no"), (-1, 0, "no")
     ):  # fmt: skip
         with pytest.raises(DataError, match=f"round {told}, and round {due} is due"):
-            read_observation(observation_data(StepResult(told, error=error), "add"), due, LIMITS)
+            read_observation(observation_data(StepResult(told, error=error), "add"), due, LIMITS, ours=True)
 
 
 def test_what_stock_clients_need_stands_where_they_look() -> None:
@@ -108,7 +108,7 @@ def test_tools_come_back() -> None:
 
 
 def foreign(observation: Any, **more: Any) -> StepResult:
-    return read_observation({"observation": observation, **more}, 4, LIMITS)
+    return read_observation({"observation": observation, **more}, 4, LIMITS, ours=False)
 
 
 def test_observations_of_other_servers_are_read() -> None:
@@ -119,7 +119,11 @@ def test_observations_of_other_servers_are_read() -> None:
         4, '{"stdout":"hi","exit_code":0}', reward=1.0, done=True
     )
     assert foreign({}).text == "" and foreign({"result": None}).text == ""
-    assert foreign({"x": 1, "metadata": {"level": 2}}).info == {"level": 2}
+    theirs = {"round": 9, "truncated": "no", "done": True, "info": 3}
+    assert foreign({"x": 1, "metadata": theirs}) == StepResult(4, '{"x":1}', info=theirs)
+    shown: dict[str, Any] = {"content": [], "structuredContent": {"a": 1}}
+    assert foreign({"result": shown}).text == '{"a":1}'
+    assert foreign({"result": shown | {"content": [{"type": "text", "text": "one"}]}}).text == "one"
     failed = foreign({"result": {"content": [{"type": "text", "text": "no such file"}], "isError": True}})
     assert (failed.text, failed.error) == ("", "no such file")
     assert (
@@ -136,14 +140,16 @@ def test_observations_of_other_servers_are_read() -> None:
         ({}, "no observation"),
         ({"observation": []}, "no observation"),
         ({"observation": {}, "metadata": [1]}, "metadata"),
-        ({"observation": {}, "metadata": {"round": 5}}, "round 5, and round 4 is due"),
-        ({"observation": {}, "metadata": {"round": "4"}}, "round 4"),
-        ({"observation": {}, "metadata": {"round": 4.0}}, "round 4.0"),
-        ({"observation": {}, "done": "yes"}, "done"),
-        ({"observation": {}, "metadata": {"truncated": 1}}, "truncated"),
-        ({"observation": {}, "reward": "1"}, "reward"),
-        ({"observation": {}, "reward": float("nan")}, "reward"),
-        ({"observation": {}, "reward": 10**400}, "reward"),
+        *[
+            ({"observation": {}, "metadata": {"round": told}}, f"round {told}, and round 4 is due")
+            for told in (5, "4", 4.0, None)
+        ],
+        ({"observation": {}, "metadata": {"round": 4, "done": "yes"}}, "done"),
+        ({"observation": {}, "metadata": {"round": 4, "truncated": 1}}, "truncated"),
+        *[
+            ({"observation": {}, "metadata": {"round": 4}, "reward": reward}, "reward")
+            for reward in ("1", float("nan"), 10**400)
+        ],
         ({"observation": {"error": {"error_type": "timeout", "message": "30 s"}}}, "timeout: 30 s"),
         ({"observation": {"result": {"content": ["text"]}}}, "block 0"),
         ({"observation": {"result": {"content": [{"type": "image", "data": "é"}]}}}, "base64"),
@@ -153,7 +159,7 @@ def test_observations_of_other_servers_are_read() -> None:
 )
 def test_observations_that_are_none_are_refused(data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_observation(data, 4, LIMITS)
+        read_observation(data, 4, LIMITS, ours=True)
 
 
 def test_messages_and_requests_that_are_none_are_refused() -> None:

@@ -122,7 +122,7 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(DataError, match=f"cannot be read, at 1 try: this is {said}"):
             read_image(path)
         with pytest.raises(DataError, match=f"this is {said}"):
-            _ = ImageRef("row 1", path=path).size
+            _ = ImageRef("row 1", path).size
         for format in ("parquet", "arrow", "jsonl", "tsv", "webdataset", None):
             if kind != "a folder":
                 with pytest.raises(IrregularFileError, match=f"this is {said}"):

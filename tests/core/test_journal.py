@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.core.test_files import full_disk
 
 from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.files import differences, flatten
@@ -161,13 +161,8 @@ def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None
     """The disk may have room again later, and what is appended then must not stand behind half a line."""
     journal = JsonlStore(tmp_path / "rows.jsonl")
     journal.append({"event": "before"})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 10, hard))
-    try:
-        with pytest.raises(OSError):
-            journal.append({"event": "does not fit"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(journal.path.stat().st_size + 10), pytest.raises(OSError):
+        journal.append({"event": "does not fit"})
     journal.append({"event": "after"})
     assert [row["event"] for row in read_rows(journal.path)] == ["before", "after"]
 

@@ -73,7 +73,7 @@ def test_images_are_turned_as_their_files_say(kind: str, value: int, tmp_path: P
     for read in (read_image(path), decode_image(path.read_bytes())):
         assert read.tobytes() == expected.tobytes()
         assert to_rgb(read).tobytes() == expected.tobytes()  # it is not turned again
-    for ref in (ImageRef("row 1", path), ImageRef("row 1", image=Image.open(path))):
+    for ref in (ImageRef("row 1", path), ImageRef("row 1", Image.open(path))):
         assert ref.size == expected.size == ref.open().size
 
 

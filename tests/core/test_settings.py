@@ -12,15 +12,15 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
-from selfverify.tasks.row_task import DataFile, File
+from selfverify.tasks.row_task import DataFileConfig, File
 
 
 def test_settings_take_paths(tmp_path: Path) -> None:
     assert PolicyConfig.model_validate({"path": tmp_path}) == PolicyConfig(path=str(tmp_path))
     assert PolicyConfig().for_model(tmp_path).path == str(tmp_path)
-    plain = DataFile(path="rows.jsonl", images=str(tmp_path))
-    assert DataFile.model_validate({"path": Path("rows.jsonl"), "images": tmp_path}) == plain
-    assert TypeAdapter(File).validate_python(Path("rows.jsonl")) == DataFile(path="rows.jsonl")
+    plain = DataFileConfig(path="rows.jsonl", images=str(tmp_path))
+    assert DataFileConfig.model_validate({"path": Path("rows.jsonl"), "images": tmp_path}) == plain
+    assert TypeAdapter(File).validate_python(Path("rows.jsonl")) == DataFileConfig(path="rows.jsonl")
 
 
 def test_a_recipe_with_paths_is_written_as_text(tmp_path: Path) -> None:
@@ -31,13 +31,15 @@ def test_a_recipe_with_paths_is_written_as_text(tmp_path: Path) -> None:
 
 
 def test_passes_decide_the_steps_and_the_warm_up() -> None:
-    config = TrainerConfig(steps=100, epochs=2, groups_per_step=32, warmup_share=0.1, evaluate_every=50)
+    config = TrainerConfig(
+        steps=100, epochs=2, groups_per_step=32, optim={"warmup": 0.1}, log={"evaluate_every": 50}
+    )
     found = config.lasting(400)
-    assert (found.steps, found.warmup_steps, found.evaluate_every) == (25, 2, 25)  # 800 / 32
-    assert (found.epochs, found.warmup_share) == (None, None)
+    assert (found.steps, found.warmup_steps, found.log.evaluate_every) == (25, 2, 25)  # 800 / 32
+    assert found.epochs is None
     assert config.lasting(401).steps == 26 and config.lasting(10_000).steps == 100
     assert config.lasting(1).steps == 1 and config.lasting(400, epochs=4).steps == 50
-    assert config.lasting().steps == 100 and config.lasting().warmup_steps == 10
+    assert config.warmup_steps == 10
 
 
 def check(url: str) -> str:

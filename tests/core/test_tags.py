@@ -271,43 +271,24 @@ def spell(text):
     return list(text.encode())
 
 
-def test_ascii():
-    """`<`, `score`, `>`, `0`, `.`, `9` end at 1, 6, 7, 8, 9, 10."""
-    ids = BYTES.encode("<score>0.9")
-    assert token_ends(BYTES, ids) == ("<score>0.9", [1, 6, 7, 8, 9, 10])
-
-
-def test_the_sampled_spelling_counts_and_not_the_tokenizers():
-    """`score` sampled letter by letter has five ends; encoding the text again would give one token."""
-    assert token_ends(BYTES, spell("score")) == ("score", [1, 2, 3, 4, 5])
-    assert len(BYTES.encode("score")) == 1
-
-
-def test_a_character_split_over_tokens():
-    """é is 2 bytes: `a` ends at 1, the first byte of é where é begins (1), the second after it (2), `b` at 3.
-
-    😀 is 4 bytes: three tokens end where it begins, the fourth after it.
-    """
-    assert token_ends(BYTES, spell("aéb")) == ("aéb", [1, 1, 2, 3])
-    assert token_ends(BYTES, spell("😀!")) == ("😀!", [0, 0, 0, 1, 2])
-
-
-def test_special_tokens_stay_in_the_text():
-    ids = [*spell("1"), BYTES.eos_token_id]
-    assert token_ends(BYTES, ids) == ("1<|im_end|>", [1, 11])
-
-
-def test_invalid_bytes_read_as_replacement_characters():
-    text, ends = token_ends(BYTES, [0xFF, 0xFE, ord("a")])
-    assert (text, ends) == ("\ufffd\ufffda", [1, 2, 3])
-    text, ends = token_ends(BYTES, [ord("a"), 0xF0, 0x9F])  # cut off inside a character
-    assert text == "a\ufffd"
-    assert ends[0] == 1 and ends[-1] == 2
-
-
-def test_a_tokenizer_whose_single_tokens_decode_differently():
-    """` a b` decodes to `a b`: ends 1, 3, then `c` 4; alone, `▁b` would be `b` of length 1."""
-    assert token_ends(STRIPPING, [1, 2, 3, 5, 6, 7, 8]) == ("a bc<score>0.9", [1, 3, 4, 11, 12, 13, 14])
+@pytest.mark.parametrize(
+    ("ids", "text", "ends"),
+    [
+        # `<`, `score`, `>`, `0`, `.`, `9`; and sampled letter by letter, which encoding again would undo.
+        (BYTES.encode("<score>0.9"), "<score>0.9", [1, 6, 7, 8, 9, 10]),
+        (spell("score"), "score", [1, 2, 3, 4, 5]),
+        # é is 2 bytes, the first of which ends where é begins; 😀 is 4.
+        (spell("aéb"), "aéb", [1, 1, 2, 3]),
+        (spell("😀!"), "😀!", [0, 0, 0, 1, 2]),
+        ([*spell("1"), BYTES.eos_token_id], "1<|im_end|>", [1, 11]),
+        # Invalid bytes read as replacement characters.
+        ([0xFF, 0xFE, ord("a")], "\ufffd\ufffda", [1, 2, 3]),
+        # ` a b` decodes to `a b`, then `c`; alone, `▁b` would be `b` of length 1.
+        ([1, 2, 3, 5, 6, 7, 8], "a bc<score>0.9", [1, 3, 4, 11, 12, 13, 14]),
+    ],
+)
+def test_where_tokens_end_by_hand(ids, text, ends):
+    assert token_ends(STRIPPING if " " in text else BYTES, ids) == (text, ends)
 
 
 @settings(max_examples=150, deadline=None)
@@ -343,30 +324,6 @@ def test_ends_where_every_word_decodes_differently(ids):
 # --------------------------------------------------------------------------------------------- channels
 
 
-@pytest.mark.parametrize(
-    ("boundary", "length"),
-    [
-        (None, 4),  # no score: all answer
-        (0, 0),
-        (1, 1),  # inside the first token: it straddles and stays answer
-        (2, 1),  # the second token starts exactly there
-        (3, 2),  # inside the second token
-        (5, 2),
-        (6, 3),
-        (7, 4),  # inside the last token
-        (99, 4),
-    ],
-)
-def test_channel_lengths_by_hand(boundary, length):
-    """Tokens [0, 2) [2, 5) [5, 6) [6, 9)."""
-    assert channel_lengths([2, 5, 6, 9], boundary) == length
-
-
-def test_tokens_of_a_split_character_at_the_boundary_are_score():
-    """`>` then é in two tokens: ends 1, 1, 2; both tokens of é start at 1."""
-    assert channel_lengths([1, 1, 2], 1) == 1
-
-
 def test_the_score_channel_of_a_sampled_output():
     """All up to `<score>` is answer; `0`, `.`, `9`, `</`, `score`, `>` and the end token: 7 score tokens."""
     ids = [*BYTES.encode("<answer>4</answer><score>0.9</score>"), BYTES.eos_token_id]
@@ -391,6 +348,8 @@ def test_a_token_that_straddles_the_tag_stays_answer():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=12), st.integers(0, 40))
 def test_channel_lengths_by_definition(widths, boundary):
+    """A token that straddles the boundary is the answer's; without a score all are."""
     ends = [sum(widths[: k + 1]) for k in range(len(widths))]
     starts = [0, *ends][: len(ends)]
     assert channel_lengths(ends, boundary) == sum(start < boundary for start in starts)
+    assert channel_lengths(ends, None) == len(ends)

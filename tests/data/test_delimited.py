@@ -96,15 +96,15 @@ def test_rows_that_do_not_fit_their_header_are_named(tmp_path: Path) -> None:
     good = "{}\tq\t1\n"
     path.write_bytes(
         b"\xef\xbb\xbfindex\tquestion\tanswer\n"
-        + good.format(0).encode()
+        + good.format(10).encode()
         + b"1\tq\n2\tq\xff\t1\n"
-        + good.format(3).encode()
+        + good.format(13).encode()
         + b'x\t"quoted"badly\t1\n'
         + b'4\t"never closed\t1\n'
         + good.format(5).encode()
     )
     rows = open_rows(path)
-    assert [row["id"] for row in rows] == ["a/0", "a/3"]
+    assert [row["id"] for row in rows] == ["a/10", "a/13"]  # the mark is no part of the first column's name
     assert [bad.line for bad in rows.bad] == [3, 4, 6, 7]
     assert "2 cells, the first line names 3" in rows.bad[0].reason and "UTF-8" in rows.bad[1].reason
     assert "no row of a table" in rows.bad[2].reason and "is a quote never closed" in rows.bad[3].reason

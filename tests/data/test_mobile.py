@@ -52,7 +52,8 @@ def test_gui_odysseys_splits(tmp_path: Path) -> None:
     write_odyssey(folder, "0002", ODYSSEY_STEPS[:2])
     (folder / "splits").mkdir()
     for name, test in (("random_split", ["0002.json"]), ("app_split", ["0001"])):
-        (folder / "splits" / f"{name}.json").write_text(json.dumps({"train": [], "test": test}))
+        text = json.dumps({"train": [], "test": test})
+        (folder / "splits" / f"{name}.json").write_text(text, encoding="utf-8-sig")
     assert {row["episode"] for row in open_rows(folder, split="random_split/test")} == {"0002"}
     assert {row["episode"] for row in open_rows(folder, split="app_split/test")} == {"0001"}
     with pytest.raises(ConfigError, match="could be app_split/test, random_split/test"):

@@ -192,6 +192,14 @@ QUESTIONS: dict[str, Published] = {
         },
         "A. wool\nB. silk", "A", "B", NOTHING,
     ),
+    "V*, lmms-lab": (
+        "parquet",
+        {
+            "image": PICTURE, "text": "What is it made of?\n(A) wool\n(B) silk\nAnswer with it.",
+            "category": "direct_attributes", "label": "A", "question_id": "7",
+        },
+        "A. wool\nB. silk", "A", "B", NOTHING,
+    ),
     "multimodal-open-r1-8k": (
         "parquet",
         {

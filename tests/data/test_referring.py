@@ -36,12 +36,11 @@ def vlm_r1(**changes: Any) -> dict[str, Any]:
 def test_vlm_r1_json(tmp_path: Path, coco: Path) -> None:
     path = tmp_path / "refcoco_train.json"
     path.write_text(json.dumps([vlm_r1(), vlm_r1(normal_caption="a lady")]), encoding="utf-8")
-    for format in (None, "refcoco"):
-        first, second = open_rows(path, images=coco, format=format)
-        assert first["question"] == "the lady in blue" and second["question"] == "a lady"
-        assert first["box"] == [10.5, 20, 60, 70.25] and first["size"] == (100, 80)
-        assert first["source"] == "refcoco" and first["id"] == "refcoco_train/0"
-        assert first["images"][0].open().size == (100, 80)
+    first, second = open_rows(path, images=coco)
+    assert first["question"] == "the lady in blue" and second["question"] == "a lady"
+    assert first["box"] == [10.5, 20, 60, 70.25] and first["size"] == (100, 80)
+    assert first["source"] == "refcoco" and first["id"] == "refcoco_train/0"
+    assert first["images"][0].open().size == (100, 80)
 
 
 def test_vlm_r1_conversations(tmp_path: Path, coco: Path) -> None:
@@ -76,7 +75,7 @@ def test_boxes_that_cannot_be_are_named(tmp_path: Path, coco: Path) -> None:
     ]  # fmt: skip
     good = [[-0.5, 0, 100.9, 80], "[10, 20, 60, 70]"]
     path = write_jsonl(tmp_path / "a.jsonl", [vlm_r1(box=box, solution=None) for box in good + boxes])
-    rows = open_rows(path, images=coco, format="refcoco")
+    rows = open_rows(path, images=coco)
     assert [row["box"] for row in rows] == [[0, 0, 100, 80], [10, 20, 60, 70]]
     assert [bad.line for bad in rows.bad] == list(range(3, 11))
     for bad, said in zip(
@@ -87,7 +86,7 @@ def test_boxes_that_cannot_be_are_named(tmp_path: Path, coco: Path) -> None:
             "out of the image (100 x 80)",
             "out of the image",
             "is nan",
-            "3 numbers",
+            "not four numbers",
             "not a list",
             "missing",
         ],

@@ -30,6 +30,7 @@ from selfverify.data import FORMATS, open_rows
 from selfverify.data.formats import detect
 
 ROW = {"question": "How many?", "answer": "3"}
+SHAPES: dict[str, Any] = {"text": "café", "shapes": []}
 SAMPLE = {"json": json.dumps(ROW).encode(), "png": png()}
 
 
@@ -49,6 +50,9 @@ def test_what_a_file_is_says_its_content(tmp_path: Path) -> None:
         ("e", b"question,answer\nq,a\n", "csv"),
         ("f.json", episode.read_bytes(), "gui-odyssey"),
         ("g.json", json.dumps(json.loads(episode.read_bytes())).encode(), "gui-odyssey"),
+        ("l.json", "\ufeff{}\n{}".encode(), "jsonl"),
+        ("m.json", json.dumps(SHAPES, indent=1, ensure_ascii=False).encode("utf-8-sig"), "reasonseg"),
+        ("n.json", json.dumps(SHAPES, indent=1, ensure_ascii=False).encode("cp1252"), "reasonseg"),
     ):
         (tmp_path / name).write_bytes(content)
         assert detect(tmp_path / name) == format
@@ -70,7 +74,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, numbers: Path) -> None:
         with pytest.raises((DataError, ConfigError)):
             open_rows(tmp_path / "empty", format=format)
     with pytest.raises(DataError, match=r"no usable row; 50 broken rows"):
-        open_rows(numbers, format="refcoco")
+        open_rows(numbers, format="sharegpt")
 
 
 def test_a_folder_of_files_is_one_set(tmp_path: Path) -> None:

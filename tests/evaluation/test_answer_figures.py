@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from samples import sample
@@ -74,18 +72,6 @@ def test_samples_that_were_stored_without_classes_are_told_from_answers_without_
     assert found["intervals"]["errors.wrong sum.share"] is None
     outage = summarise([old[0], lost], errors=("wrong sum",))["errors"]
     assert outage["wrong sum"]["share"] == 0
-
-
-def test_no_row_says_why_it_lacks_what_the_table_does_not_show() -> None:
-    """A task without scores has no columns of their AUCs; an empty class says why it lacks the rest."""
-    rows = tabulate_errors(
-        summarise([replace(one, scores={}) for one in BLIND], errors=("wrong sum", "torn"))
-    )
-    assert "auc" not in rows[0] and rows[0]["logprob_within_problem_auc"] is not None
-    assert [row["missing"] for row in rows if row["error"] in ("wrong sum", "torn")] == [
-        None,
-        "no answer is of this class",
-    ]
 
 
 # --- two turns ----------------------------------------------------------------------------------------------

@@ -12,7 +12,13 @@ from typer.testing import CliRunner
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
-from selfverify.evaluation.calibrate import calibrate, fit_fusion, fusion_of_samples, with_fused
+from selfverify.evaluation.calibrate import (
+    calibrate,
+    chosen_confidence,
+    fit_fusion,
+    fusion_of_samples,
+    with_fused,
+)
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.samples import StoredSample
 from selfverify.selection.calibration import Calibration, Fusion
@@ -93,6 +99,18 @@ def test_a_calibration_of_fused_scores_holds_the_fusion() -> None:
     other = calibrate(rows, "fused", "best", held_out=drawn(2))
     assert other.calibration == whole.calibration and other.after != whole.after
     assert calibrate(rows, "soft", "best").calibration.fusion is None
+
+
+def test_the_chosen_answers_are_calibrated_and_the_risk_is_kept() -> None:
+    """On other problems, where the confidence in the best answer is its score and the verdict is its own."""
+    rows, others = drawn(1, 800), drawn(2, 800)
+    best = [max(rows[n : n + 4], key=lambda s: s.scores["soft"] or 0) for n in range(0, 3200, 4)]
+    confidence, correct = chosen_confidence(rows, "soft", "best")
+    assert confidence.tolist() == [s.scores["soft"] for s in best]
+    assert correct.mean() == pytest.approx(np.mean([s.correct for s in best]), abs=0.01)
+    fitted = calibrate(rows, "soft", "best", target_risk=0.3, held_out=others)
+    assert fitted.after["ece"] < min(0.05, fitted.before["ece"])
+    assert 0 < fitted.coverage < 1 and 0 < fitted.risk <= 0.33
 
 
 # --- the command --------------------------------------------------------------------------------------------

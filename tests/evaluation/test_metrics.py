@@ -9,9 +9,9 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from samples import sample
-from selected import majority_weights, weighted_weights
+from selected import majority_weights
 from selfverify.core.errors import DataError
-from selfverify.evaluation.metrics import SampleTable, accuracy, curves, paired_difference, summarise
+from selfverify.evaluation.metrics import SampleTable, curves, paired_difference, summarise
 from selfverify.evaluation.samples import StoredSample
 from selfverify.evaluation.statistics import (
     auc_statistic,
@@ -24,7 +24,6 @@ from selfverify.evaluation.statistics import (
 )
 from selfverify.selection.rules import (
     Candidates,
-    best_of_majority_weights,
     best_weights,
     box_iou,
     cluster_boxes,
@@ -51,12 +50,12 @@ def arrays(seed=0, problems=30, total=6, missing=0.1):
     return score, correct
 
 
-def samples_of(score, correct, keys=None, prefix="p", **changes):
-    """Samples with these soft scores; wrong answers share the key "wrong" unless keys are given."""
+def samples_of(score, correct, prefix="p", **changes):
+    """Samples with these soft scores; wrong answers share the key "wrong"."""
     result = []
     for p, (row, right) in enumerate(zip(score, correct, strict=True)):
         for k, (value, ok) in enumerate(zip(row, right, strict=True)):
-            key = keys[p][k] if keys is not None else ("right" if ok else "wrong")
+            key = "right" if ok else "wrong"
             soft = None if np.isnan(value) else float(value)
             scores = {"soft": soft, "greedy": soft, "sampled": None}
             fields = {"answer": key, "key": key, "logprob": -0.1 * k, "scores": scores}
@@ -137,22 +136,6 @@ def test_the_engine_judges_the_boxes_that_votes_make(name, n):
     whole = Candidates(np.full((6, 5), -1), score, boxes, np.zeros((6, 5)))
     found = expected_correctness(STRATEGIES[name], whole, n, targets=targets)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def test_strategies_of_subsets_use_the_registry():
-    """At N = G a strategy's figure is its rule on all samples; at N = 1 every strategy is pass@1."""
-    score, correct = arrays(problems=12)
-    rng = np.random.default_rng(1)
-    keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
-    samples = samples_of(score, correct, keys)
-    table = SampleTable.from_samples(samples)
-    found = summarise(samples)
-    weighted = (weighted_weights(table.keys, score) * correct).sum(-1)
-    frequent = (best_of_majority_weights(table.keys, score) * correct).sum(-1)
-    assert found["weighted@6"] == pytest.approx(weighted.mean())
-    assert found["best_of_majority@6"] == pytest.approx(frequent.mean())
-    for strategy in STRATEGIES:
-        np.testing.assert_allclose(accuracy(table, strategy, 1), correct.mean(-1))
 
 
 def test_majority_over_sampled_subsets_is_close_and_repeatable():

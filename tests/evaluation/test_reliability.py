@@ -45,14 +45,5 @@ def test_ties_are_the_mean_over_orders():
     assert aurc(confidence, correct) == pytest.approx(np.mean(areas), abs=0.005)
 
 
-def test_augrc_is_the_chance_that_a_wrong_answer_outranks():
-    """Independent of the curve: about half the error rate times how confident the errors are."""
-    rng = np.random.default_rng(1)
-    correct = rng.integers(0, 2, 4000)
-    assert augrc(rng.random(4000), correct) == pytest.approx((1 - correct.mean()) / 2, abs=0.01)
-    perfect = augrc(correct + rng.random(4000) / 2, correct)
-    assert perfect == pytest.approx((1 - correct.mean()) ** 2 / 2, abs=0.005)
-
-
 def test_nothing_known_is_none():
     assert reliability([NAN], [1]) == {"ece": None, "brier": None, "aurc": None, "augrc": None}

@@ -71,18 +71,16 @@ class Square:
     square: int
 
 
-def swept(
-    path: Path | None, total: int = 7, batch: int = 3
-) -> tuple[ResumableBatches[Square], list[list[int]]]:
-    """A finished sweep, and the shares that it had to work on."""
+def swept(path: Path | None) -> tuple[ResumableBatches[Square], list[list[int]]]:
+    """A finished sweep of seven by threes, and the shares that it had to work on."""
     done: list[tuple[int, int]] = []
-    sweep = ResumableBatches(path, Square, {"total": total}, total, batch, lambda *p: done.append(p))
+    sweep = ResumableBatches(path, Square, {"total": 7}, 7, 3, lambda *p: done.append(p))
     worked = []
     for share in sweep.shares():
         worked.append([*share])
         sweep.store(Square(index, index**2) for index in share)
-    assert done == [(min(first + batch, total), total) for first in range(0, total, batch)]
-    assert {i: row.square for i, row in sweep.rows.items()} == {i: i * i for i in range(total)}
+    assert done == [(3, 7), (6, 7), (7, 7)]
+    assert {i: row.square for i, row in sweep.rows.items()} == {i: i * i for i in range(7)}
     return sweep, worked
 
 

@@ -50,7 +50,7 @@ def test_its_gradient_is_the_learners(in_float64: Callable[[Policy], Policy]) ->
     streams, _ = select(rollout, credits, drop_zero=False)
     assert len(streams) == 3
 
-    update(policy, streams, reference, denominator="channel", micro_batch_groups=2)
+    update(policy, streams, reference, loss__denominator="channel", batch__micro_batch_groups=2)
     theirs = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
     policy.model.zero_grad()
     weights = batch_weights(streams, "channel")

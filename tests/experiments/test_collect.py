@@ -158,7 +158,7 @@ def test_collections_and_teachers_that_cannot_be(tmp_path: Path) -> None:
     for given, message in (
         ({}, "say who teaches"),
         (served | {"expert": True}, "say who teaches"),
-        ({"server": "http://x"}, "--server and --model go together"),
+        ({"server": "http://x"}, "`server` and `model` go together"),
     ):
         with pytest.raises(ValueError, match=message):
             TeacherConfig(**given)
@@ -193,7 +193,7 @@ def test_turns_without_an_answer_are_left_out(tmp_path: Path, servers: Loop) -> 
     teacher = TeacherConfig(server=servers.upstream(server), model="m")
     written, lost, reason = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
     assert written == 1 and lost > 0 and reason == "its answer is empty"
-    with pytest.raises(ConfigError, match="name it with --server"):
+    with pytest.raises(ConfigError, match="name its server and model"):
         reanswer(tmp_path / "old.jsonl", EXPERT, tmp_path / "new.jsonl")
     bad = TeacherConfig(server=servers.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
     with pytest.raises(DataError, match="told to fail"):

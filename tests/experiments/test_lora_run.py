@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 
-SMALL = ["policy.lora.rank=4", "learner.steps=1", "learner.warmup_steps=0", "learner.groups_per_step=2"]
+SMALL = ["policy.lora.rank=4", "learner.steps=1", "learner.optim.warmup=0", "learner.groups_per_step=2"]
 FEW = ["evaluation.problems=2", "evaluation.samples=2"]
 
 

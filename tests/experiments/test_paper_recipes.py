@@ -23,9 +23,10 @@ ADPO: dict[str, Any] = {"seed": 42} | settings(
             "train_vision": False},
     method={"kl": 0.01, "format_weight": 0.1},
     sampling={"group_size": 8, "temperature": 1.0},
-    learner={"groups_per_step": 16, "updates_per_rollout": 1, "learning_rate": 1e-6, "schedule": "linear",
-             "warmup_steps": 0, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_grad_norm": 1.0,
-             "clip_low": 0.2, "clip_high": 0.2},
+    learner={"groups_per_step": 16, "batch.updates_per_rollout": 1, "optim.learning_rate": 1e-6,
+             "optim.schedule": "linear", "optim.warmup": 0, "optim.betas": (0.9, 0.999),
+             "optim.weight_decay": 0.0, "optim.max_grad_norm": 1.0, "loss.clip_low": 0.2,
+             "loss.clip_high": 0.2},
     evaluation={"samples": 12, "temperature": 0.2, "top_p": 0.99},
 )  # fmt: skip
 """Section 4.1, appendix A and Table 8; what they leave out as docs/decisions.md says."""
@@ -35,19 +36,24 @@ ADAPO: dict[str, Any] = {"seed": 42} | settings(
     sampling={"max_new_tokens": 5000},
     task={"form": "free", "score": False},
     evaluation={"second_turn": SECOND_TURN},
-    learner={"betas": (0.9, 0.999), "weight_decay": 0.0},
+    learner={"optim.betas": (0.9, 0.999), "optim.weight_decay": 0.0},
 )
 """Table 4; what it leaves out as docs/decisions.md says."""
 
 ROLLED_OUT = settings(sampling={"group_size": 8, "temperature": 1.0, "top_p": 0.99})
 
 FINE_TUNED = settings(
-    learner={"groups_per_step": 32, "learning_rate": 2e-5, "schedule": "linear", "warmup_share": 0.1}
+    learner={
+        "groups_per_step": 32,
+        "optim.learning_rate": 2e-5,
+        "optim.schedule": "linear",
+        "optim.warmup": 0.1,
+    }
 )
 
 SMARTSNAP: dict[str, Any] = settings(
-    learner={"groups_per_step": 8, "steps": 180, "learning_rate": 1e-6, "schedule": "constant",
-             "ratio": "trajectory"},
+    learner={"groups_per_step": 8, "steps": 180, "optim.learning_rate": 1e-6,
+             "optim.schedule": "constant", "loss.ratio": "trajectory"},
     sampling={"group_size": 8},
     method={"kl": 0.0},
     task={"name": "android", "react": True, "agent.reward.relevant": 0.2, "agent.reward.success": 0.8,
@@ -60,8 +66,8 @@ SMARTSNAP: dict[str, Any] = settings(
 SILENT = {"policy.template_options": {"enable_thinking": False}}
 
 VTS: dict[str, Any] = {
-    "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.learning_rate": 3e-5,
-    "method.share_turns": True, "learner.denominator": "trajectory",
+    "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.optim.learning_rate": 3e-5,
+    "method.share_turns": True, "learner.loss.denominator": "trajectory",
 }  # fmt: skip
 
 PAPERS: dict[str, dict[str, Any]] = {
@@ -72,14 +78,15 @@ PAPERS: dict[str, dict[str, Any]] = {
     # Sections 4.1 and 4.2: 100,000 turns, 5 epochs in batches of 32.
     "smartsnap-cold-start": {
         "task.name": "conversations", "task.learn": "turns", "task.sample": 100_000, "learner.steps": 15625,
-        "learner.groups_per_step": 32, "learner.learning_rate": 1e-5, "learner.schedule": "cosine",
-        "episode.tokens": 32768,
+        "learner.groups_per_step": 32, "learner.optim.learning_rate": 1e-5,
+        "learner.optim.schedule": "cosine", "episode.tokens": 32768,
     },
     "vts-v-sft-qwen2.5-vl-7b": VTS,
     "vts-v-sft-qwen2-vl-7b": VTS,
     "vts-v-sft-llama3.2-11b": VTS,
     "vts-v-verifier-qwen2.5-vl-7b": {
-        "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.learning_rate": 5e-6, "method.eta": 0.1,
+        "policy.lora.rank": 8, "policy.lora.alpha": 16, "learner.optim.learning_rate": 5e-6,
+        "method.eta": 0.1,
     },
     "adpo-math": {**ADPO, "policy.path": "Qwen/Qwen2-VL-7B-Instruct", "learner.steps": 1200},
     "adpo-grounding": {
@@ -90,16 +97,16 @@ PAPERS: dict[str, dict[str, Any]] = {
         "task.step_instruction": False,
     },
     "adapo-math": {
-        **ADAPO, **ROLLED_OUT, "learner.learning_rate": 5e-7, "learner.schedule": "constant",
-        "learner.epochs": 2.0,
-        "learner.clip_low": 0.25, "learner.clip_high": 0.25, "method.kl": 0.001, "method.kl_scale": 0.01,
+        **ADAPO, **ROLLED_OUT, "learner.optim.learning_rate": 5e-7, "learner.optim.schedule": "constant",
+        "learner.epochs": 2.0, "learner.loss.clip_low": 0.25, "learner.loss.clip_high": 0.25,
+        "method.kl": 0.001, "method.kl_scale": 0.01,
         "method.positive": 1.0, "method.negative": -1.0, "method.threshold": 0.6, "method.k_01": 1.0,
         "method.k_11": -1.0, "method.k_10": 0.5, "method.k_00": -0.5,
     },
-    "adapo-math-grpo": {**ADAPO, **ROLLED_OUT, "learner.epochs": 2.0, "learner.learning_rate": 2e-6},
+    "adapo-math-grpo": {**ADAPO, **ROLLED_OUT, "learner.epochs": 2.0, "learner.optim.learning_rate": 2e-6},
     "adapo-math-score": {
-        **ADAPO, "learner.learning_rate": 2e-5, "learner.groups_per_step": 128, "sampling.temperature": 1.0,
-        "method.alpha": 10.0, "method.kl": 0.01, "method.first_kl": 0.1,
+        **ADAPO, "learner.optim.learning_rate": 2e-5, "learner.groups_per_step": 128,
+        "sampling.temperature": 1.0, "method.alpha": 10.0, "method.kl": 0.01, "method.first_kl": 0.1,
         "method.silent_kl": True,
     },
     "adapo-math-sft": {**ADAPO, **FINE_TUNED, "task.solved": True, "learner.epochs": 2.0},

@@ -40,7 +40,7 @@ def test_a_run_with_other_settings_is_not_touched(paper: Paper, fast: bool, tmp_
     recipe = load_recipe(shown.recipe, overrides(paper, not fast, f"output={tmp_path}"))
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match=r"other settings: evaluation\.problems was \d+ and .*--overwrite"):
+    with pytest.raises(ConfigError, match=r"other settings: evaluation\.problems was \d+ and .*overwrite it"):
         quickstart(paper, tmp_path, fast=fast)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "metrics.jsonl"}
 

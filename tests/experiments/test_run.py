@@ -25,13 +25,13 @@ from selfverify.core.files import only_writer
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
-from selfverify.trainer.trainer import StepCallback
+from selfverify.methods.base import StepCallback
 
 SMALL = EvaluationConfig(problems=2, samples=2)
 
 
 def recipe(output: Path, steps: int) -> Recipe:
-    small = "learner.warmup_steps=0 learner.groups_per_step=4 evaluation.problems=2 evaluation.samples=2"
+    small = "learner.optim.warmup=0 learner.groups_per_step=4 evaluation.problems=2 evaluation.samples=2"
     more = [f"output={output}", f"learner.steps={steps}", "sampling.group_size=4"]
     return load_recipe("adpo-digits", [*small.split(), *more])
 
@@ -130,7 +130,7 @@ def replaced(folder: Path) -> Iterator[None]:
 
 
 def small_run(output: Path, on_step: StepCallback | None = None) -> None:
-    learner = TrainerConfig(steps=4, groups_per_step=1, checkpoint_every=1)
+    learner = TrainerConfig(steps=4, groups_per_step=1, checkpoint={"every": 1})
     task, method = make_task("digits-pick"), make_method("sft")
     learn(Policy.load("builtin:digits"), task, method, learner, output=output, on_step=on_step)
 
@@ -180,8 +180,8 @@ def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) ->
                     policy, task, make_method(method), learner, SamplingConfig(**sampling),
                     output=tmp_path / "run",
                 )  # fmt: skip
-    rates = TrainerConfig(steps=1, channels="separate", channel_rates={"turn_1": 2.0})
-    with pytest.raises(ConfigError, match=r"^learner\.channel_rates: adpo has no channel 'turn_1'"):
+    rates = TrainerConfig(steps=1, optim={"channels": "separate", "channel_rates": {"turn_1": 2.0}})
+    with pytest.raises(ConfigError, match=r"^learner\.optim\.channel_rates: adpo has no channel 'turn_1'"):
         learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
     assert not list(tmp_path.iterdir())
     learn(policy, task, make_method("sft"), learner, SamplingConfig(group_size=1), output=tmp_path / "run")
@@ -216,7 +216,7 @@ def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("selfverify.experiments.recipe.find_spec", gone)
     lora = load_recipe("adpo-digits", [f"output={tmp_path}", "policy.lora.rank=4"])
     maths = load_recipe("adpo-digits", [f"output={tmp_path}", "task.name=math", "task.train=none.jsonl"])
-    eight = load_recipe("adpo-digits", [f"output={tmp_path}", "learner.optimizer=adamw_8bit"])
+    eight = load_recipe("adpo-digits", [f"output={tmp_path}", "learner.optim.name=adamw_8bit"])
     for wanted, extra in ((lora, "lora"), (maths, "math"), (eight, "8bit")):
         with pytest.raises(ConfigError, match=rf"pip install 'selfverify\[{extra}\]'"):
             train(wanted)
@@ -227,7 +227,7 @@ def test_a_missing_package_is_told_before_a_run(tmp_path: Path, monkeypatch: pyt
 
 def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> None:
     """A study hands over what all its runs start from; otherwise such a run only makes a model."""
-    small = ["learner.steps=1", "learner.groups_per_step=2", "learner.warmup_steps=0", "method.name=sft"]
+    small = ["learner.steps=1", "learner.groups_per_step=2", "learner.optim.warmup=0", "method.name=sft"]
     wanted = load_recipe(
         "adpo-digits", [*small, f"output={tmp_path}", "evaluation.problems=2", "evaluation.samples=2"]
     )

@@ -18,7 +18,7 @@ TENSORS = "tensors.safetensors"
 
 
 class Difference(NamedTuple):
-    """The first value that differs: which golden, row and key, and both values."""
+    """The first value that differs: which golden, row and key, and both values, cut to where they part."""
 
     golden: str
     row: str
@@ -27,9 +27,10 @@ class Difference(NamedTuple):
     after: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.golden} differs: {self.row}, {self.key}\n  before: {self.before}\n  after:  {self.after}"
-        )
+        pairs = enumerate(zip(self.before, self.after, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), 0)
+        one, other = (text[max(0, start - 80) :][:300] for text in (self.before, self.after))
+        return f"{self.golden} differs: {self.row}, {self.key}\n  before: {one}\n  after:  {other}"
 
 
 def is_allowed(found: Difference, allowed: Mapping[str, Any]) -> bool:
@@ -47,7 +48,7 @@ def first_difference(golden: str, before: Path, after: Path, allowed: Mapping[st
     ones, others = read_values(before), read_values(after)
     for row, key in [*ones, *(others.keys() - ones.keys())]:
         one, other = (values.get((row, key), NOTHING) for values in (ones, others))
-        found = Difference(golden, row, key, *apart(one, other))
+        found = Difference(golden, row, key, one, other)
         if one != other and not is_allowed(found, allowed):
             return found
     one_store, other_store = (load_file(folder / TENSORS) for folder in (before, after))
@@ -83,14 +84,3 @@ def read_values(folder: Path) -> dict[tuple[str, str], str]:
     for name, tensor in sorted(load_file(folder / TENSORS).items()):
         found[name, "dtype and shape"] = f"{tensor.dtype} {list(tensor.shape)}"
     return found
-
-
-def apart(one: str, other: str, around: int = 160) -> tuple[str, str]:
-    """Cut two long texts to the place where they begin to differ."""
-    if max(len(one), len(other)) <= 2 * around:
-        return one, other
-    pairs = zip(one, other, strict=False)
-    start = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    low = max(0, start - around // 2)
-    head = f"… from character {low}: " if low else ""
-    return head + one[low : low + around], head + other[low : low + around]

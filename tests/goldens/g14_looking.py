@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def run(tree: Tree) -> None:
     told(tree, "sets", "looking sets", *where, "--pairs", "wrong+wasteful", "--any-length")
     for form in ("trl", "llama-factory"):
         output = tree.scratch / form
-        done = tree.call("selfverify.experiments.looks.export_looks:export_looks", folder, output, form)
-        tree.row(f"export {form}", printed=done)
+        done = tree.get("selfverify.experiments.looks.export_looks:export_looks")(folder, output, form)
+        # How many traces, pairs and images; the old tree names them.
+        tree.row(f"export {form}", printed=[*done] if isinstance(done, tuple) else [*asdict(done).values()])
         store_files(tree, form, output)
     store_files(tree, "own", folder)
     store_files(tree, "expert", expert)

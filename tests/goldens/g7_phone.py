@@ -1,14 +1,13 @@
 """g7: phone: what each template asks, its screens, the expert's calls, and the verdicts, for some seeds.
 
 Screens are stored as words of the first and last one, and as digests of words and pictures of all. The number
-of seeds stands in `settings.yaml`, or in the variable GOLDENS_PHONE_SEEDS.
+of seeds stands in `settings.yaml`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from typing import Any
 
 from goldens.tree import HERE, Tree, digest, image_digest, read_yaml
@@ -18,7 +17,7 @@ PHONE = "selfverify.agents.phone"
 
 def run(tree: Tree) -> None:
     """Let the expert work on every template."""
-    seeds = int(os.environ.get("GOLDENS_PHONE_SEEDS") or read_yaml(HERE / "settings.yaml")["phone_seeds"])
+    seeds = read_yaml(HERE / "settings.yaml")["phone_seeds"]
     templates = sorted(tree.get(f"{PHONE}.templates:TEMPLATES"))
     for number, name in enumerate(templates):
         for seed in range(seeds):
@@ -32,7 +31,7 @@ def run(tree: Tree) -> None:
 
 def worked(tree: Tree, name: str, seed: int, start: str, hostile: bool) -> dict[str, Any]:
     """Return what the expert does and sees, and the verdicts after nothing and after all of it."""
-    task = tree.call(f"{PHONE}.phone_tasks:make_task", name, seed, start=start, hostile=hostile)
+    task = tree.get(f"{PHONE}.phone_tasks:make_task")(name, seed, start=start, hostile=hostile)
     calls = tree.get(f"{PHONE}.expert:carry_out")(task.phone(), [*task.solve, *task.prove])
     shown = {"show": "both", "first_screen": "given", "text": "xml" if seed % 2 else "terse"}
     options = tree.get(f"{PHONE}.phone_environment:PhoneOptions")(**tree.options("task", shown))

@@ -144,15 +144,6 @@ class Tree:
             found = getattr(found, part)
         return found
 
-    def call(self, spec: str, *values: Any, **more: Any) -> Any:
-        """Call what has this old name, with keywords by their old names."""
-        owner = spec.partition(":")[2].partition(".")[0]
-        return self.get(spec)(*values, **self.keywords(owner, more))
-
-    def keywords(self, owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Rename the keywords of an old class or function."""
-        return {self.names.attribute(owner, name): value for name, value in given.items()}
-
     def attr(self, owner: Any, name: str) -> Any:
         """Return an attribute by its old name, which a class above the owner's own may have given it."""
         for above in type(owner).__mro__:
@@ -184,14 +175,11 @@ class Tree:
         """Rename the keys and values of a room of a recipe (``task``), given as nested mappings."""
         found: dict[str, Any] = {}
         for key, value in flat(given, room).items():
-            whole, index, _ = key.partition("[")
-            if index:
-                raise ValueError(f"{key}: lists are given with tuple()")
-            *rooms, last = self.names.key(whole).split(".")
+            *rooms, last = self.names.key(key).split(".")
             inside = found
             for name in rooms:
                 inside = inside.setdefault(name, {})
-            inside[last] = list(value) if isinstance(value, tuple) else self.names.value(whole, value)
+            inside[last] = self.names.value(key, value)
         return found.get(self.names.key(room), {})
 
     def words(self, command: str, *words: str) -> list[str]:
@@ -242,9 +230,13 @@ class Tree:
         self._tensors[name] = torch.as_tensor(value).detach().cpu().clone().contiguous()
 
     def jsonl(self, row: str, path: Path) -> None:
-        """Store a file of JSON lines, one row for each line."""
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            self.row(f"{row} {number}", line=json.loads(line))
+        """Store a file of JSON lines, one row for each line; journals' in the order of their problems.
+
+        A journal keeps them in the order in which conversations end.
+        """
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for number, line in enumerate(sorted(lines, key=lambda line: line.get("index", -1))):
+            self.row(f"{row} {number}", line=line)
 
     def files(self, row: str, folder: Path, paths: Iterable[Path]) -> None:
         """Store files of a folder: JSON, JSON lines and tensors by their values, others by their bytes."""

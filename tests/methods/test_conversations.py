@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_plain_likelihood_with_a_weight_for_each_tur
         make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
         for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
     ]
-    update(policy, streams, objective="likelihood", denominator="trajectory")
+    update(policy, streams, objective="likelihood", loss__denominator="trajectory")
     found = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
     policy.model.zero_grad()
     loss = torch.zeros(())

@@ -104,7 +104,9 @@ def test_training_on_pairs(load_policy: Any, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     write_looks(tmp_path)
     policy = load_policy(lora={"rank": 4})
-    learner = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-2, checkpoint_every=0)
+    learner = TrainerConfig(
+        steps=3, groups_per_step=2, optim={"learning_rate": 1e-2}, checkpoint={"every": 0}
+    )
     Trainer(Training(policy, pairs(tmp_path), make_method("dpo"), learner, SAMPLING, tmp_path / "run")).run()
     lines = rows(tmp_path / "run")
     assert lines[0]["pairs/margin"] == pytest.approx(0, abs=1e-3)

@@ -66,7 +66,7 @@ def learn(
 ) -> dict[str, torch.Tensor]:
     """Gradients of one update without KL."""
     groups, _ = select(rollout, [credited(group, kl=0.0, **options) for group in rollout.groups], True)
-    update(policy, groups, denominator=denominator)
+    update(policy, groups, loss__denominator=denominator)
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
 

@@ -81,7 +81,7 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
         return logits
 
     policy.head.logits = watched
-    update(policy, [streams], reference, denominator=denominator)
+    update(policy, [streams], reference, loss__denominator=denominator)
     [logits] = seen
     # The head runs on the trained tokens, in order.
     channels = streams.channel_gr[streams.channel_gr >= 0]

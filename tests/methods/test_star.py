@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from sampled_threads import drawn, sampled_threads
 from selfverify import TrainerConfig, learn
 from selfverify.cli.run_folders import holds_a_run
 from selfverify.core.config import SamplingConfig
@@ -19,83 +20,49 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.jsonl_store import open_journal
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Segment, Trajectory
+from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.kv_sessions import SampleIndex
-from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.tasks.digits_pick import DigitsPick
+from updating import trainer_config
 
 WORDS = "Check the answer."
 
 
-class Scripted:
-    """Says of each sample what is right and what is wrong in every turn, in the model's own tokens."""
-
-    def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
-        self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
-        self.problem = self.task.problem("train", 0, 0)
-
-    def say(self, right: str) -> Sample:
-        tokenizer = self.policy.tokenizer
-        if right == "c":
-            return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], Finish.LENGTH)
-        pieces = self.task.demonstrate(self.problem, np.random.default_rng(0), wrong=False).pieces
-        text = "".join(piece for _, piece in pieces)
-        text = text if right in "1m" else "<think>0</think><answer>0 0 0</answer>"
-        score = "0.5" if right in "01" else "high"
-        ids = tokenizer(f"{text}<score>{score}</score>", add_special_tokens=False)["input_ids"]
-        return Sample([*ids, tokenizer.eos_token_id], [], Finish.STOP)
-
-    def threads(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
-    ) -> Scripted:
-        """Stands for `Policy.threads`, and for what it returns."""
-        assert sampling.group_size == len(self.scripts)
-        self.whole = {(0, g): prompts[0].ids.tolist() for g in range(len(self.scripts))}
-        return self
-
-    def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`; what third turns are asked is on record."""
-        if 2 in turns.values():
-            self.asked = [self.policy.tokenizer.decode(self.whole[place]) for place in turns]
-        said = {place: self.say(self.scripts[place[1]][turn]) for place, turn in turns.items()}
-        for place, sample in said.items():
-            self.whole[place] += sample.tokens
-        return said
-
-    def append(
-        self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
-    ) -> dict[SampleIndex, torch.Tensor]:
-        """See `KVSession.append`."""
-        for place, piece in pieces.items():
-            self.whole[place] += piece.tokens
-        return {}
-
-    def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
-        """See `KVSession.mark`; nothing is undone here."""
-        return lambda: None
-
-    def begin(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.begin`; each begins once."""
-
-    def end(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.end`."""
+SCRIPTS = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
+"""What is right and what is wrong of each sample in turns 1, 2, 3: 1 right, 0 wrong, m right with a malformed
+score, c cut off."""
 
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""
-    scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
-    script = Scripted(policy, scripts)
-    monkeypatch.setattr(policy, "threads", script.threads)
-    sampling = SamplingConfig(group_size=len(scripts))
+    task = make_task("digits-pick")
+    problem, asked = task.problem("train", 0, 0), list[str]()
+    pieces = task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
+    answer = "".join(text for _, text in pieces).partition("</think>")[2]
+
+    def say(number: int, turn: int) -> Sample:
+        what = SCRIPTS[number][turn]
+        right = answer if what in "1m" else "<answer>0 0 0</answer>"
+        text = f"<think>{number}</think>{right}<score>{'high' if what == 'm' else '0.5'}</score>"
+        return drawn(policy, "<think>" if what == "c" else text, ends=what != "c")
+
+    def sample(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
+        said = []
+        for prompt in prompts:
+            words = policy.tokenizer.decode(prompt.ids)
+            turn, numbers = words.count(WORDS), re.findall(r"<think>(\d)</think>", words)
+            asked.extend([words] * (turn == 2))
+            said.append([say(int(numbers[-1]) if turn else g, turn) for g in range(sampling.group_size)])
+        return said
+
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
 
     def kept(**options: Any) -> list[Trajectory]:
         method = make_method("star", second_turn=WORDS, **options)
-        [found] = method.collect(policy, script.task, [script.problem], [7], sampling)
+        [found] = method.collect(policy, task, [problem], [7], SamplingConfig(group_size=len(SCRIPTS)))
         return found
 
     two, three = kept()
@@ -103,7 +70,6 @@ def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyP
     assert [s.channel for s in three.segments] == ["turn_1", "observation", "turn_2", "observation", "turn_3"]
     assert [s.turn for s in three.segments] == [0, 1, 1, 2, 2]
     assert three.rewards["correct"] == 1 and three.rewards["correct_1"] == 0
-    asked = script.asked
     assert len(asked) == 3 and all(text.count(WORDS) == 2 for text in asked)
     # The prompt, all that was said, and what the template puts between: nothing else, nothing twice.
     assert asked[0].endswith(three.segments[3].text) and three.segments[3].text == three.segments[1].text
@@ -172,8 +138,8 @@ def run(
         if step == stop_at:
             raise KeyboardInterrupt
 
-    config = TrainerConfig(
-        steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1, **settings
+    config = trainer_config(
+        steps=20, groups_per_step=2, batch__micro_batch_groups=3, checkpoint__every=1, **settings
     )  # fmt: skip
     policy = Policy.load(str(model), device="cpu")
     learn(

@@ -10,8 +10,8 @@ from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_ta
 PAPER = RewardShape()
 
 
-def table_at(rate: float, shape: RewardShape = PAPER) -> torch.Tensor:
-    return reward_table(torch.tensor(rate, dtype=torch.float64), shape)
+def table_at(rate: float) -> torch.Tensor:
+    return reward_table(torch.tensor(rate, dtype=torch.float64), PAPER)
 
 
 @pytest.mark.parametrize(
@@ -34,21 +34,6 @@ def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_1
 def test_kl_coefficients_by_hand(rate: float, first: float, second: float) -> None:
     found = dynamic_kl(table_at(rate), scale=0.01, base=0.001)
     torch.testing.assert_close(torch.stack(found), torch.tensor([first, second], dtype=torch.float64))
-
-
-def test_everything_moves_with_the_error_rate_in_one_direction() -> None:
-    """Also with several problems at once, each by its own rate."""
-    rates = torch.linspace(0, 1, 21, dtype=torch.float64)
-    table = reward_table(rates, PAPER)
-    beta_1, beta_2 = dynamic_kl(table, 0.01, 0.001)
-    rising = {"0->1": table[:, 0, 1], "1->0": table[:, 1, 0]}
-    falling = {"1->1": table[:, 1, 1], "0->0": table[:, 0, 0]}
-    assert all(bool((v.diff() > 0).all()) for v in rising.values())
-    assert all(bool((v.diff() < 0).all()) for v in falling.values())
-    assert bool((beta_1.diff() >= 0).all()) and bool((beta_2.diff() <= 0).all())
-    assert bool((table[..., 1] > 0).all()) and bool((table[..., 0] < 0).all())
-    # Correcting pays more exactly above the threshold.
-    assert ((table[:, 0, 1] > table[:, 1, 1]) == (rates > 0.6 + 1e-9)).all()
 
 
 def test_error_rate_counts_valid_trajectories_only() -> None:

@@ -11,8 +11,6 @@ from selfverify.objectives import (
     choice_surrogate,
     concordance_credit,
     expected_concordance,
-    group_advantage,
-    preference_reward,
     surrogate,
 )
 
@@ -62,15 +60,6 @@ def test_uninformative_scores_are_not_pushed_anywhere(answers):
     credit = concordance_credit(scores, answers.expand_as(scores))
     for push in (torch.ones_like, lambda s: s, torch.exp, lambda s: (s > 0.4).double()):
         assert abs((credit * push(scores)).sum(-1).mean().item()) < 1e-12
-
-
-def test_the_papers_reward_does_push():
-    """The same for Eq. 5, normalised: with 4 right and 1 wrong a clear push up; with 1 and 4, down."""
-    scores = torch.stack([doubles(*p) for p in permutations([0.1, 0.3, 0.5, 0.7, 0.9])])
-    for answers, sign in ((doubles(1, 1, 1, 1, 0), 1), (doubles(0, 0, 0, 0, 1), -1)):
-        reward = preference_reward(scores, answers.expand_as(scores))
-        push = (group_advantage(reward) * (scores - 0.5)).sum(-1).mean().item()
-        assert sign * push > 0.3
 
 
 # --- in expectation -----------------------------------------------------------------------------------------
@@ -128,13 +117,6 @@ def test_it_is_the_gradient_of_the_expected_auc():
     value = expected_concordance(LEVELS, probabilities.detach(), answers)
     [ours] = torch.autograd.grad((value * probabilities).sum(), logits)
     torch.testing.assert_close(ours, gradient)
-
-
-def test_equal_distributions_have_no_common_push():
-    """Scores that say nothing: right and wrong answers' values cancel, level by level."""
-    same = doubles(0.1, 0.3, 0.6).expand(4, 3)
-    value = expected_concordance(LEVELS, same, doubles(1, 1, 1, 0))
-    torch.testing.assert_close(value.sum(0), torch.zeros(3, dtype=torch.float64))
 
 
 def test_unread_and_invalid_members_take_no_part():

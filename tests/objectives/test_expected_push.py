@@ -14,7 +14,6 @@ from selfverify.objectives import (
     entangled_margin,
     erring_gain,
     first_turn_push,
-    group_advantage,
     margin_signal,
     reward_table,
     score_push,
@@ -80,19 +79,6 @@ def test_first_turn_push_where_second_answers_are_equal() -> None:
     torch.testing.assert_close(pushed, torch.tensor([-4 / 9, 0.0], dtype=D))
 
 
-def test_first_turn_push_is_the_covariance_that_the_gain_predicts() -> None:
-    """Unscaled, over groups of p = .5, k = .8, c = .3: -p (1 - p) gain (G - 1) / G, but for A.2."""
-    generator = torch.Generator().manual_seed(0)
-    first = (torch.rand(40_000, 8, generator=generator) < 0.5).double()
-    chance = torch.where(first > 0, 0.8, 0.3)
-    second = (torch.rand(40_000, 8, generator=generator) < chance).double()
-    for gap in (0.0, 6.0):
-        push = first_turn_push(first, second, fixed(gap), scale=False).mean()
-        gain = erring_gain(reward_table(torch.tensor(0.5, dtype=D), fixed(gap)), 0.8, 0.3)
-        # 1 % of the groups are dropped.
-        assert float(push) == pytest.approx(float(-0.25 * gain * 7 / 8), rel=0.05)
-
-
 def test_score_push_by_hand() -> None:
     """Surprises .2, -.1, 0 (malformed), -.3 with advantages 1, -1, 5, 0: (.2 + .1) / 4 up together.
 
@@ -105,15 +91,6 @@ def test_score_push_by_hand() -> None:
         torch.tensor([1.0, 0, 0, 0], dtype=D),
     )
     assert float(drift) == pytest.approx(0.075) and float(separation) == pytest.approx(0.125 / 4)
-
-
-def test_score_push_is_a_gradient() -> None:
-    """Scores 0 or 1 drawn with probability sigmoid(z), reward s: d E[s] / dz = p (1 - p), at baseline p."""
-    generator = torch.Generator().manual_seed(0)
-    scores = (torch.rand(50_000, 4, generator=generator) < 0.3).double()
-    advantage = group_advantage(scores, scale=False)
-    drift, _ = score_push(advantage, scores, torch.full_like(scores, 0.3), torch.ones_like(scores))
-    assert float(drift.mean()) == pytest.approx(0.3 * 0.7 * 3 / 4, rel=0.02)  # the baseline takes 1/G
 
 
 def test_where_the_binary_reward_ends() -> None:
@@ -153,13 +130,3 @@ def test_margin_signal_by_hand() -> None:
     assert margin_signal(rewards, 0.2) == pytest.approx((0.6, 1.4 / 1.6 / math.sqrt(0.6)))
     assert margin_signal(rewards, 0.9) == (0.0, 0.0)
     assert all(math.isnan(x) for x in margin_signal(torch.zeros(1, 3), 0.0))
-
-
-def test_margin_signal_of_evenly_spread_rewards() -> None:
-    """Distances with a density of 2 (1 - d): the mean over d > g of d (1 - d) and 1 - d, 12 % more at .24."""
-    rewards = torch.linspace(0, 1, 2001, dtype=D)
-    for margin in (0.1, 0.25, 0.5):
-        share = (1 - margin) ** 2
-        above = 3 * ((1 / 2 - 1 / 3) - (margin**2 / 2 - margin**3 / 3)) * 2
-        found = margin_signal(rewards, margin)
-        assert found == pytest.approx((share, above / math.sqrt(share)), rel=0.01)

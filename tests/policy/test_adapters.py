@@ -14,6 +14,7 @@ from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
+from tiny_models import disturb
 
 TOKENS = [[[7, 8, 9], [10, 11]]] * 3
 LORA = AdapterConfig(rank=4, alpha=8)
@@ -21,15 +22,6 @@ LORA = AdapterConfig(rank=4, alpha=8)
 
 def trainable(policy: Policy) -> set[str]:
     return {name for name, p in policy.model.named_parameters() if p.requires_grad}
-
-
-@torch.no_grad()
-def disturb(policy: Policy) -> None:
-    """As training would, of the adapter alone."""
-    generator = torch.Generator().manual_seed(3)
-    for parameter in policy.model.parameters():
-        if parameter.requires_grad:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 @pytest.fixture
@@ -57,7 +49,7 @@ def test_the_reference_is_the_start_and_holds_no_copy(
     assert reference.model is adapted.model
     prompts = adapted.encode(problems)
     start = adapted.logprobs(prompts, TOKENS).detach()
-    disturb(adapted)
+    disturb(adapted.model)
     adapted.model.train()
     with torch.no_grad():
         assert torch.equal(reference.logprobs(prompts, TOKENS), start)
@@ -120,7 +112,7 @@ def test_without_an_adapter(
 ) -> None:
     """The model below, which stays as it is and cannot be saved by itself."""
     plain, base = load_policy(), adapted.without_adapter()
-    disturb(adapted)
+    disturb(adapted.model)
     expected, found = (p.logprobs(p.encode(problems), TOKENS) for p in (plain, base))
     assert base.model is adapted.model and torch.equal(found, expected)
     assert (adapted.logprobs(adapted.encode(problems), TOKENS) - expected).abs().max() > 0.01

@@ -142,7 +142,7 @@ def test_trains_and_saves(
 ) -> None:
     start = Policy.load(str(folder), device="cpu")
     trained = Policy.load(PolicyConfig(path=str(folder), device="cpu", lora=lora))
-    config = TrainerConfig(steps=1, groups_per_step=2, warmup_steps=0, learning_rate=1e-2)
+    config = TrainerConfig(steps=1, groups_per_step=2, optim={"warmup": 0, "learning_rate": 1e-2})
     learn(trained, make_task("digits-pick"), make_method("sft", right=1, wrong=1), config, output=tmp_path)
     found = trained.logprobs(trained.encode(problems), CONTINUATIONS)
     assert not torch.allclose(found, start.logprobs(start.encode(problems), CONTINUATIONS), atol=1e-3)

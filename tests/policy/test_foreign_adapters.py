@@ -20,7 +20,7 @@ from selfverify.policy.adapters import merged_parameters
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import tiny_tokenizer
 from selfverify.tasks.base import user_turn
-from tiny_models import write_checkpoint
+from tiny_models import disturb, write_checkpoint
 
 PROBLEMS = [Problem("a", user_turn("Say 7.", images=0))]
 TOKENS = [[[70, 71, 72, 73], [80, 81]]]
@@ -45,11 +45,7 @@ def write(base_folders: dict[str, Path], tmp_path: Path) -> Callable[..., tuple[
     def make(kind: str, config: Any) -> tuple[Path, torch.Tensor]:
         model = AutoModelForCausalLM.from_pretrained(base_folders[kind])
         adapted = peft.get_peft_model(model, config).eval()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in adapted.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        disturb(adapted)
         folder = tmp_path / "adapter"
         adapted.save_pretrained(folder)
         prompt = Policy.load(str(base_folders[kind]), device="cpu").encode(PROBLEMS)[0].ids

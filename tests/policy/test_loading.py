@@ -31,77 +31,76 @@ from selfverify.tasks.base import user_turn
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def altered(tiny_folder: Path, tmp_path: Path) -> Callable[[Callable[[Tensors], None]], str]:
-    """A copy of the tiny folder whose tensors were changed by a function."""
+def tensors(change: Callable[[Tensors], Any]) -> Callable[[Path], None]:
+    """Change the tensors of a folder."""
 
-    def make(change: Callable[[Tensors], None]) -> str:
-        folder = tmp_path / "altered"
-        shutil.copytree(tiny_folder, folder)
+    def apply(folder: Path) -> None:
         [file] = folder.glob("*.safetensors")
-        tensors = load_file(file)
-        change(tensors)
-        save_file(tensors, file, metadata={"format": "pt"})
-        return str(folder)
+        found = load_file(file)
+        change(found)
+        save_file(found, file, metadata={"format": "pt"})
 
-    return make
-
-
-def drop(part: str) -> Callable[[Tensors], None]:
-    """Take away the first tensor with ``part`` in its name."""
-    return lambda tensors: tensors.pop(next(name for name in sorted(tensors) if part in name))
+    return apply
 
 
-def shrink(tensors: Tensors) -> None:
-    name = next(name for name in sorted(tensors) if "layers.0.mlp.up_proj" in name)
-    tensors[name] = tensors[name][:-1].clone()
+def first(found: Tensors, part: str) -> str:
+    """The name of the first tensor with ``part`` in its name."""
+    return next(name for name in sorted(found) if part in name)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (drop("layers.1.mlp.up_proj"), r"not in the folder: .*layers\.1\.mlp\.up_proj"),
-        (drop("visual.blocks.0"), r"not in the folder: .*visual\.blocks\.0"),
-        (lambda tensors: tensors.update(adapter=torch.zeros(3)), "not in the model: .*adapter"),
-        (shrink, r"layers\.0\.mlp\.up_proj"),
-    ],
-)
-def test_weights_that_do_not_fit(altered: Any, change: Any, named: str) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        Policy.load(altered(change))
+def drop(part: str) -> Callable[[Path], None]:
+    return tensors(lambda found: found.pop(first(found, part)))
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"model_type": "never-heard-of", "architectures": ["NeverHeardOf"]}, "never-heard-of"),
-        pytest.param(
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes",
-            marks=pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="it is installed"),
-        ),
-    ],
-)  # fmt: skip
-def test_models_that_cannot_be_made(altered: Any, values: dict[str, Any], named: str) -> None:
-    folder = altered(lambda tensors: None)
-    file = Path(folder) / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    with pytest.raises(ConfigError, match=rf"'{folder}'.*{named}"):
-        Policy.load(folder)
+def shrink(found: Tensors) -> None:
+    name = first(found, "layers.0.mlp.up_proj")
+    found[name] = found[name][:-1].clone()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("config.json", b"{"), ("config.json", b"[]"), ("config.json", b'{"model_type": "vit"}'),
-        ("model.safetensors", b"\x10"), ("config.json", None), ("model.safetensors", None),
-        ("tokenizer.json", None), ("preprocessor_config.json", None),
-    ],
-)  # fmt: skip
-def test_broken_and_missing_files(altered: Any, name: str, content: bytes | None) -> None:
-    file = Path(altered(lambda tensors: None)) / name
-    file.unlink() if content is None else file.write_bytes(content)
-    with pytest.raises((ConfigError, CheckpointError), match="altered"):
-        Policy.load(str(file.parent))
+def settings(**values: Any) -> Callable[[Path], None]:
+    """Change values of ``config.json``."""
+
+    def apply(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return apply
+
+
+def file(name: str, content: bytes | None) -> Callable[[Path], object]:
+    """Write a file anew, or delete it."""
+    return lambda folder: (
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    )
+
+
+LAYERS = r"layers\.1\.mlp\.up_proj"
+BROKEN: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    (drop("layers.1.mlp.up_proj"), CheckpointError, rf"not in the folder: .*{LAYERS}"),
+    (drop("visual.blocks.0"), CheckpointError, r"not in the folder: .*visual\.blocks\.0"),
+    (tensors(lambda t: t.update(adapter=torch.zeros(3))), CheckpointError, "not in the model: .*adapter"),
+    (tensors(shrink), CheckpointError, r"layers\.0\.mlp\.up_proj"),
+    (settings(model_type="never-heard-of", architectures=["No"]), ConfigError, "'{}'.*never-heard-of"),
+    (settings(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), ConfigError,
+     "'{}'.*bitsandbytes"),
+    *((file("config.json", content), ConfigError, "altered") for content in (
+        b"{", b"[]", b'{"model_type": "vit"}', None)),
+    (file("model.safetensors", b"\x10"), CheckpointError, "altered"),
+    *((file(name, None), ConfigError, "altered") for name in (
+        "model.safetensors", "tokenizer.json", "preprocessor_config.json")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "named"), BROKEN)
+def test_a_broken_folder_is_named(
+    tiny_folder: Path, tmp_path: Path, change: Any, error: type[Exception], named: str
+) -> None:
+    if "bitsandbytes" in named and find_spec("bitsandbytes") is not None:
+        pytest.skip("it is installed")
+    folder = shutil.copytree(tiny_folder, tmp_path / "altered")
+    change(folder)
+    with pytest.raises(error, match=named.format(folder)):
+        Policy.load(str(folder))
 
 
 def test_policies_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,18 +70,6 @@ def forced(policy: Policy, shared: bool) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_equal_transformers(
-    loaders: Loaders, problems: list[Problem], groups: Groups, shared: bool, temperature: float
-) -> None:
-    policy = forced(loaders.policy(), shared)
-    found = policy.logprobs(policy.encode(problems), groups, temperature=temperature)
-    expected = raw_logprobs(loaders.raw(), problems, groups, temperature)
-    assert_close(found, expected)
-    assert expected[expected != 0].std() > 0.5
-
-
 def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> None:
     policy = forced(loaders.policy(), True)
     first, second = noise_image(5, 40, 16), noise_image(6, 16, 48)
@@ -104,6 +92,8 @@ def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> N
     "settings",
     [
         {},
+        {"temperature": 0.6},
+        {"temperature": 0.6, "shared_prefix": "off"},
         {"logprob_chunk": 7},
         {"gradient_checkpointing": True},
         {"activation_offload": True},
@@ -112,15 +102,17 @@ def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem]) -> N
     ],
     ids=lambda s: "+".join(s) or "plain",
 )
-def test_gradients_equal_transformers(
+def test_logprobs_and_gradients_equal_transformers(
     loaders: Loaders, problems: list[Problem], groups: Groups, settings: dict[str, Any]
 ) -> None:
-    policy = forced(loaders.policy(**settings), True)
+    settings = dict(settings)
+    temperature = settings.pop("temperature", 1.0)
+    policy = forced(loaders.policy(**settings), "shared_prefix" not in settings)
     policy.model.train()
-    found = policy.logprobs(policy.encode(problems), groups)
+    found = policy.logprobs(policy.encode(problems), groups, temperature=temperature)
     (found * weights_for(found)).sum().backward()
     yardstick = loaders.raw()
-    expected = raw_logprobs(yardstick, problems, groups)
+    expected = raw_logprobs(yardstick, problems, groups, temperature)
     assert_close(found, expected)
     (expected * weights_for(expected)).sum().backward()
     train_vision = settings.get("train_vision", False)

@@ -56,9 +56,12 @@ def test_it_learns_word_sums(policy: Policy, tmp_path: Path) -> None:
     base = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
     method = make_method("sft", right=1, wrong=1, score_gap=0.8, score_weight=0.5)
     config = TrainerConfig(
-        steps=16, groups_per_step=4, learning_rate=2e-3, warmup_steps=2, denominator="batch",
-        checkpoint_every=0,
-    )  # fmt: skip
+        steps=16,
+        groups_per_step=4,
+        optim={"learning_rate": 2e-3, "warmup": 2},
+        loss={"denominator": "batch"},
+        checkpoint={"every": 0},
+    )
     learn(policy, make_task("word-sums", **EASY), method, config, output=tmp_path)
     losses = [row["loss"] for row in rows(tmp_path)]
     assert losses[-1] < 0.5 * losses[0]

@@ -34,6 +34,7 @@ from selfverify.policy.vllm import VLLMEngine, require_vllm
 from selfverify.tasks.base import user_turn
 from selfverify.trainer.parallel import make_accelerator
 from served import free_port
+from tiny_models import disturb
 from vllm_standin import Server, standing_in
 
 SAMPLING = SamplingConfig(group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6).model_copy(
@@ -65,15 +66,6 @@ def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
 def policy(server: Server, load_policy: Any) -> Policy:
     """A policy that the server samples for."""
     return begun(load_policy(), server)
-
-
-def shift(policy: Policy, by: float = 0.05) -> None:
-    """What an update does."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.requires_grad:
-                parameter += by * torch.randn(parameter.shape, generator=generator)
 
 
 def log_excess(policy: Policy, problems: Sequence[Problem], groups: list[list[Sample]]) -> torch.Tensor:
@@ -116,7 +108,7 @@ def test_samples_are_those_of_the_newest_weights(
     assert server.core.loads == 1 == server.paths.count("/update_weights")
     assert server.paths.count("/reset_prefix_cache") == 1
     assert server.paths.count("/inference/v1/generate") == 6
-    shift(policy)
+    disturb(policy.model, 0.05)
     policy.engine.stale = True
     after = drawn(policy, problems)
     assert server.core.loads == 2 == server.paths.count("/reset_prefix_cache")
@@ -149,7 +141,7 @@ def test_images_are_seen_by_the_newest_tower(
     frozen = begun(load_policy(), server)
     for _ in range(2):
         assert_is_policys(frozen, problems, drawn(frozen, problems))
-        shift(frozen)
+        disturb(frozen.model, 0.05)
         frozen.engine.stale = True
     assert server.paths.count("/reset_encoder_cache") == 3
 
@@ -187,7 +179,7 @@ def test_adapter_is_merged_on_the_way(
     server: Server, load_policy: Any, problems: list[Problem], tower: bool
 ) -> None:
     policy = begun(load_policy(lora=AdapterConfig(rank=4), train_vision=tower), server)
-    shift(policy)
+    disturb(policy.model, 0.05)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters()}
     assert_is_policys(policy, problems, drawn(policy, problems))
     merged = dict(policy.merged().model.named_parameters())

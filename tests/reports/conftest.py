@@ -47,35 +47,31 @@ def _problems(count, gallery):
         }  # fmt: skip
 
 
-def build_run(folder: Path, seed=0, gain=0.3, problems=120, steps=120) -> Path:
-    """Write a whole run folder; ``gain`` is how far apart training moves the scores."""
-    entries = list(_problems(problems, folder / "gallery"))
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory) -> Path:
+    """A synthetic run in which training moves the scores apart. Shared: copy it before changing anything."""
+    folder = tmp_path_factory.mktemp("runs") / "adpo-digits-pick"
+    entries = list(_problems(120, folder / "gallery"))
     shown = [{key: entry[key] for key in ("id", "question", "target", "image")} for entry in entries[:40]]
     (folder / "gallery" / "problems.json").write_text(json.dumps(shown))
     task = {"name": "digits-pick", "count": 6}
-    settings = {"model": "tiny", "task": task, "temperature": 1.0, "seed": seed}
+    settings = {"model": "tiny", "task": task, "temperature": 1.0, "seed": 0}
     summaries = {}
-    for stage, accuracy, separation in (("before", 0.52, 0.08), ("after", 0.58, 0.08 + gain)):
-        samples = list(_samples(entries, accuracy, separation, seed + 1))
+    for stage, accuracy, separation in (("before", 0.52, 0.08), ("after", 0.58, 0.38)):
+        samples = list(_samples(entries, accuracy, separation, 1))
         write_samples(folder / f"samples-{stage}.jsonl", settings, samples)
         summaries[stage] = summarise(samples)
     (folder / "metrics.json").write_text(json.dumps(summaries | {"settings": settings}))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     with (folder / "metrics.jsonl").open("w") as log:
-        for step in range(1, steps + 1):
-            done = 1 - np.exp(-3 * step / steps)
+        for step in range(1, 121):
+            done = 1 - np.exp(-3 * step / 120)
             row = {
                 "reward/answer": 0.55 + 0.08 * done, "accuracy": 0.52 + 0.06 * done,
-                "verification/auc": 0.58 + gain * done, "verification/score_mean": 0.5 + 0.05 * done,
+                "verification/auc": 0.58 + 0.3 * done, "verification/score_mean": 0.5 + 0.05 * done,
                 "verification/correct_given_reward1": 0.72 - 0.1 * done,
                 "verification/score_is_1": 0.08 + 0.05 * done, "tokens_per_s": 900 + 30 * done,
             }  # fmt: skip
             noisy = {name: value * (1 + rng.normal(0, 0.05)) for name, value in row.items()}
             log.write(json.dumps({"step": step, **noisy}) + "\n")
     return folder
-
-
-@pytest.fixture(scope="session")
-def run_dir(tmp_path_factory):
-    """A whole synthetic run. Shared: copy it before changing anything."""
-    return build_run(tmp_path_factory.mktemp("runs") / "adpo-digits-pick")

@@ -6,19 +6,14 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from selenium import webdriver
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from tests.agents.phone.played import call, expert, phone_task, played
 from tests.agents.test_agent_episode import Asked
 
-from browser import look, missing, open_browser
 from samples import write_samples
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.jury import Jury
@@ -30,7 +25,6 @@ from selfverify_phone.contents.hostile import TEXTS
 from selfverify_phone.task import PhoneAgents
 from selfverify_phone.templates import TEMPLATES
 
-SIZES = {"screen": (1180, 900), "phone": (390, 844)}
 EVIL = "".join(TEXTS)
 NONE = dict.fromkeys(("sampled", "greedy", "soft"))
 
@@ -117,6 +111,8 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
     # The expert is believed and has done it; the other one is believed only.
     assert page.count("✓ done") == page.count("✗ not done") > 0
     assert 'class="step frame exhibit' in page and "Problems and answers" not in page
+    # What screens, messages and votes say is text, which no template reads again.
+    assert not any(raw in page for raw in (TEXTS[0], "<b>what</b>", "<screen")) and "{{ 7 * 7 }}" in page
     ids = re.findall(r'<image id="(image-\w+)"', page)
     assert len(ids) == len(set(ids)) and set(re.findall(r'href="#(image-\w+)"', page)) == set(ids)
     # Two folders of evaluations do the same.
@@ -166,42 +162,3 @@ def test_pictures_of_16_bits_keep_their_brightness(tmp_path: Path) -> None:
     data = images.kept[images.of_file(tmp_path, "grey.png")["id"]]["data"]
     with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as shown:
         assert shown.mode == "RGB" and shown.getpixel((1, 1)) == (128, 128, 128)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[webdriver.Chrome]:
-    if (reason := missing()) is not None:
-        pytest.skip(reason)
-    with open_browser() as found:
-        yield found
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_hostile_words_stay_words_in_a_browser(driver: webdriver.Chrome, run: Path, size: str) -> None:
-    """No element comes from a screen, a message or a vote; keys go through a strip; nothing sticks out."""
-    look(driver, SIZES[size], dark=size == "phone")
-    driver.get(write_report([run], run / "page.html", {"phone": PhoneAgents}).as_uri())
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
-    assert driver.execute_script("return document.body.innerHTML") != "done"
-    kinds = driver.execute_script(
-        "return [...new Set([...document.querySelectorAll('.agent *')].map(e => e.localName))].sort()"
-    )
-    assert set(kinds) <= {
-        "b", "circle", "code", "details", "div", "g", "h3", "line", "p", "pre", "q", "rect", "section",
-        "span", "summary", "svg", "use",
-    }  # fmt: skip
-    quoted = driver.execute_script("return document.querySelector('.ballot pre').textContent")
-    assert TEXTS[9] in quoted and "49" not in driver.execute_script(
-        "return document.querySelectorAll('.frame')[5].querySelector('.did').textContent"
-    )
-    strip = driver.find_element(By.CSS_SELECTOR, ".film[open] .strip")
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", strip)
-    for _ in range(3):
-        strip.send_keys(Keys.ARROW_RIGHT)
-    script = "return [...arguments[0].children].findIndex(c => c.classList.contains('at'))"
-    assert driver.execute_script(script, strip) == 2
-    shown = driver.execute_script(
-        "return [...document.querySelectorAll('.screen use')].map(e => e.getBBox().width)"
-    )
-    assert shown and set(shown) == {540}
-    assert driver.get_log("browser") == []

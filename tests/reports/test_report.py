@@ -73,16 +73,6 @@ def shown(run, folder):
     return page
 
 
-def test_what_happened_is_told(run_copy, page):
-    assert "What happened" not in page
-    event = {"time": "", "step": 1, "event": "problem_skipped", "problem": ATTACK, "reason": "no image"}
-    # A line that a bad disk has spoiled hides no other.
-    (run_copy / "events.jsonl").write_text('{"event":\n' + json.dumps(event) + "\n")
-    told = shown(run_copy, run_copy)
-    assert "What happened" in told and "1 problem skipped" in told
-    assert told.count("<script>") == 1
-
-
 def test_page_is_well_formed_and_loads_nothing(page):
     found = parse(page)
     assert found.links
@@ -104,47 +94,81 @@ def test_page_shows_every_part(page):
     assert "digits-pick" in page
 
 
-def test_classes_of_error_are_shown_with_intervals_and_reasons(run_copy, tmp_path):
-    metrics = json.loads((run_copy / "metrics.json").read_text())
+@pytest.fixture(scope="module")
+def hostile(run_dir, tmp_path_factory):
+    """A run in which all that a model, a file or a name can say is an attack, and its page."""
+    folder = shutil.copytree(run_dir, tmp_path_factory.mktemp("hostile") / "<script>$x_1$")
+    event = {"time": "", "step": 1, "event": "problem_skipped", "problem": ATTACK, "reason": "no image"}
+    # A line that a bad disk has spoiled hides no other.
+    (folder / "events.jsonl").write_text('{"event":\n' + json.dumps(event) + "\n")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    after = metrics["after"]
     seen = {"answers": 9, "share": 0.25, "within_problem_auc": 0.75}
     empty = {"answers": 0, "share": 0.0, "within_problem_auc": None, "missing": "no answer is of this class"}
-    metrics["after"]["errors"] = {"wrong <sum>": seen, "not shown": empty}
-    metrics["after"]["intervals"]["errors.wrong <sum>.within_problem_auc"] = [0.7, 0.8]
-    (run_copy / "metrics.json").write_text(json.dumps(metrics))
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    rows = page.split("<h2>By class of error</h2>")[1].split("</table>")[0]
+    after["errors"] = {"wrong <sum>": seen, "not shown": empty}
+    after["intervals"]["errors.wrong <sum>.within_problem_auc"] = [0.7, 0.8]
+    after["categories"] = {
+        "topic": {ATTACK: {"accuracy": {"curves": {"pass@1": [0.25] * 8}, "intervals": {}}}}
+    }
+    metrics["headline"] = {
+        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"],
+        "notes": [f"[1] stored: {ATTACK}; `selfverify {ATTACK}`"],
+        "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
+    }  # fmt: skip
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    settings, samples = read_samples(folder / "samples-after.jsonl")
+    (folder / "samples-after.jsonl").unlink()
+    for sample in samples:
+        sample.text = sample.answer = sample.key = ATTACK
+    write_samples(folder / "samples-after.jsonl", settings, samples)
+    Image.new("RGB", (4, 4)).save(folder / "secret.png")
+    problems = json.loads((folder / "gallery" / "problems.json").read_text())[:3]
+    names = ["../secret.png", str(folder / "secret.png"), "none.png"]
+    told = [entry | {"question": ATTACK, "target": ATTACK, "image": name}
+            for entry, name in zip(problems, names, strict=True)]  # fmt: skip
+    (folder / "gallery" / "problems.json").write_text(json.dumps(told))
+    return folder, shown(folder, folder)
+
+
+def test_what_models_and_files_say_is_text(hostile, page):
+    told = hostile[1]
+    assert parse(told).scripts == 1 and "<script>alert" not in told
+    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;lt;b&amp;gt;" in told
+    assert "What happened" in told and "1 problem skipped" in told and "What happened" not in page
+    assert "topic: &lt;script" in told and "0.250" in told  # a figure without a count
+
+
+def test_images_outside_the_gallery_are_refused(hostile):
+    assert "data:image/png" not in hostile[1]
+    assert hostile[1].count("lies outside the folder gallery") == 2
+    assert "image none.png is missing or unreadable" in hostile[1]
+
+
+def test_classes_of_error_are_shown_with_intervals_and_reasons(hostile):
+    rows = hostile[1].split("<h2>By class of error</h2>")[1].split("</table>")[0]
     assert "wrong &lt;sum&gt;" in rows and ">0.750<small>0.700 – 0.800</small></td>" in rows
     assert 'data-label="AUC within a problem">–</td>' in rows and ">no answer is of this class</td>" in rows
 
 
-def test_model_text_is_escaped(run_copy, tmp_path):
-    settings, samples = read_samples(run_copy / "samples-after.jsonl")
-    (run_copy / "samples-after.jsonl").unlink()
-    for sample in samples:
-        sample.text = sample.answer = sample.key = ATTACK
-    write_samples(run_copy / "samples-after.jsonl", settings, samples)
-    problems = json.loads((run_copy / "gallery" / "problems.json").read_text())
-    for entry in problems:
-        entry |= {"question": ATTACK, "target": ATTACK}
-    (run_copy / "gallery" / "problems.json").write_text(json.dumps(problems))
-    hostile = run_copy.rename(tmp_path / "<script>$x_1$")
-    page = write_report(hostile, tmp_path / "r.html").read_text("utf-8")
-    assert parse(page).scripts == 1
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;lt;b&amp;gt;" in page
+def test_the_table_that_comes_first(hostile, tmp_path):
+    folder, told = hostile
+    titles = [told.index(f"<h2>{t}</h2>") for t in ("In short", "What more samples buy", "Before and after")]
+    assert titles == sorted(titles) and told.index("Scores of right and of wrong answers") < titles[2]
+    assert '<th scope="row">plain vote</th><td data-label="before">0.587</td>' in told
+    assert "[1] stored" in told and "<code>selfverify &lt;" in told
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    metrics = json.loads((broken / "metrics.json").read_text())
+    metrics["headline"]["rows"] = [["plain vote", 0.587]]
+    (broken / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(DataError, match=r"metrics\.json: headline: rows: 0: 1: .* but is 0\.587"):
+        write_report(broken, tmp_path / "r.html")
 
 
-def test_images_outside_the_gallery_are_refused(run_copy, tmp_path):
-    Image.new("RGB", (4, 4)).save(run_copy / "secret.png")
-    problems = json.loads((run_copy / "gallery" / "problems.json").read_text())
-    names = ["../secret.png", str(run_copy / "secret.png"), "none.png"]
-    for entry, name in zip(problems, names, strict=False):
-        entry["image"] = name
-    (run_copy / "gallery" / "problems.json").write_text(json.dumps(problems[:3]))
-    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
-    assert "data:image/png" not in page
-    assert page.count("lies outside the folder gallery") == 2
-    assert "image none.png is missing or unreadable" in page
+def test_several_runs_are_shown_side_by_side(run_dir, hostile, tmp_path):
+    both = shown([run_dir, hostile[0]], tmp_path)
+    assert "2 runs compared" in both and "Side by side, after training" in both
+    assert both.count("<figure>") == 4 + 5 + 2 + 4
+    assert both.count("<h2>In short</h2>") == 1
 
 
 def test_missing_parts_are_told(run_copy, tmp_path):
@@ -174,6 +198,7 @@ def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
 def test_conversations_are_reported(run_copy, tmp_path):
     """Turns, endings, tools and time: of the evaluations, and step by step."""
     settings, samples = read_samples(run_copy / "samples-after.jsonl")
+    samples = samples[:96]
     for number, sample in enumerate(samples):
         errors = {"tool_errors": 2.0} if number % 2 else {}
         sample.steps = [
@@ -184,9 +209,9 @@ def test_conversations_are_reported(run_copy, tmp_path):
         sample.rewards |= {"tool_calls": 1.0, "tool_errors": 2.0 * (number % 2)}
         sample.finish = "length" if number % 4 == 0 else "stop"
         sample.key, sample.steps[1].record = None, {"role": "tool"}
-    (run_copy / "samples-after.jsonl").unlink()
+    for gone in ("samples-after.jsonl", "samples-before.jsonl", "metrics.json"):
+        (run_copy / gone).unlink()
     write_samples(run_copy / "samples-after.jsonl", settings, samples)
-    (run_copy / "metrics.json").unlink()
     note_time(run_copy / "samples-after.jsonl", 4, {"say": 8.0, "reply": 2.0, "hear": 1.0})
     rows = [json.loads(line) for line in (run_copy / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
@@ -203,21 +228,13 @@ def test_conversations_are_reported(run_copy, tmp_path):
     assert (after["conversations.turns"], after["conversations.failed_turns"]) == ("2.000", "0.500")
     assert (after["conversations.stop"], after["conversations.length"]) == ("75.0\xa0%", "25.0\xa0%")
     assert (after["conversations.error"], after["rewards.tool_errors"]) == ("0.0\xa0%", "1.000")
-    assert found["pass@1"]["title"] == "Success rate" and found["majority@{n}"]["after"] is None
+    assert found["pass@1"]["title"] == "Success rate" and "majority@{n}" not in found
     assert found["best@{n}"]["after"] is not None
     assert "2.0 turns" in sentence(load_run(run_copy)) and "vote" not in sentence(load_run(run_copy))
     page = shown(run_copy, tmp_path)
     assert ">tool<" in page and "2.75 s" in page
     for kind in ("How conversations end", "Time of conversations", "Turns", "Tool calls", "Tool errors"):
         assert f"{kind} over training" in page
-
-
-def test_several_runs_are_shown_side_by_side(run_dir, run_copy, tmp_path):
-    other = run_copy.rename(tmp_path / "other-run")
-    page = shown([run_dir, other], tmp_path)
-    assert "2 runs compared" in page
-    assert "Side by side, after training" in page
-    assert page.count("<figure>") == 4 + 5 + 2 + 4
 
 
 def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
@@ -283,27 +300,6 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     assert "written score" in told and "90.0 %" in told and "loses by 15.0" in told
 
 
-def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
-    metrics = json.loads((run_copy / "metrics.json").read_text())
-    metrics["headline"] = {
-        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"],
-        "notes": [f"[1] stored: {ATTACK}; `selfverify {ATTACK}`"],
-        "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
-    }  # fmt: skip
-    (run_copy / "metrics.json").write_text(json.dumps(metrics))
-    page = shown(run_copy, tmp_path)
-    titles = [page.index(f"<h2>{t}</h2>") for t in ("In short", "What more samples buy", "Before and after")]
-    assert titles == sorted(titles) and page.index("Scores of right and of wrong answers") < titles[2]
-    assert '<th scope="row">plain vote</th><td data-label="before">0.587</td>' in page
-    assert "[1] stored" in page and page.count("<script>") == 1 and "<code>selfverify &lt;" in page
-    both = shown([run_copy, run_dir], tmp_path)
-    assert both.count("<h2>In short</h2>") == 1
-    metrics["headline"]["rows"] = [["plain vote", 0.587]]
-    (run_copy / "metrics.json").write_text(json.dumps(metrics))
-    with pytest.raises(DataError, match=r"metrics\.json: headline: rows: 0: 1: .* but is 0\.587"):
-        write_report(run_copy, tmp_path / "r.html")
-
-
 def test_what_ends_looking_is_told_and_drawn(tmp_path):
     rules = {
         name: {"accuracy": right, "steps": looks}
@@ -328,12 +324,3 @@ def test_what_ends_looking_is_told_and_drawn(tmp_path):
 def test_running_mean_leaves_gaps_out():
     """Reach 1 over 1, –, 4, 7: means of {1}, {1, 4}, {4, 7}, {4, 7}."""
     np.testing.assert_allclose(running_mean(np.array([1, np.nan, 4, 7]), 1), [1, 2.5, 5.5, 5.5])
-
-
-def test_figures_without_a_count_are_shown(run_copy, tmp_path):
-    figure = {"curves": {"pass@1": [0.25, 0.5]}, "intervals": {}}
-    table = {"topic": {"sums": {"accuracy": figure}}}
-    summary = {"samples_per_problem": 2, "categories": table, "turns_by_category": {"topic": {"sums": {}}}}
-    (run_copy / "metrics.json").write_text(json.dumps({"after": summary}))
-    page = shown(run_copy, tmp_path)
-    assert "topic: sums" in page and "0.500" in page

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.policy.test_threads import ending
-from tests.rollouts.test_converse import Chat, picture
+from tests.rollouts.conversations import held, picture
 
 from rounding import assert_close
 from selfverify.core.config import RolloutLimits, SamplingConfig
@@ -17,8 +17,6 @@ from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
 SAMPLING = SamplingConfig(group_size=5, max_new_tokens=5, top_p=1.0)
@@ -88,16 +86,7 @@ def hold(
         episodes.append(make())
         return episodes[-1]
 
-    limits = RolloutLimits(turns=turns)
-    groups = rollout(
-        PolicySampler(policy, sampling),
-        Chat(),
-        problems,
-        [3, 4],
-        sampling.group_size,
-        open_episode=opened,
-        limits=limits,
-    ).groups
+    groups = held(policy, problems, [3, 4], opened, RolloutLimits(turns=turns), sampling).groups
     return [trajectory for group in groups for trajectory in group.trajectories], episodes
 
 

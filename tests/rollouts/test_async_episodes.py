@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from tests.rollouts.test_converse import Chat, ending_policy
+from tests.rollouts.conversations import held
 from tests.rollouts.test_hung import hung
 
 from selfverify.core import event_loop
@@ -18,11 +18,9 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import HungThreads
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.base import user_turn
 
-__all__ = ["ending_policy", "hung"]  # fixtures
+__all__ = ["hung"]  # a fixture
 
 MANY = 64
 PROBLEM = Problem("remote", user_turn("Say 7.", images=0), environment_begins=True)
@@ -94,10 +92,9 @@ def test_many_conversations_wait_at_once(ending_policy: Callable[..., Policy], h
     count = iter(range(MANY))
     limits = RolloutLimits(turns=3, step_threads=MANY, step_timeout_s=30.0, hung_threads=1)
     sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
-    rolled = rollout(
-        PolicySampler(ending_policy(), sampling), Chat(), [PROBLEM], [3], sampling.group_size,
-        open_episode=lambda problem, seed: Remote(desk, next(count) == 5), limits=limits,
-    )  # fmt: skip
+    rolled = held(
+        ending_policy(), [PROBLEM], [3], lambda p, seed: Remote(desk, next(count) == 5), limits, sampling
+    )
     made = rolled.groups[0].trajectories
     assert desk.everyone.n_waiting == 0 and desk.open == 0
     lost = [t.finish == Finish.ERROR for t in made]
@@ -129,10 +126,7 @@ def test_too_few_threads_are_no_deadlock(
         def reset(self) -> Observation | None:
             return Observation(run(self.desk.enter(), enter_s))
 
-    rolled = rollout(
-        PolicySampler(ending_policy(), sampling), Chat(), [PROBLEM], [3], sampling.group_size,
-        open_episode=lambda problem, seed: Impatient(desk, False), limits=limits,
-    )  # fmt: skip
+    rolled = held(ending_policy(), [PROBLEM], [3], lambda p, seed: Impatient(desk, False), limits, sampling)
     assert [t.finish for t in rolled.groups[0].trajectories] == [Finish.ERROR] * 3
     if enter_s < step_timeout_s:
         assert hung.count() == desk.everyone.n_waiting == 0

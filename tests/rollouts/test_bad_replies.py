@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.rollouts.test_converse import Chat, Talkative
+from tests.rollouts.conversations import Talkative, three
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode, Observation, PolicyTurn
-from selfverify.core.problem import Problem
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=24, top_p=1.0)
@@ -47,25 +44,7 @@ class Shows(Talkative):
 
 def hold(policy: Policy, make: Callable[[], Observation]) -> list[Trajectory]:
     """Three conversations; the one in the middle is shown what ``make`` returns."""
-    count = iter(range(3))
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        return Shows(make) if next(count) == 1 else Talkative(0, images=False)
-
-    problem = Chat().problem("train", 0, 0)
-    return (
-        rollout(
-            PolicySampler(policy, SAMPLING),
-            Chat(),
-            [problem],
-            [11],
-            SAMPLING.group_size,
-            open_episode=begin,
-            limits=LIMITS,
-        )
-        .groups[0]
-        .trajectories
-    )
+    return three(policy, lambda: Shows(make), lambda: Talkative(0, images=False), 11, LIMITS, SAMPLING)
 
 
 def png(size: tuple[int, int] = (80, 60)) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.rollouts.test_converse import Chat, Talkative, ending_policy, picture
+from tests.rollouts.conversations import Talkative, held, picture, three
 from tests.updating import update
 
 from rounding import assert_close
@@ -24,15 +24,12 @@ from selfverify.methods.base import Method
 from selfverify.policy.decoding import Sample
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import Rollout, rollout
+from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits import DigitsSum
 from selfverify.trainer.batch import TokenStreams, make_streams, select
-
-__all__ = ["ending_policy"]  # a fixture
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
 LIMITS = RolloutLimits(turns=3)
@@ -69,23 +66,8 @@ def hold(
     policy: Policy, first: Callable[[], Any], problem: Problem = ASKED, limits: RolloutLimits = LIMITS
 ) -> list[Trajectory]:
     """Three conversations; the one in the middle begins with ``first``."""
-    count = iter(range(3))
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        return Given(first if next(count) == 1 else lambda: None)
-
-    return (
-        rollout(
-            PolicySampler(policy, SAMPLING),
-            Chat(),
-            [problem],
-            [3],
-            SAMPLING.group_size,
-            open_episode=begin,
-            limits=limits,
-        )
-        .groups[0]
-        .trajectories
+    return three(
+        policy, lambda: Given(first), lambda: Given(lambda: None), 3, limits, SAMPLING, problem=problem
     )
 
 
@@ -109,15 +91,7 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
     policy = ending_policy()
     shown = replace(ASKED, messages=user_turn("What is on it?"), images=[picture(3, (84, 56))])
     sampling = SAMPLING.model_copy(update={"group_size": 9})
-    rolled = rollout(
-        PolicySampler(policy, sampling),
-        Chat(),
-        [shown, ASKED],
-        [1, 2],
-        sampling.group_size,
-        open_episode=lambda p, s: Screen(s),
-        limits=LIMITS,
-    )
+    rolled = held(policy, [shown, ASKED], [1, 2], lambda p, s: Screen(s), LIMITS, sampling)
     kinds = set()
     for problem, prompt, group in zip([shown, ASKED], rolled.prompts, rolled.groups, strict=True):
         assert len({tuple(t.segments[0].tokens) for t in group.trajectories}) > 2
@@ -204,7 +178,7 @@ def test_over_before_the_policy_speaks(
         sum(len({s.turn for s in t.segments if s.author == "policy"}) for t in found) / 3
     )
     streams.prepare_images(policy.encoder)
-    update(policy, [streams], denominator="sequence")
+    update(policy, [streams], loss__denominator="sequence")
     grads = [p.grad for p in policy.model.parameters() if p.grad is not None]
     assert grads and all(bool(torch.isfinite(grad).all()) for grad in grads)
 
@@ -212,18 +186,7 @@ def test_over_before_the_policy_speaks(
 def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> None:
     """It may have advantages, but no token that they could be about."""
 
-    def begin(problem: Problem, seed: int) -> Episode:
-        return Given(lambda: Observation(done=True))
-
-    rolled = rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        [PLAIN],
-        [3],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=LIMITS,
-    )
+    rolled = held(policy, [PLAIN], [3], lambda p, s: Given(lambda: Observation(done=True)), LIMITS)
     [group] = rolled.groups
     for reward, trajectory in enumerate(group.trajectories):
         trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
@@ -248,25 +211,13 @@ def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
 def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[..., Policy]) -> None:
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 4})
-    made = rollout(
-        PolicySampler(policy, sampling),
-        Chat(),
-        [ASKED],
-        [5],
-        sampling.group_size,
-        open_episode=lambda p, s: Screen(s),
-        limits=LIMITS,
-    )
     seeds: list[int] = []
-    rollout(
-        PolicySampler(policy, sampling),
-        Chat(),
-        [ASKED],
-        [5],
-        sampling.group_size,
-        open_episode=lambda p, s: seeds.append(s) or Screen(s),
-        limits=LIMITS,
-    )  # type: ignore[func-returns-value]
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        seeds.append(seed)
+        return Screen(seed)
+
+    made = held(policy, [ASKED], [5], begin, LIMITS, sampling)
     for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
         turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
         again = recite(policy, ASKED, Screen(seed), turns)
@@ -350,15 +301,7 @@ def test_beginnings_come_from_seeds(ending_policy: Callable[..., Policy]) -> Non
         def begin(problem: Problem, seed: int) -> Episode:
             return Screen(seed) if problem.environment_begins else Talkative(seed)
 
-        made = rollout(
-            PolicySampler(policy, SAMPLING),
-            Chat(),
-            problems,
-            seeds,
-            SAMPLING.group_size,
-            open_episode=begin,
-            limits=limits,
-        )
+        made = held(policy, problems, seeds, begin, limits)
         return [[t.tokens for t in group.trajectories] for group in made.groups]
 
     together = talk([ASKED, PLAIN], [3, 4], LIMITS)

@@ -2,100 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from tests.rollouts.conversations import LONG, SAMPLING, Talkative, held
 from tests.updating import update
 
 from rounding import assert_close
-from selfverify.core.config import RolloutLimits, SamplingConfig
-from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
+from selfverify.core.config import RolloutLimits
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.problem import Problem
-from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import Rollout, rollout
-from selfverify.tasks.base import Task, Verdict, user_turn
+from selfverify.rollouts.rollout import Rollout
 from selfverify.trainer.batch import make_streams
-from tiny_models import boosted
-
-SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
-LONG = RolloutLimits(turns=4)
-
-
-class Chat(Task):
-    """Questions without an answer: what is said to them is what a test looks at."""
-
-    name = "chat"
-    summary = "test"
-    limits = LONG
-
-    def problem(self, split: Any, seed: int, index: int) -> Problem:
-        return Problem(f"chat/{index}", user_turn(f"Question {index}.", images=0))
-
-    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        return Verdict(0.0, False)
-
-
-def picture(seed: int, size: tuple[int, int] = (56, 56)) -> Image.Image:
-    return Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * size[0] * size[1]))
-
-
-class Talkative(Episode):
-    """Replies with other words every time, to every second turn with an image."""
-
-    channel = "words"
-
-    def __init__(self, seed: int, images: bool = True, role: str = "user") -> None:
-        self.rng, self.images, self.role = random.Random(seed), images, role
-        self.heard: list[PolicyTurn] = []
-        self.closed = 0
-
-    def step(self, said: PolicyTurn) -> Observation:
-        self.heard.append(said)
-        words = "more " * self.rng.randrange(1, 9)
-        if self.images and len(self.heard) % 2:
-            parts = [{"type": "text", "text": words}, {"type": "image"}, {"type": "text", "text": "?"}]
-            return Observation(parts, [picture(self.rng.randrange(5))], self.role)
-        return Observation(words, role=self.role)  # type: ignore[arg-type]
-
-    def result(self) -> EpisodeResult:
-        return EpisodeResult({"answer": float(len(self.heard))})
-
-    def release(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def ending_policy(load_policy: Any) -> Callable[..., Policy]:
-    """Policies of which most turns end within the limit."""
-
-    return lambda kind="tiny": boosted(load_policy(kind), 6.0)
-
-
-@pytest.fixture
-def asked() -> list[Problem]:
-    """A problem with an image and one without."""
-    shown = Problem("shown", user_turn("What is on it?"), [picture(3, (84, 56))])
-    return [shown, Problem("plain", user_turn("Say 7.", images=0))]
-
-
-def held(
-    policy: Policy,
-    problems: list[Problem],
-    seeds: list[int],
-    begin: Callable[[Problem, int], Episode],
-    limits: RolloutLimits = LONG,
-) -> Rollout:
-    """Conversations of groups of three."""
-    sampler = PolicySampler(policy, SAMPLING)
-    return rollout(sampler, Chat(), problems, seeds, SAMPLING.group_size, open_episode=begin, limits=limits)
 
 
 def streams_of(policy: Policy, rollout: Rollout) -> list[Any]:
@@ -112,15 +35,8 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
     """What the sampler says of its tokens is what the learner says, over several turns and images."""
     policy = ending_policy()
     sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
-    rolled = rollout(
-        PolicySampler(policy, sampling),
-        Chat(),
-        asked,
-        [3, 4],
-        sampling.group_size,
-        open_episode=lambda problem, seed: Talkative(seed),
-        limits=RolloutLimits(turns=5),
-    )
+    five = RolloutLimits(turns=5)
+    rolled = held(policy, asked, [3, 4], lambda problem, seed: Talkative(seed), five, sampling)
     lengths = set()
     for streams, group in zip(streams_of(policy, rolled), rolled.groups, strict=True):
         [values] = policy.logprobs([streams.prompt], [streams.continuations])
@@ -145,7 +61,7 @@ def test_shared_gradients_are_those_of_the_plain_forward(
     found = {}
     for shared in (True, False):
         policy.shares_prefix = shared
-        update(policy, streams_of(policy, rolled), denominator="sequence")
+        update(policy, streams_of(policy, rolled), loss__denominator="sequence")
         found[shared] = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
     assert found[True].keys() == found[False].keys()
     for name, grad in found[True].items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollouts.test_converse import Chat, Talkative, ending_policy
+from tests.rollouts.conversations import Chat, Talkative, held
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn
@@ -21,15 +21,10 @@ from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 from selfverify.rollouts import episode_runner
-from selfverify.rollouts import episode_runner as module
 from selfverify.rollouts.episode_runner import HungThreads
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum
 from selfverify.trainer.checkpoint import latest_checkpoint
-
-__all__ = ["ending_policy"]  # a fixture
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8, top_p=1.0)
 LIMITS = RolloutLimits(turns=2, step_threads=2, step_timeout_s=0.1, hung_threads=2)
@@ -40,8 +35,7 @@ PROBLEM = Chat().problem("train", 0, 0)
 def hung(monkeypatch: pytest.MonkeyPatch) -> HungThreads:
     """A count of the test's own: threads of other tests may still hang."""
     fresh = HungThreads()
-    for place in (module, episode_runner):
-        monkeypatch.setattr(place, "HUNG", fresh)
+    monkeypatch.setattr(episode_runner, "HUNG", fresh)
     monkeypatch.setattr("selfverify.trainer.trainer.HUNG", fresh)
     return fresh
 
@@ -73,15 +67,7 @@ def talk(policy: Policy, gate: threading.Event, stuck: int) -> None:
     def begin(problem: Problem, seed: int) -> Episode:
         return Stuck(gate) if next(count) < stuck else Talkative(seed, images=False)
 
-    rollout(
-        PolicySampler(policy, SAMPLING),
-        Chat(),
-        [PROBLEM],
-        [3],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=LIMITS,
-    )
+    held(policy, [PROBLEM], [3], begin, LIMITS, SAMPLING)
 
 
 def test_threads_are_counted_over_rollouts(
@@ -144,7 +130,11 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     task = Sums()
     task.gate = gate
     config = TrainerConfig(
-        steps=5, groups_per_step=2, learning_rate=1e-4, checkpoint_every=0, drop_zero_advantage=False
+        steps=5,
+        groups_per_step=2,
+        optim={"learning_rate": 1e-4},
+        loss={"drop_zero_advantage": False},
+        checkpoint={"every": 0},
     )
     arguments: dict[str, Any] = {"output": tmp_path, "seed": 0}
     with pytest.raises(HungError, match="of this process hang in episodes"):

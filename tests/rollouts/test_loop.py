@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.rollouts.test_converse import LONG, Chat, Talkative, asked, ending_policy
+from tests.rollouts.conversations import LONG, Chat, Talkative, held
 
 from rounding import assert_close
 from selfverify.core.config import RolloutLimits, SamplingConfig
@@ -17,10 +17,7 @@ from selfverify.core.episode import EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import Rollout, rollout
-
-__all__ = ["asked", "ending_policy"]  # fixtures
+from selfverify.rollouts.rollout import Rollout
 
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=10, top_p=1.0)
 PROBLEM = Chat().problem("train", 0, 0)
@@ -29,10 +26,7 @@ PROBLEM = Chat().problem("train", 0, 0)
 def hold(
     policy: Policy, problems: list[Problem], make: Callable[[int], Talkative], limits: RolloutLimits = LONG
 ) -> Rollout:
-    return rollout(
-        PolicySampler(policy, SAMPLING), Chat(), problems, [3, 4][: len(problems)], SAMPLING.group_size,
-        open_episode=lambda problem, seed: make(seed), limits=limits,
-    )  # fmt: skip
+    return held(policy, problems, [3, 4][: len(problems)], lambda p, seed: make(seed), limits, SAMPLING)
 
 
 def flat(made: Rollout) -> list[Trajectory]:
@@ -168,8 +162,8 @@ def test_words_do_not_depend_on_slots(
         for mine, theirs in zip(one.segments, other.segments, strict=True):
             assert_close(mine.logprobs, theirs.logprobs)
     kinds = [kind for kind, _ in log]
-    held = [kinds[:end].count("open") - kinds[:end].count("release") for end in range(1, 17)]
-    assert max(held) == concurrent and kinds.count("release") == 8
+    open_now = [kinds[:end].count("open") - kinds[:end].count("release") for end in range(1, 17)]
+    assert max(open_now) == concurrent and kinds.count("release") == 8
     assert set(parts.seconds) == set(whole.seconds)
     # Somebody begins while others of the first ones go on: nobody waits for the slowest of a wave.
     first = {seed for kind, seed in log[:concurrent]}

@@ -10,36 +10,18 @@ from typing import Any, ClassVar
 
 import pytest
 from PIL import Image
+from tests.rollouts.conversations import Chat, three
 
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
-from selfverify.core.problem import Problem
-from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.score_reading import before_score
-from selfverify.tasks.base import Task, Verdict, user_turn
 from tiny_models import boosted
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
 LIMITS = RolloutLimits(turns=3)
 THREADS = LIMITS.model_copy(update={"step_threads": 3, "step_timeout_s": 0.5})
-
-
-class Anything(Task):
-    """Problems without a right answer."""
-
-    name = "anything"
-    summary = "test"
-    limits = LIMITS
-
-    def problem(self, split: Any, seed: int, index: int) -> Problem:
-        return Problem("p", user_turn("Say 7.", images=0))
-
-    def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        return Verdict(0.0, False)
 
 
 class Polite(Episode):
@@ -70,22 +52,7 @@ def short(load_policy: Any) -> Policy:
 
 def hold(policy: Policy, second: Callable[[], Any], limits: RolloutLimits = LIMITS) -> list[Trajectory]:
     """Three conversations; the one in the middle is held by what ``second`` makes."""
-    count = iter(range(3))
-
-    def begin(problem: Problem, seed: int) -> Any:
-        return second() if next(count) == 1 else Polite()
-
-    problem = Anything().problem("train", 0, 0)
-    [group] = rollout(
-        PolicySampler(policy, SAMPLING),
-        Anything(),
-        [problem],
-        [41],
-        SAMPLING.group_size,
-        open_episode=begin,
-        limits=limits,
-    ).groups
-    return group.trajectories
+    return three(policy, second, Polite, 41, limits, SAMPLING)
 
 
 def replying(make: Callable[[PolicyTurn], Any]) -> type[Polite]:
@@ -156,9 +123,9 @@ def test_nonsense_ends_its_own_conversation_only(
     assert {episode.closed for episode in Polite.opened} == {1}
     begun = odd not in ("foreseen", "no episode", "exit at once")  # what was said is kept
     assert found[1].segments[0].tokens == (whole[1].segments[0].tokens if begun else [])
-    group = Group(Anything().problem("train", 0, 0), found)
+    group = Group(Chat().problem("train", 0, 0), found)
     assert valid_trajectories(group, False).tolist() == [True, False, True]
-    assert any("problem p, turn" in record.getMessage() for record in caplog.records)
+    assert any("problem chat/0, turn" in record.getMessage() for record in caplog.records)
     for place in (0, 2):
         assert (found[place].tokens, found[place].rewards) == (whole[place].tokens, {"answer": 1.0})
 
@@ -205,21 +172,11 @@ def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture)
         def release(self) -> None:
             closed.append(self)
 
-    begun = iter([Closing, Stuck, Closing])
-    problem = Anything().problem("train", 0, 0)
     start = time.monotonic()
-    [group] = rollout(
-        PolicySampler(short, SAMPLING),
-        Anything(),
-        [problem],
-        [41],
-        SAMPLING.group_size,
-        open_episode=lambda problem, seed: next(begun)(),
-        limits=THREADS,
-    ).groups
+    found = three(short, Stuck, Closing, 41, THREADS, SAMPLING)
     assert time.monotonic() - start < 15.0
     held.set()
-    assert [t.finish == Finish.ERROR for t in group.trajectories] == [False, True, False]
+    assert [t.finish == Finish.ERROR for t in found] == [False, True, False]
     assert len(closed) == 2
     assert any("could not be closed" in record.getMessage() for record in caplog.records)
 

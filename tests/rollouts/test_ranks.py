@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.rollouts.test_converse import Chat, Talkative
+from tests.rollouts.conversations import Chat, Talkative, held
 
 from sampled_threads import drawn
 from selfverify.core import ranks
@@ -19,8 +19,7 @@ from selfverify.core.problem import Problem
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import Rollout, rollout
+from selfverify.rollouts.rollout import Rollout
 
 SAMPLING = SamplingConfig(
     group_size=2, max_new_tokens=8, engine="vllm", vllm={"server_base_url": "http://127.0.0.1:8000"}
@@ -96,10 +95,9 @@ def test_processes_stay_in_step(
         processes.own.index = index
         problems = [Chat().problem("train", 0, index)]
         try:
-            return rollout(
-                PolicySampler(policy, SAMPLING), Chat(), problems, [index], SAMPLING.group_size,
-                open_episode=lambda problem, seed: Lasts((1, 2, 4)[index]), limits=RolloutLimits(turns=6),
-                hook=Breaks() if index == failing else None,
+            return held(
+                policy, problems, [index], lambda problem, seed: Lasts((1, 2, 4)[index]),
+                RolloutLimits(turns=6), SAMPLING, Breaks() if index == failing else None,
             )  # fmt: skip
         except ConfigError as error:
             return error

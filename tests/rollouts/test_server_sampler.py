@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.rollouts.test_converse import Chat
+from tests.rollouts.conversations import Chat
 
 from selfverify.clients.openai_client import ServerConfig
 from selfverify.core.config import RolloutLimits

@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 from tests.policy.test_threads import ending
+from tests.rollouts.conversations import held, picture
 from tests.rollouts.test_asides import apart
-from tests.rollouts.test_converse import Chat, picture
 
 from rounding import assert_close
-from selfverify.core.config import RolloutLimits, SamplingConfig
+from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.score_reading import with_images
 from selfverify.rollouts.wrappers import RecordingEpisode
 from selfverify.tasks.base import user_turn
@@ -67,18 +65,10 @@ PROBLEMS = [
 ]
 
 
-def hold(
-    policy: Policy,
-    make: Callable[[int], Episode],
-    sampling: SamplingConfig = SAMPLING,
-    problems: Sequence[Problem] = PROBLEMS,
-) -> list[Group]:
+def hold(policy: Policy, make: Callable[[int], Episode], sampling: SamplingConfig = SAMPLING) -> list[Group]:
     """Conversations; ``make`` is called with their numbers."""
     numbers = iter(range(100))
-    return rollout(
-        PolicySampler(policy, sampling), Chat(), problems, [3, 4][: len(problems)], sampling.group_size,
-        open_episode=lambda problem, seed: make(next(numbers)), limits=RolloutLimits(turns=4),
-    ).groups  # fmt: skip
+    return held(policy, PROBLEMS, [3, 4], lambda problem, seed: make(next(numbers)), sampling=sampling).groups
 
 
 def flat(groups: Sequence[Group]) -> list[Trajectory]:

@@ -117,7 +117,7 @@ def test_descriptions() -> None:
     assert fusion_of("soft", fitted) is None and fusion_of("judge:fused", None) is None
     assert fusion_of("fused", fitted) == fitted
     assert fusion_of("fused:2", fitted) == Fusion(2.0) and fusion_of("fused:0.25", None) == Fusion(0.25)
-    with pytest.raises(ConfigError, match="calibrate --verifier fused"):
+    with pytest.raises(ConfigError, match="say the weight, as in fused:2"):
         fusion_of("fused", None)
     for wrong in ("fused:", "fused:-1", "fused:nan", "fused:1e3", "fused:1001", "fused:٢", "fused:2:3"):
         with pytest.raises(ConfigError, match="weight from 0 to 1000"):

@@ -71,10 +71,7 @@ UPSTREAM = ["--upstream", "http://127.0.0.1:9"]
         (["--model", "builtin:digits", "--upstream", "http://127.0.0.1:9"], "either --model"),
         (["--upstream", "nonsense"], "no address"),
         ([*UPSTREAM, "--verifier", "greedy"], "no verifier 'greedy'"),
-        ([*UPSTREAM, "--judge", "judge:m"], "--judge needs --model"),
-        (["--model", "builtin:digits", "--separate"], "--separate needs --upstream"),
-        ([*UPSTREAM, "--api-key", "a", "--api-key-file", "b"], "there is one key"),
-        ([*UPSTREAM, "--api-key", " "], "--api-key is empty"),
+        ([*UPSTREAM, "--judge", "judge:m"], "needs"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +91,9 @@ HERE = {"backend": {"model": "m"}}
     [
         ({"asked": {}}, "a question is missing"),
         ({"asked": {"question": "x", "save_image": "x.png"}}, "a question is missing"),
-        ({"asked": {"question": "x", "task": "digits-pick"}}, "--task brings its own"),
-        ({"asked": {"image": ["x.png"], "task": "digits-pick"}}, "--task brings its own"),
-        ({"answerer": {"server": "s"}, "drawing": {"turns": 2}}, "--turns 2 needs a model"),
+        ({"asked": {"question": "x", "task": "digits-pick"}}, "`task` brings its own"),
+        ({"asked": {"image": ["x.png"], "task": "digits-pick"}}, "`task` brings its own"),
+        ({"answerer": {"server": "s"}, "drawing": {"turns": 2}}, "`turns` 2 needs a model"),
         ({"answerer": {"server": "s"}, "choosing": {"n": 257}}, "at most 256"),
         ({"choosing": {"n": 1025}}, "1024"),
         ({"choosing": {"strategy": "oracle"}}, "analysis only"),

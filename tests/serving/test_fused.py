@@ -75,5 +75,5 @@ def test_the_gateway_does_not_start_with_both() -> None:
         "backend": {"upstream": "http://127.0.0.1:9"},
         "gateway": {"best_of": {"verifier": "fused:2", "abstain_below": 0.5}},
     }
-    with pytest.raises(ConfigError, match=r"--abstain-below: .*fused:2"):
+    with pytest.raises(ConfigError, match=r"abstain_below: .*fused:2"):
         open_gateway(ServeConfig.model_validate(settings))

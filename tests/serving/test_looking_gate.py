@@ -19,7 +19,7 @@ from selfverify.core.policy_config import AdapterConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.serving.app import Gateway
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.local import Local
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
@@ -131,7 +131,7 @@ def test_a_gateway_that_does_not_look(servers: Loop) -> None:
     """The field is refused rather than ignored."""
     address, _ = servers.before(FakeUpstream())
     status, reply = told(address, asked({}))
-    assert status == 400 and "start the gateway with --look" in reply["error"]["message"]
+    assert status == 400 and "the gateway was started without it" in reply["error"]["message"]
 
 
 def test_a_failing_server(servers: Loop) -> None:
@@ -170,7 +170,7 @@ def writing(policy: Policy, write: Callable[[str], str]) -> None:
 def own_model(servers: Loop, policy: Policy) -> str:
     """A gateway whose own model crops once, and then answers."""
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
-    settings = GatewayConfig(best_of=BestOf(n=2, verifier="inline"))
+    settings = GatewayConfig(best_of=BestOfConfig(n=2, verifier="inline"))
     return servers.gateway(
         Gateway(Local(policy, "m"), settings, looking=VisualGate(VisualConfig(tools=["crop"])))
     )
@@ -273,7 +273,7 @@ def test_a_model_that_runs_here() -> None:
         (["--max-steps", "2"], "--max-steps needs --look"),
         (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
         (["--look", "--turns", "2"], "take one"),
-        (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
+        (["--look", "--server", "http://127.0.0.1:9", "--verifier", "judge"], "reads the scores"),
         (["--look", "--tool", "rotate"], "no tool 'rotate'"),
         (["--look", "--stop-looking", "delta"], "no rule 'delta'"),
     ],

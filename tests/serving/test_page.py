@@ -11,7 +11,7 @@ import pytest
 import requests
 from PIL import Image
 
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.page import EXAMPLES, digits_example
 from serving_servers import CHAT, Body, FakeUpstream, Loop, question, quick_gateway
 
@@ -75,10 +75,13 @@ def test_text_stands_out_from_its_ground(theme: int) -> None:
 def test_fields_start_as_the_gateway_was_started(servers: Loop) -> None:
     url, _ = servers.before(
         FakeUpstream(),
-        GatewayConfig(best_of=BestOf(n=5, strategy="majority", answers="set"), max_n=20),
+        GatewayConfig(best_of=BestOfConfig(n=5, strategy="majority", answers="set"), max_n=20),
     )
     found = requests.get(root(url) + "/page/settings", timeout=10).json()
-    assert found["best_of"] == BestOf(n=5, strategy="majority", answers="set", verifier="inline").model_dump()
+    assert (
+        found["best_of"]
+        == BestOfConfig(n=5, strategy="majority", answers="set", verifier="inline").model_dump()
+    )
     assert found["most"] == 20 and found["examples"] == 0
     refused = requests.get(root(url) + "/page/example", timeout=10)
     assert refused.status_code == 404 and "built-in model" in refused.json()["error"]["message"]

@@ -21,7 +21,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from browser import DESKTOP, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import use_of
-from selfverify.serving.config import BackendConfig, BestOf, GatewayConfig, ServeConfig
+from selfverify.serving.config import BackendConfig, BestOfConfig, GatewayConfig, ServeConfig
 from selfverify.serving.server import start
 from selfverify.serving.visual import VisualGate
 from selfverify.visual.config import VisualConfig
@@ -140,7 +140,7 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
 ) -> None:
     texts = [tagged("9", "0.9"), tagged("8", "0.8"), tagged("9", "0.7"), "nothing in tags <answer>"]
     upstream = Gated(write=lambda body, i: texts[i], allowed=0)
-    url, _ = servers.before(upstream, GatewayConfig(best_of=BestOf(strategy="best")))
+    url, _ = servers.before(upstream, GatewayConfig(best_of=BestOfConfig(strategy="best")))
     look(chromium, DESKTOP)
     page = Page(chromium, url)
     page.ask(photo)
@@ -257,7 +257,7 @@ def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
 def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: Loop, photo: Path) -> None:
     for limit, said in (
         ({"max_megapixels": 0.001}, "0.001 million"),
-        ({"max_image_mb": 100 / 2**20}, "0.0001 MB"),
+        ({"max_body_mb": 200 / 2**20}, "0.0001 MB"),
     ):
         url, _ = servers.before(FakeUpstream(), GatewayConfig().model_copy(update=limit))
         page = Page(chromium, url)
@@ -340,7 +340,7 @@ def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, p
 def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
     chromium: Chrome, servers: Loop, photo: Path
 ) -> None:
-    chosen = BestOf(n=4, strategy="majority")
+    chosen = BestOfConfig(n=4, strategy="majority")
     calibration = Calibration(
         "isotonic", (0.0, 1.0), (0.0, 0.8), threshold=0.3, fitted_on=use_of(chosen, "inline")
     )

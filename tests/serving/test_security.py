@@ -10,19 +10,19 @@ import pytest
 from pydantic import ValidationError
 
 from data_files import huge_png
-from selfverify.cli.options import file_text, with_file
+from selfverify.cli.options import with_file
 from selfverify.clients.openai_client import ServerConfig, server_url
 from selfverify.connectors.openenv import base_url
 from selfverify.core.errors import ConfigError
-from selfverify.serving.config import BackendConfig, ImageLimits, ServeConfig
+from selfverify.serving.config import BackendConfig, ServeConfig
 from selfverify.serving.schemas import ApiError, Picture, take_images
 from serving_servers import data_url, png
 
 
-def take(url: Any, limits: ImageLimits | None = None, count: int = 1) -> list[Picture]:
+def take(url: Any, most_pixels: int = 20_000_000, count: int = 1) -> list[Picture]:
     part = {"type": "image_url", "image_url": {"url": url}}
     messages = [{"role": "user", "content": [part] * count}]
-    return asyncio.run(take_images(messages, limits or ImageLimits()))
+    return asyncio.run(take_images(messages, most_pixels))
 
 
 def test_an_image_is_taken() -> None:
@@ -30,6 +30,8 @@ def test_an_image_is_taken() -> None:
     assert picture.format == "PNG" and picture.decode().size == (4, 3) and picture.decode().mode == "RGB"
     [large] = take("data:image/bmp;base64," + data_url(png((900, 900))).partition(",")[2])
     assert large.format == "PNG"
+    for head in ("DATA:IMAGE/PNG;BASE64,", "data:image/png;Base64,", "data:image/png;charset=utf-8;base64,"):
+        assert take(head + data_url(png()).partition(",")[2]) == take(data_url(png()))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,6 @@ def test_an_image_is_taken() -> None:
         (data_url(huge_png(10_000, 10_000)), "image_too_large", 413),
         (data_url(huge_png(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
         (data_url(huge_png(60_000, 60_000)), "image_too_large", 413),
-        (data_url(png() + b"0" * 200_000), "image_too_large", 413),
-        (data_url(png() + b"0" * 900_000), "image_too_large", 413),
         ("https://example.org/cat.png", "remote_image_refused", 400),
         ("file:///etc/passwd", "remote_image_refused", 400),
         ("", "invalid_value", 400),
@@ -55,15 +55,15 @@ def test_an_image_is_taken() -> None:
 )
 def test_images_that_are_refused(url: Any, code: str, status: int) -> None:
     with pytest.raises(ApiError) as caught:
-        take(url, ImageLimits(bytes=100_000))
+        take(url)
     assert (caught.value.code, caught.value.status) == (code, status)
 
 
 def test_a_requests_pixels_are_counted_together() -> None:
-    limits, url = ImageLimits(pixels=3000), data_url(png((32, 32)))
-    assert len(take(url, limits, count=2)) == 2
+    url = data_url(png((32, 32)))
+    assert len(take(url, 3000, count=2)) == 2
     with pytest.raises(ApiError, match="3,072 pixels together") as caught:
-        take(url, limits, count=3)
+        take(url, 3000, count=3)
     assert (caught.value.code, caught.value.status) == ("image_too_large", 413)
 
 
@@ -72,10 +72,7 @@ def test_too_many_images() -> None:
         take(data_url(png()), count=17)
 
 
-# --- keys and passwords -------------------------------------------------------------------------------------
-
-
-SECRET = "sk-7f3a9c-very+secret"
+# --- passwords ----------------------------------------------------------------------------------------------
 
 
 def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> str:
@@ -89,28 +86,18 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
 
 
 @pytest.mark.parametrize(
-    ("key", "line", "place"),
+    ("value", "place"),
     [
-        (f"[{SECRET}]", 2, "gateway.api_key"),
-        (f"{{alice: {SECRET}}}", 2, "gateway.api_key"),
-        (f"!!binary {SECRET}", 2, ""),
-        (f"!!int {SECRET}", 2, "this is no int"),
-        (f"*{SECRET}", 2, "an alias of nothing"),
-        (f'"{SECRET}\\0"', 2, "null character"),
+        ("!!binary sk-7f3a9c-very+secret", ""),
+        ("!!int sk-7f3a9c-very+secret", "this is no int"),
+        ("*sk-7f3a9c-very+secret", "an alias of nothing"),
+        ('"sk-7f3a9c-very+secret\\0"', "null character"),
     ],
 )
-def test_the_key_is_not_quoted(tmp_path: Path, key: str, line: int, place: str) -> None:
-    said = refused(tmp_path, f"gateway:\n  api_key: {key}\n")
+def test_a_broken_file_is_not_quoted(tmp_path: Path, value: str, place: str) -> None:
+    said = refused(tmp_path, f"gateway:\n  api_key_file: {value}\n")
     assert "sk-" not in said and "secret" not in said.replace(str(tmp_path), "")
-    assert f"gateway.yaml:{line}" in said and place in said
-
-
-def test_the_key_is_not_shown(tmp_path: Path) -> None:
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"gateway:\n  api_key: {SECRET}\n")
-    settings = with_file(ServeConfig, file, {"backend": {"upstream": "http://127.0.0.1:9"}}, str)
-    assert SECRET not in file_text(settings) and SECRET not in repr(settings)
-    assert "timeout" in file_text(settings)
+    assert "gateway.yaml:2" in said and place in said
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.policy import test_unknown_family
 from tests.policy.conftest import noise_image
 from tests.policy.test_families import SAMPLING, talk
 from tests.trainer.test_loss import pair
-from tests.updating import update
+from tests.updating import trainer_config, update
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -28,14 +28,13 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy import families
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
-from selfverify.serving.config import Choosing, DrawsConfig
+from selfverify.serving.config import ChoosingConfig, DrawsConfig
 from selfverify.serving.solve import solve
 from selfverify.tasks.base import Task, user_turn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
@@ -47,7 +46,12 @@ from simulated.device import load, waits
 load()
 
 DEVICE = "sim:1"
-LEARNER = {"groups_per_step": 2, "learning_rate": 1e-3, "drop_zero_advantage": False, "checkpoint_every": 1}
+LEARNER = {
+    "groups_per_step": 2,
+    "optim__learning_rate": 1e-3,
+    "loss__drop_zero_advantage": False,
+    "checkpoint__every": 1,
+}
 
 
 def on_device(path: str | Path = "builtin:digits", **settings: Any) -> Policy:
@@ -226,7 +230,7 @@ def train(
     policy = Policy.load(changes.pop("path", "builtin:digits"), device=device, **changes.pop("policy", {}))
     task = changes.pop("task", None) or make_task("digits-pick")
     sampling = SamplingConfig(**{"group_size": 3, "max_new_tokens": 40} | changes.pop("sampling", {}))
-    learner = TrainerConfig(**{**LEARNER, "steps": steps, **changes})
+    learner = trainer_config(**{**LEARNER, "steps": steps, **changes})
     made, validation = make_method(method, **options), EvaluationConfig(problems=2, samples=2)
     return learn(
         policy, task, made, learner, sampling, output=folder, seed=2, resume=True, validation=validation
@@ -240,10 +244,10 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "expected, KL, slices": (
         "adpo",
         EXPECTED | {"kl": 0.01},
-        {"micro_batch_tokens": 60, "evaluate_every": 1},
+        {"batch__micro_batch_tokens": 60, "log__evaluate_every": 1},
     ),
-    "apart, expected": ("adpo", EXPECTED, {"channels": "separate"}),
-    "joint, masters, vision, checkpointing": ("sft", {}, {"log_channels_every": 1, "policy": WHOLE}),
+    "apart, expected": ("adpo", EXPECTED, {"optim__channels": "separate"}),
+    "joint, masters, vision, checkpointing": ("sft", {}, {"log__channels_every": 1, "policy": WHOLE}),
     "offload, no sharing, chunks": ("sft", {}, {"policy": APART}),
 }
 
@@ -260,13 +264,14 @@ def test_training(name: str, tiny_folder: Path, tmp_path: Path) -> None:
 
 DROPOUT = {"lora": AdapterConfig(rank=4, dropout=0.2)}
 # With two updates each channel's moments are used again after the resumption.
-ALTERNATE = {"channels": "alternate", "policy": {"dtype": "bfloat16"}, "updates_per_rollout": 2}
+ALTERNATE = {"optim__channels": "alternate", "policy": {"dtype": "bfloat16"}, "batch__updates_per_rollout": 2}
 TALKS = {
-    "task": Shown(DigitsSumConfig(count=2)), "sampling": {"max_new_tokens": 12}, "updates_per_rollout": 2,
-    "ratio": "trajectory", "denominator": "trajectory", "rollout_log": "all",
+    "task": Shown(DigitsSumConfig(count=2)), "sampling": {"max_new_tokens": 12},
+    "batch__updates_per_rollout": 2, "loss__ratio": "trajectory", "loss__denominator": "trajectory",
+    "checkpoint__rollout_log": "all",
 }  # fmt: skip
 RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "adapter with dropout": ("sft", {}, {"policy": DROPOUT, "log_channels_every": 1}),
+    "adapter with dropout": ("sft", {}, {"policy": DROPOUT, "log__channels_every": 1}),
     "alternate, masters": ("sft", {}, ALTERNATE),
     "images in conversations, old log-probs, KL, ratios of trajectories": ("grpo", {"kl": 0.01}, TALKS),
 }
@@ -312,7 +317,7 @@ def test_pairs(tiny_folder: Path) -> None:
     for policy in (on_cpu(tiny_folder), on_device(tiny_folder)):
         groups = [pair(policy, 0, (9, 12), True), pair(policy, 1, (20, 4), False, 2.0)]
         reference = policy.frozen_copy()
-        totals.append(update(policy, groups, reference, objective="pairwise", micro_batch_tokens=10))
+        totals.append(update(policy, groups, reference, objective="pairwise", batch__micro_batch_tokens=10))
         assert all(p.grad is None or p.grad.device == p.device for p in policy.model.parameters())
     assert totals[0].sums["loss"] == pytest.approx(totals[1].sums["loss"], rel=1e-4)
     foreign = pair(policy, 0, (9, 12), False)  # tokens of another engine
@@ -336,7 +341,7 @@ def test_second_turns_as_a_verifier() -> None:
     problem, found = task.problem("test", 0, 0), []
     for policy in (on_cpu(), on_device()):
         verifier = make_verifier("turns:2", policy, task)
-        choosing = Choosing(n=3, strategy="best")
+        choosing = ChoosingConfig(n=3, strategy="best")
         solution = solve(policy, task, problem, verifier, choosing, DrawsConfig(max_new_tokens=30))
         found.append([candidate.score for candidate in solution.candidates])
     assert found[0] == pytest.approx(found[1], abs=1e-3)

@@ -14,7 +14,10 @@ from selfverify.core.episode import Call, PolicyTurn
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import CallForm, ToolCall, ToolCalls, read_calls, written_call
 
-PARAMETERS = {"type": "object", "properties": {"box": {"type": "array"}, "label": {"type": "string"}}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"box": {"type": "array"}, "label": {"type": "string"}, "level": {"type": "integer"}},
+}
 TOOLS = [{"type": "function", "function": {"name": "zoom", "parameters": PARAMETERS}}]
 ZOOM = '{"name": "zoom", "arguments": {"box": [1, 2]}}'
 CODER = (
@@ -50,6 +53,30 @@ BOXED = ToolCall("zoom", {"box": [1, 2]})
         (f" [{ZOOM}, {ZOOM}]\n", [BOXED, BOXED]),
         (f"```json\n{ZOOM}\n```", [BOXED]),
         ('{"name": "zoom", "parameters": {"box": [1, 2]}}', [BOXED]),
+        # Behind, between and before words, in any model's form.
+        ('<|python_tag|>{"name": "zoom", "parameters": {"box": [1, 2]}}<|eom_id|>', [BOXED]),
+        (f"<|python_tag|>{ZOOM}; {ZOOM}", [BOXED, BOXED]),
+        (f"I look closer.\n\n{ZOOM}", [BOXED]),
+        (f"{ZOOM}\n\nI look closer.", [BOXED]),
+        (f"I look closer: [{ZOOM}, {ZOOM}] {{so}}", [BOXED, BOXED]),
+        (f"I look closer.\n```json\n{ZOOM}\n```\nSo.", [BOXED]),
+        (f"As ```json\n{{}}\n``` says.\n```tool_code\n{ZOOM}\n```", [BOXED]),
+        ('Unknown.\n```\n{"name": "x", "arguments": {}}\n```', [ToolCall("x", {})]),
+        (CODER, [ToolCall("zoom", {"box": [1, 2], "label": "7"})]),
+        (f"I look closer.\n{CODER}\n</s>", [ToolCall("zoom", {"box": [1, 2], "label": "7"})]),
+        (f'Look: {{"type": "function", "function": {ZOOM}}}', [BOXED]),
+        ('Look: {"arguments": {"box": [1, 2]}, "name": "zoom"}', [BOXED]),
+        ('Look: {"id": "a", "name": "zoom", "arguments": null}', [ToolCall("zoom", {})]),
+        # Integers as texts and as 3.0; what is no integer is left to the schema's check.
+        *((f'{{"name": "zoom", "arguments": {{"level": {given}}}}}', [ToolCall("zoom", {"level": level})])
+          for given, level in (('"3"', 3), ("3.0", 3), ('" -3 "', -3), ("3.5", 3.5), ('"three"', "three"))),
+        ("<function=zoom><parameter=level>3.0</parameter></function>", [ToolCall("zoom", {"level": 3})]),
+        (tagged('{"name": "zoom", "arguments": {"label": "3"}}'), [ToolCall("zoom", {"label": "3"})]),
+        # Words and JSON that name no tool.
+        ('Alice is {"name": "Alice", "arguments": {}}.', []),
+        ('```json\n{"name": "Alice", "age": 3}\n```', []),
+        ('My zoom is {"answer": 3} or [{"a": 1}].', []),
+        (f"<think>{ZOOM} <|python_tag|></think>No.", []),
         # Answers in JSON.
         ('{"answer": 3}', []),
         ("{not json", []),
@@ -105,6 +132,14 @@ def test_calls(text: str, calls: list[ToolCall]) -> None:
         (ZOOM[:-1], "Expecting ',' delimiter"),
         (f'[{ZOOM}, {{"a": 1}}]', "some entries of the list are no calls"),
         (f"[{ZOOM}, {ZOOM[:-1]}]", "Expecting ',' delimiter"),
+        ("<|python_tag|>zoom.call(box=[1, 2])", 'a call is {"name": ..., "arguments": {...}}'),
+        ('<|python_tag|>{"box": [1, 2]}', 'a call is {"name": ..., "arguments": {...}}'),
+        (f"I look closer.\n{ZOOM[:-1]}", "Expecting ',' delimiter"),
+        (f"I look closer.\n```json\n{ZOOM[:-1]}\n```", "Expecting ',' delimiter"),
+        (f"I look closer.\n```json\n{ZOOM}\nand more", "something other than the end of its block"),
+        ('I look closer. {"name": "zoom"}', "arguments are no JSON object"),
+        (f'I look closer. {{"action": {ZOOM}}}', "it stands in other JSON"),
+        ("I look closer. <function=zoom>", "neither <parameter=...> nor </function>"),
     ],
 )  # fmt: skip
 def test_broken_calls(text: str, error: str) -> None:
@@ -141,7 +176,10 @@ def test_messages_that_transformers_has_read(
     assert found.calls == calls and error in found.error and bool(error) == bool(found.error)
 
 
-MARKS = "<tool_call> </tool_call> <think> </think> <function= <parameter= </parameter> </function> > zoom ```"
+MARKS = (
+    "<tool_call> </tool_call> <think> </think> <function= <parameter= </parameter> </function> > zoom ``` "
+    '<|python_tag|> ```{ {"name":"zoom", {"id":'
+)
 PIECES = [*MARKS.split(), '{"name": ', '"zoom"', ', "arguments": ', *'{}[]"\\1\n', ZOOM]
 
 

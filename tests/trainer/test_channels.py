@@ -16,7 +16,6 @@ from killed_runs import rows, same_weights
 from rounding import assert_close
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Alternatives
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -32,13 +31,16 @@ from selfverify.trainer.optim import (
     only,
 )
 from selfverify.trainer.parallel import Parallel, make_accelerator
+from updating import trainer_config
 
 
 def one_weight(**settings: object) -> tuple[nn.Parameter, ChannelOptimizer]:
     """A weight of 1 with AdamW of rate 0.1 and decay rates 0.5, whose eps is too small to be seen."""
     weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    config = TrainerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="separate", **settings)
-    optimizer = make_optimizer(config, [("w", weight)])
+    config = trainer_config(
+        optim__learning_rate=0.1, optim__betas=(0.5, 0.5), optim__channels="separate", **settings
+    )
+    optimizer = make_optimizer(config.optim, [("w", weight)])
     assert isinstance(optimizer, ChannelOptimizer)
     return weight, optimizer
 
@@ -75,7 +77,7 @@ def test_rates_and_weight_decay() -> None:
     """A rate is a factor on the step. Two channels that step together decay a weight of 1 by half each."""
     weight, optimizer = one_weight()
     assert step(weight, optimizer, 1.0, "score", 0.5) == pytest.approx(0.95)
-    weight, optimizer = one_weight(weight_decay=1.0)
+    weight, optimizer = one_weight(optim__weight_decay=1.0)
     assert step(weight, optimizer, 1.0, "answer", 1.0, 2) == pytest.approx(1 - 0.1 / 2 - 0.1)
 
 
@@ -105,8 +107,8 @@ def made_streams(policy: Policy, count: int = 3) -> list[TokenStreams]:
 
 
 def gradients(policy: Policy, groups: list[TokenStreams], **how: object) -> tuple[Parallel, UpdateMetrics]:
-    config = TrainerConfig(steps=1, channels="separate", micro_batch_groups=2)
-    optimizer = make_optimizer(config, policy.model.named_parameters())
+    config = trainer_config(optim__channels="separate", batch__micro_batch_groups=2)
+    optimizer = make_optimizer(config.optim, policy.model.named_parameters())
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, 1.0)
     totals = UpdateMetrics()
     policy.model.zero_grad()
@@ -160,10 +162,14 @@ def test_choices_belong_to_their_channel(folder: Path) -> None:
 def run(
     folder: Path, output: Path, steps: int = 3, dtype: str = "float32", resume: bool = False, **settings: Any
 ) -> Path:
-    config = TrainerConfig(
-        steps=steps, groups_per_step=2, learning_rate=1e-3, checkpoint_every=1, drop_zero_advantage=False,
+    config = trainer_config(
+        steps=steps,
+        groups_per_step=2,
+        optim__learning_rate=1e-3,
+        checkpoint__every=1,
+        loss__drop_zero_advantage=False,
         **settings,
-    )  # fmt: skip
+    )
     policy = Policy.load(str(folder), device="cpu", dtype=dtype)
     sampling = SamplingConfig(group_size=4, max_new_tokens=8)
     learn(
@@ -191,8 +197,8 @@ def test_resumed_equals_unbroken(
 
     Each channel's norm is logged where it is known; to measure it changes nothing that is learnt.
     """
-    settings: dict[str, Any] = {"dtype": dtype, "channels": channels}
-    measure = {"log_channels_every": 2} if channels == "joint" else {}
+    settings: dict[str, Any] = {"dtype": dtype, "optim__channels": channels}
+    measure = {"log__channels_every": 2} if channels == "joint" else {}
     whole = run(folder, tmp_path / "whole", **settings)
     run(folder, tmp_path / "parts", 1, **settings, **measure)
     parts = run(folder, tmp_path / "parts", resume=True, **settings, **measure)
@@ -215,5 +221,5 @@ def test_resumed_equals_unbroken(
     assert ({"exp_avg"} if channels == "joint" else {"answer/exp_avg", "score/exp_avg_sq"}) <= kinds
     assert ("master" in kinds) == (dtype != "float32")
     if channels == "separate":
-        with pytest.raises(ConfigError, match=r"was written with learner\.channels=separate"):
+        with pytest.raises(ConfigError, match=r"was written with learner\.optim\.channels=separate"):
             run(folder, parts, 4, dtype, resume=True)

@@ -83,9 +83,13 @@ def write_images(folder: Path) -> None:
 
 def run(steps: int, output: Path, images: Path, faults: Path | None) -> None:
     config = TrainerConfig(
-        steps=steps, groups_per_step=2, micro_batch_groups=2, learning_rate=1e-4, checkpoint_every=4,
-        drop_zero_advantage=False,
-    )  # fmt: skip
+        steps=steps,
+        groups_per_step=2,
+        optim={"learning_rate": 1e-4},
+        loss={"drop_zero_advantage": False},
+        batch={"micro_batch_groups": 2},
+        checkpoint={"every": 4},
+    )
     policy, task = Policy.load("builtin:digits"), FiledSum(images, faults)
     sampling = SamplingConfig(group_size=4, max_new_tokens=32)
     train(policy, task, make_method("adpo"), config, sampling, output, resume=True, seed=5)

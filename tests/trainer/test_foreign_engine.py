@@ -16,7 +16,6 @@ from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
@@ -30,11 +29,11 @@ from selfverify.tasks.answering import SelfCorrection
 from selfverify.trainer.batch import TokenStreams, make_streams
 from selfverify.trainer.loss import UpdateMetrics
 from selfverify.trainer.trainer import Trainer
-from updating import update
+from updating import trainer_config, update
 from vllm_standin import Server, standing_in
 
 OWN = SamplingConfig(group_size=3, top_p=1.0, max_new_tokens=24)
-CONFIG = TrainerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero_advantage=False)
+SETTINGS = {"groups_per_step": 2, "optim__learning_rate": 1e-6, "loss__drop_zero_advantage": False}
 
 
 # --- figures and weights, by hand -----------------------------------------------------------------------
@@ -103,8 +102,8 @@ def gradient(
 def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, weight: float) -> None:
     """With one ratio at all tokens the whole gradient has the weight min(ratio, cap)."""
     change = -float(torch.tensor(ratio).log())
-    plain, own = gradient(policy, streams(policy, change, foreign=False), importance_cap=cap)
-    found, totals = gradient(policy, streams(policy, change, foreign=True), importance_cap=cap)
+    plain, own = gradient(policy, streams(policy, change, foreign=False), loss__importance_cap=cap)
+    found, totals = gradient(policy, streams(policy, change, foreign=True), loss__importance_cap=cap)
     assert plain.abs().max() > 0 and not mismatch(own)
     assert_close(found, weight * plain)
     assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(ratio, rel=1e-4)
@@ -152,7 +151,7 @@ def by(server: Server) -> SamplingConfig:
 
 @pytest.mark.parametrize(
     ("method", "changes"),
-    [("grpo", {}), ("adpo", {"updates_per_rollout": 2, "inner_epochs": 2})],
+    [("grpo", {}), ("adpo", {"batch__updates_per_rollout": 2, "batch__inner_epochs": 2})],
 )
 def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
     server: Server, tmp_path: Path, method: str, changes: dict[str, Any]
@@ -162,7 +161,7 @@ def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
     task = make_task("digits-pick")
     for name, sampling in (("own", OWN), ("vllm", by(server))):
         policy = Policy.load("builtin:digits", device="cpu")
-        config = CONFIG.model_copy(update={"steps": 2, **changes})
+        config = trainer_config(steps=2, **SETTINGS, **changes)
         learn(policy, task, make_method(method), config, sampling, output=tmp_path / name)
         assert policy.engine is None
         ends[name] = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
@@ -204,7 +203,7 @@ def test_vllm_sees_what_environments_show(
     monkeypatch.setattr(
         method, "open", lambda task, problem, seed: ShownAgain(problem, task.tags, task.verdict)
     )
-    config = CONFIG.model_copy(update={"steps": 1})
+    config = trainer_config(**SETTINGS)
     learn(policy, make_task("digits-pick"), method, config, by(server), output=tmp_path)
     [row] = rows(tmp_path)
     assert server.core.calls == 2 + 6 and row["turns/missing"] < 1
@@ -213,12 +212,14 @@ def test_vllm_sees_what_environments_show(
 
 def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(server: Server, tmp_path: Path) -> None:
     """It reads the starting weights from disk; what was learnt before a restart it must be sent."""
-    task, config = make_task("digits-pick"), CONFIG.model_copy(update={"steps": 2, "checkpoint_every": 1})
+    task, config = make_task("digits-pick"), trainer_config(steps=2, checkpoint__every=1, **SETTINGS)
     first = Policy.load("builtin:digits", device="cpu")
     learn(first, task, make_method("grpo"), config, by(server), output=tmp_path)
     assert server.core.loads == 2
     again = Policy.load("builtin:digits", device="cpu")
-    loop = Trainer(Training(again, task, make_method("grpo"), CONFIG, by(server), tmp_path))
+    loop = Trainer(
+        Training(again, task, make_method("grpo"), trainer_config(steps=3, **SETTINGS), by(server), tmp_path)
+    )
     loop._resume()
     loop.train_step()
     held = dict(server.core.model.named_parameters())

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from rounding import assert_close, assert_gradients_close
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Alternatives, Credit, Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Prompt
@@ -21,7 +20,7 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.trainer.batch import TokenStreams, make_streams, pair_weights
 from selfverify.trainer.loss import LossComputer, MicroBatch, Slice, micro_batches, row_slices
-from updating import update
+from updating import trainer_config, update
 
 
 def lengths_only(prompt: int, rows: list[int], owner: int = 0) -> TokenStreams:
@@ -162,12 +161,12 @@ def drifted(policy: Policy, factor: float) -> Policy:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"denominator": "sequence"},
-        {"denominator": "batch", "images": True},
-        {"denominator": "trajectory", "ratio": "trajectory"},
-        {"denominator": "channel", "updates": True, "images": True},
-        {"denominator": "trajectory", "ratio": "trajectory", "updates": True, "images": True},
-        {"denominator": "sequence", "objective": "likelihood"},
+        {"loss__denominator": "sequence"},
+        {"loss__denominator": "batch", "images": True},
+        {"loss__denominator": "trajectory", "loss__ratio": "trajectory"},
+        {"loss__denominator": "channel", "updates": True, "images": True},
+        {"loss__denominator": "trajectory", "loss__ratio": "trajectory", "updates": True, "images": True},
+        {"loss__denominator": "sequence", "objective": "likelihood"},
     ],
     ids=str,
 )
@@ -189,7 +188,7 @@ def test_the_gradient_of_slices_is_that_of_groups(
     found = []
     for budget in (None, 150, 1):
         assert len(micro_batches(groups, 8, budget)) >= {None: 1, 150: 4, 1: 9}[budget]
-        totals = update(policy, groups, reference, old, micro_batch_tokens=budget, **given)
+        totals = update(policy, groups, reference, old, batch__micro_batch_tokens=budget, **given)
         gradient = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
         found.append((gradient, totals))
     whole, whole_totals = found[0]
@@ -206,7 +205,7 @@ ALONE: Any = type("Alone", (), {"policy": None})
 
 
 def test_pairs_stay_together() -> None:
-    config = TrainerConfig(steps=1, micro_batch_tokens=10)
+    config = trainer_config(batch__micro_batch_tokens=10)
     groups = [lengths_only(5, [30, 40]), lengths_only(5, [30, 40])]
     assert all(
         each.slices[0].rows == [0, 1] for each in LossComputer(ALONE, config, "pairwise").passes(groups)
@@ -277,7 +276,7 @@ def test_loss_and_gradient_are_those_of_the_formula(
         pair(policy, 1, (20, 4), images, 2.0),
         pair(policy, 2, (7, 7), images),
     ]
-    settings = {"micro_batch_groups": size, "micro_batch_tokens": 10_000 if size > 1 else 10}
+    settings = {"batch__micro_batch_groups": size, "batch__micro_batch_tokens": 10_000 if size > 1 else 10}
     totals = update(policy, groups, reference, objective="pairwise", **settings)
     ours = gradients(policy)
     policy.model.zero_grad()
@@ -327,10 +326,10 @@ def test_groups_that_are_no_pairs_are_errors(load_policy: Any) -> None:
     ("objective", "settings", "message"),
     [
         ("surogate", {}, "no objective 'surogate'; there are: surrogate, like"),
-        ("pairwise", {"channels": "separate"}, "pairwise compares whole trajectories"),
-        ("pairwise", {"log_channels_every": 2}, "pairwise compares whole trajectories"),
+        ("pairwise", {"optim__channels": "separate"}, "pairwise compares whole trajectories"),
+        ("pairwise", {"log__channels_every": 2}, "pairwise compares whole trajectories"),
     ],
 )
 def test_objectives_that_cannot_be_computed(objective: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LossComputer(ALONE, TrainerConfig(steps=1, **settings), objective)
+        LossComputer(ALONE, trainer_config(**settings), objective)

@@ -45,7 +45,9 @@ def main() -> None:
         Policy.load("builtin:digits", vision_cache_mb=1, pixel_cache_mb=1),
         make_task("digits-pick"),
         make_method("adpo", kl=0.01),
-        TrainerConfig(steps=int(steps), groups_per_step=2, checkpoint_every=50, drop_zero_advantage=False),
+        TrainerConfig(
+            steps=int(steps), groups_per_step=2, loss={"drop_zero_advantage": False}, checkpoint={"every": 50}
+        ),
         SamplingConfig(group_size=4, max_new_tokens=40),
         output=output,
         on_step=on_step,

@@ -27,6 +27,7 @@ from selfverify.methods.sft import SFT
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.digits_pick import DigitsPick
+from updating import trainer_config
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
 KINDS: dict[str, dict[str, Any]] = {
@@ -48,9 +49,8 @@ class Credited(SFT):
 
 
 def settings(steps: int, **changes: Any) -> TrainerConfig:
-    return TrainerConfig(
-        steps=steps, groups_per_step=2, checkpoint_every=1, keep_last=9, learning_rate=1e-2, **changes
-    )
+    kept = {"checkpoint__every": 1, "checkpoint__keep_last": 9, "optim__learning_rate": 1e-2}
+    return trainer_config(steps=steps, groups_per_step=2, **kept | changes)
 
 
 def run(policy: Policy, output: Path, config: TrainerConfig, bad: Collection[int] = (), **more: Any) -> None:
@@ -92,7 +92,7 @@ def test_a_bad_gradient_changes_nothing_but_the_count_of_updates(
     tiny_folder: Path, tmp_path: Path, kind: str
 ) -> None:
     """Weights, masters and moments stay; the step counts, and the schedule goes on."""
-    config = settings(4, schedule="linear")
+    config = settings(4, optim__schedule="linear")
     run(Policy.load(str(tiny_folder), **KINDS[kind]), tmp_path, config, bad=[1])
     (first, moments, updates), (second, kept, later) = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     assert moments and same(first, second) and same(moments, kept) and later == updates + 1
@@ -121,7 +121,7 @@ def test_each_channel_is_looked_at_by_itself(tiny_folder: Path, tmp_path: Path, 
         return replace(credit, weight=3e38) if step == 1 and credit.channel == SCORE else credit
 
     policy = Policy.load(str(tiny_folder))
-    config = settings(3, channels=channels, inner_epochs=1 if channels == "separate" else 2)
+    config = settings(3, optim__channels=channels, batch__inner_epochs=1 if channels == "separate" else 2)
     learn(policy, DigitsPick(), Credited(huge), config, output=tmp_path)
     (_, before, _), (_, after, _) = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     for channel, stays in ((SCORE, True), (ANSWER, False)):
@@ -137,8 +137,8 @@ def test_each_channel_is_looked_at_by_itself(tiny_folder: Path, tmp_path: Path, 
 
 def test_three_in_a_row_end_the_run_and_it_can_be_gone_on_with(tiny_folder: Path, tmp_path: Path) -> None:
     policy = Policy.load(str(tiny_folder))
-    config = settings(6).model_copy(update={"keep_last": 1, "checkpoint_every": 2})
-    with pytest.raises(SelfVerifyError, match=r"3 updates in a row.*learner\.learning_rate \(now 0\.01\)"):
+    config = settings(6, checkpoint__keep_last=1, checkpoint__every=2)
+    with pytest.raises(SelfVerifyError, match=r"3 updates in a row.*optim\.learning_rate \(now 0\.01\)"):
         run(policy, tmp_path, config, bad=[2, 3, 4])
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-000004"]
@@ -162,7 +162,7 @@ def test_weights_that_are_not_finite_are_not_saved(tiny_folder: Path, tmp_path: 
             with torch.no_grad():
                 policy.model.lm_head.weight[3, 4] = torch.inf
 
-    config = settings(3).model_copy(update={"keep_last": 1})
+    config = settings(3, checkpoint__keep_last=1)
     match = r"step 2 is not written: \S*weight is not finite.*to inf; checkpoint-000001 remains valid"
     with pytest.raises(CheckpointError, match=match):
         learn(policy, DigitsPick(), make_method("sft"), config, output=tmp_path, on_step=spoil)
@@ -232,11 +232,14 @@ def test_a_metric_that_is_nan_is_never_the_best(tiny_folder: Path, tmp_path: Pat
     from selfverify.trainer.trainer import Trainer
 
     measured: Sequence[float] = [float("nan"), 0.25, float("nan"), 0.5, 0.4]
-    config = settings(5, best_metric="auc", evaluate_every=1).model_copy(update={"keep_last": 1})
+    config = settings(5, checkpoint__best_metric="auc", log__evaluate_every=1, checkpoint__keep_last=1)
     policy = Policy.load(str(tiny_folder))
-    training = Training(policy, DigitsPick(), make_method("sft"), config, SAMPLING, tmp_path)
     each = iter(measured)
-    learner = Trainer(training, evaluate=lambda _: {"auc": next(each)})
+    training = Training(
+        policy, DigitsPick(), make_method("sft"), config, SAMPLING, tmp_path,
+        evaluate=lambda _: {"auc": next(each)},
+    )  # fmt: skip
+    learner = Trainer(training)
     learner.run()
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["checkpoint-000004", "checkpoint-000005"] and learner.best == 0.5

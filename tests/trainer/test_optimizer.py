@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trainer_config import OptimConfig, TrainerConfig
 from selfverify.trainer.checkpoint import CheckpointManager
 from selfverify.trainer.optim import ChannelOptimizer, learning_rate_factor, make_optimizer
 
@@ -34,7 +34,7 @@ def step(layers: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int =
 
 
 def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
-    config = TrainerConfig(steps=1, learning_rate=0.5, weight_decay=0.25, betas=(0.5, 0.75))
+    config = OptimConfig(learning_rate=0.5, weight_decay=0.25, betas=(0.5, 0.75))
     optimizer = make_optimizer(config, model().named_parameters())
     [group] = optimizer.param_groups
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -53,7 +53,7 @@ def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
 )
 def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: dict[int, float]) -> None:
     factor = learning_rate_factor(
-        TrainerConfig.model_validate({"steps": 12, "warmup_steps": 2, "schedule": schedule})
+        TrainerConfig.model_validate({"steps": 12, "optim": {"warmup": 2, "schedule": schedule}})
     )
     found = {update: factor(update) for update in (0, 1, *factors, 13)}
     assert found == pytest.approx({0: 0.5, 1: 1, **factors, 13: factors[12]})
@@ -62,12 +62,12 @@ def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: di
 @pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")
 def test_eight_bits_need_bitsandbytes() -> None:
     with pytest.raises(ConfigError, match="selfverify\\[8bit\\]"):
-        make_optimizer(TrainerConfig(steps=1, optimizer="adamw_8bit"), model().named_parameters())
+        make_optimizer(OptimConfig(name="adamw_8bit"), model().named_parameters())
 
 
 @pytest.mark.skipif(not HAS_BITSANDBYTES, reason="bitsandbytes is not installed")
 def test_eight_bits_learn_and_resume_bit_by_bit(tmp_path: Path) -> None:
-    config = TrainerConfig(steps=1, optimizer="adamw_8bit", learning_rate=1e-2)
+    config = OptimConfig(name="adamw_8bit", learning_rate=1e-2)
     whole, optimizer = model(), None
     optimizer = make_optimizer(config, whole.named_parameters())
     step(whole, optimizer, 2)
@@ -129,7 +129,7 @@ def flat(tensors: object) -> torch.Tensor:
 
 def test_masters_move_as_float32_does_and_bare_weights_do_not() -> None:
     gradients = recorded(STEPS, [*SHAPES.values()])
-    config = TrainerConfig(steps=1, learning_rate=RATE)
+    config = OptimConfig(learning_rate=RATE)
     start = flat(weights(torch.float32).values())
     exact, master, bare = (weights(d) for d in (torch.float32, torch.bfloat16, torch.bfloat16))
     moved = {}
@@ -155,7 +155,7 @@ def test_masters_move_as_float32_does_and_bare_weights_do_not() -> None:
 
 
 def test_a_run_without_masters_can_be_gone_on_with() -> None:
-    config = TrainerConfig(steps=1, learning_rate=1e-2)
+    config = OptimConfig(learning_rate=1e-2)
     gradients = recorded(2, [*SHAPES.values()])
     bare = weights(torch.bfloat16)
     old = make_optimizer(config, bare.named_parameters(), False)
@@ -175,7 +175,7 @@ def test_a_run_without_masters_can_be_gone_on_with() -> None:
 def test_large_weights_are_stepped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts only save memory."""
     gradients = recorded(3, [*SHAPES.values()])
-    config = TrainerConfig(steps=1, learning_rate=1e-3)
+    config = OptimConfig(learning_rate=1e-3)
     results = []
     for chunk in (2**26, 1000):
         monkeypatch.setattr("selfverify.trainer.optim.CHUNK", chunk)

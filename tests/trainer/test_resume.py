@@ -26,10 +26,13 @@ PROGRAM = Path(__file__)
 
 def run(steps: int, output: Path, model: Path, lora: AdapterConfig | None = None) -> None:
     config = TrainerConfig(
-        steps=steps, groups_per_step=3, updates_per_rollout=2, micro_batch_groups=2, learning_rate=1e-3,
-        schedule="constant" if lora else "cosine", warmup_steps=1, checkpoint_every=3, keep_last=2,
-        drop_zero_advantage=False,
-    )  # fmt: skip
+        steps=steps,
+        groups_per_step=3,
+        optim={"learning_rate": 1e-3, "schedule": "constant" if lora else "cosine", "warmup": 1},
+        loss={"drop_zero_advantage": False},
+        batch={"updates_per_rollout": 2, "micro_batch_groups": 2},
+        checkpoint={"every": 3, "keep_last": 2},
+    )
     # Random weights earn nothing, of which an adapter would learn nothing.
     method, sampling = make_method("sft" if lora else "adpo"), SamplingConfig(group_size=4, max_new_tokens=8)
     policy = Policy.load(str(model), lora=lora)

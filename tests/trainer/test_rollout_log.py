@@ -23,7 +23,6 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
 from selfverify.core.problem import Problem
-from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
@@ -32,6 +31,7 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.trainer.rollout_source import wants_log
+from updating import trainer_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,17 +97,17 @@ def run(steps: int, output: Path, replay: Path | None = None, **changes: Any) ->
     settings: dict[str, Any] = {
         "steps": steps,
         "groups_per_step": 2,
-        "micro_batch_groups": 2,
-        "learning_rate": 1e-3,
-        "checkpoint_every": 3,
-        "drop_zero_advantage": False,
-        "rollout_log": "all",
+        "batch__micro_batch_groups": 2,
+        "optim__learning_rate": 1e-3,
+        "checkpoint__every": 3,
+        "loss__drop_zero_advantage": False,
+        "checkpoint__rollout_log": "all",
     }
     learn(
         Policy.load("builtin:digits"),
         Random(DigitsSumConfig(count=2)),
         make_method("adpo", verification_credit="expected"),
-        TrainerConfig(**settings | changes),
+        trainer_config(**settings | changes),
         SamplingConfig(group_size=3, max_new_tokens=20),
         output=output,
         seed=5,
@@ -150,30 +150,30 @@ def test_sixty_steps_and_ten_kills(tmp_path: Path) -> None:
 def test_steps_without_a_complete_log_are_sampled_anew(tmp_path: Path) -> None:
     """Damaged steps and all behind them; the rest is replayed. Old steps go with the checkpoints."""
     output = tmp_path / "run"
-    run(4, output, rollout_log="recent", checkpoint_every=1, keep_last=2)
+    run(4, output, checkpoint__rollout_log="recent", checkpoint__every=1, checkpoint__keep_last=2)
     log = output / "rollouts"
     assert sorted(p.name[:11] for p in log.glob("*.jsonl")) == ["step-000004"]
-    run(6, output, rollout_log="recent", checkpoint_every=0)
+    run(6, output, checkpoint__rollout_log="recent", checkpoint__every=0)
     fifth, sixth = (log / f"step-00000{n}.process-0-of-1.jsonl" for n in (5, 6))
     # No checkpoint behind step 4 but the last one, which is lost.
     before = {path: path.read_bytes() for path in (fifth, sixth)}
     (output / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
-    run(6, output, rollout_log="recent", checkpoint_every=0)
+    run(6, output, checkpoint__rollout_log="recent", checkpoint__every=0)
     assert {path: path.read_bytes() for path in before} == before
     (output / "checkpoints" / "checkpoint-000006" / "state.json").unlink()
     fifth.write_bytes(before[fifth][:-20])
-    run(6, output, rollout_log="recent", checkpoint_every=0)
+    run(6, output, checkpoint__rollout_log="recent", checkpoint__every=0)
     assert all(path.read_bytes() != content for path, content in before.items())
     events = [e["reason"] for e in read_events(output / "events.jsonl") if e["event"] == "rollout_log_unused"]
     assert len(events) == 1 and "step-000005" in events[0]
 
 
 def test_a_log_of_other_settings_is_not_replayed(tmp_path: Path) -> None:
-    run(2, tmp_path / "run", checkpoint_every=0)
+    run(2, tmp_path / "run", checkpoint__every=0)
     with pytest.raises(
-        ConfigError, match=r"belongs to other settings: learner.learning_rate was 0.001 and is"
+        ConfigError, match=r"belongs to other settings: learner.optim.learning_rate was 0.001 and is"
     ):
-        run(2, tmp_path / "other", tmp_path / "run", learning_rate=1e-4)
+        run(2, tmp_path / "other", tmp_path / "run", optim__learning_rate=1e-4)
     with pytest.raises(
         ConfigError, match=r"holds steps 1 to 2, and step 3 is to be replayed; .*rollout_log=all"
     ):
@@ -193,14 +193,14 @@ def test_a_log_of_other_settings_is_not_replayed(tmp_path: Path) -> None:
     assert sorted((tmp_path / "run" / "rollouts").iterdir()) == before
     # Bookkeeping is no other setting, and a run without a log goes on from the settings it was given.
     image.unlink()
-    run(3, tmp_path / "run", learning_rate=1e-4, log_every=2)
+    run(3, tmp_path / "run", optim__learning_rate=1e-4, log__every=2)
 
 
 def test_logging_changes_nothing(tmp_path: Path) -> None:
     """A method that draws from the global generators, on a task that can be repeated, with and without."""
 
     def train(folder: str, **changes: Any) -> Path:
-        config = TrainerConfig(steps=2, groups_per_step=2, drop_zero_advantage=False, **changes)
+        config = trainer_config(steps=2, groups_per_step=2, loss__drop_zero_advantage=False, **changes)
         sampling = SamplingConfig(group_size=2, max_new_tokens=24)
         method = make_method("adapo-adpo")
         trained = learn(
@@ -212,7 +212,7 @@ def test_logging_changes_nothing(tmp_path: Path) -> None:
 
     plain = train("plain")
     assert not (plain / "rollouts").exists()
-    assert_same(plain, train("logged", rollout_log="all"))
+    assert_same(plain, train("logged", checkpoint__rollout_log="all"))
     assert_same(plain, train("again"))
     assert not (tmp_path / "again" / "rollouts").exists()
 
@@ -233,7 +233,7 @@ def test_who_logs_by_default(
 ) -> None:
     task = make_task("digits-sum")
     task.repeatable, task.limits = repeatable, RolloutLimits(turns=3, **limits)
-    learner = TrainerConfig(steps=1, rollout_log=wanted)
+    learner = trainer_config(checkpoint__rollout_log=wanted)
     policy: Any = None
     training = Training(policy, task, make_method("grpo"), learner, SamplingConfig(), tmp_path)
     assert wants_log(training) == logged

@@ -53,7 +53,9 @@ class Recorder(ADPO):
 
 
 def config(steps: int) -> TrainerConfig:
-    return TrainerConfig(steps=steps, groups_per_step=3, checkpoint_every=1, drop_zero_advantage=False)
+    return TrainerConfig(
+        steps=steps, groups_per_step=3, loss={"drop_zero_advantage": False}, checkpoint={"every": 1}
+    )
 
 
 def train(folder: Path, output: Path, task: DigitsPick, method: ADPO, steps: int = 1, **more: Any) -> None:
@@ -131,7 +133,7 @@ def run(
         make_task(task),
         # A first stage would leave nothing of the one step.
         make_method(method, second_turn=words, **({"first_stage": 0} if method == "score" else {})),
-        TrainerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        TrainerConfig(steps=1, groups_per_step=2, loss={"drop_zero_advantage": False}),
         SamplingConfig(group_size=2, max_new_tokens=turn),
         output=output,
     )

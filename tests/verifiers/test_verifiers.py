@@ -82,7 +82,7 @@ def test_fused_adds_the_answers_log_probability_to_soft(policy: Policy, groups: 
     [[found, *_], _] = verify(groups, make_verifier("fused", policy, fitted=fitted))
     assert_close(found, 1 / (1 + math.exp(-(3 * (soft + 2 * nats) + 1))))
     assert groups[0].trajectories[0].scores["fused"] == found
-    with pytest.raises(ConfigError, match="--verifier fused"):
+    with pytest.raises(ConfigError, match="say the weight, as in fused:2"):
         make_verifier("fused", policy)
 
 

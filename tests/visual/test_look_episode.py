@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.policy.test_tool_templates import QWEN3
+from tests.visual.tools.test_toolbox import Odd
 
 from sampled_threads import drawn
-from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.policy_sampler import PolicySampler
-from selfverify.rollouts.rollout import rollout
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks.answering import Verdict
 from selfverify.tasks.base import Task, judge_integer, user_turn
@@ -29,7 +27,7 @@ from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import VisualEpisode
 from selfverify.visual.stopping import After, Never, make_stop_rule
 from selfverify.visual.task import VisualToolTask
-from selfverify.visual.tools.base import Found, OnImage, Toolbox, VisualTool
+from selfverify.visual.tools.base import Found, Toolbox, VisualTool
 
 
 class Spot(Task):
@@ -46,19 +44,6 @@ class Spot(Task):
 
     def judge(self, problem: Problem, tagged: Any) -> Verdict:
         return judge_integer(problem.target, tagged, largest=9)
-
-
-class Odd(VisualTool[OnImage]):
-    """Does odd things."""
-
-    name = "odd"
-    arguments = OnImage
-
-    def __init__(self, act: Callable[[], Found]) -> None:
-        self.act = act
-
-    def run(self, asked: OnImage, gallery: Any) -> Found:
-        return self.act()
 
 
 def looking(**settings: Any) -> VisualToolTask:
@@ -310,20 +295,6 @@ def test_a_rollout_with_images_in_mid_conversation(policy: Policy) -> None:
     assert plan.text == '{"thought": "Closer."' and [*plan.tokens, *action.tokens] == turns[0].tokens
     assert action.tokens[-1] in policy.stop_tokens and len(observation.images) == 1
     assert trajectory.rewards["correct"] == 1 and answer.turn == 1 and score.text.startswith("0.9")
-
-
-def test_conversations_of_a_real_policy(policy: Policy) -> None:
-    """A model that says nonsense is refused, told to answer, and ends; twice the same."""
-    task = looking(terminate="refuse", max_steps=2)
-    task.set_coordinate_space(policy.coordinate_space)
-    sampling = SamplingConfig(group_size=2, max_new_tokens=8)
-    runs = [
-        rollout(PolicySampler(policy, sampling), task, [task.problem("test", 0, 0)], [3], sampling.group_size)
-        for _ in range(2)
-    ]
-    first, second = (run.groups[0].trajectories for run in runs)
-    assert [t.tokens for t in first] == [t.tokens for t in second]
-    assert all(t.rewards["correct"] == 0 for t in first)
 
 
 def test_the_question_names_tools_and_places() -> None:

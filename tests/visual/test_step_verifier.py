@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from tests.policy.conftest import noise_image
 
 from rounding import assert_close
 from selfverify.core.episode import Observation, PolicyTurn
@@ -22,25 +21,20 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 from selfverify.visual.stopping import LOG_RATIO, LOG_RATIO_PLAN
 from selfverify.visual.verifier import StepVerifier
+from tiny_models import disturb
 
 STEPS = ["Look.\ncrop 1 0 0 3 3", "<think>5</think>crop 2 0 0 2 2", "<answer>5</answer>"]
 
 
-def picture(seed: int, width: int = 32) -> Image.Image:
-    """Random pixels."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (24, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
 def question(number: int) -> Problem:
     """With one image."""
-    return Problem(f"look/{number}", user_turn(f"Which digit is {number}?"), [picture(number)])
+    return Problem(f"look/{number}", user_turn(f"Which digit is {number}?"), [noise_image(number)])
 
 
 def shown(number: int) -> Observation:
     """An observation with an image."""
     parts = [{"type": "text", "text": f"Image {number}:"}, {"type": "image"}]
-    return Observation(parts, [picture(100 + number, 16 + 8 * (number % 3))])
+    return Observation(parts, [noise_image(100 + number, 16 + 8 * (number % 3))])
 
 
 def said_by(policy: Policy, text: str, turn: int) -> PolicyTurn:
@@ -49,14 +43,10 @@ def said_by(policy: Policy, text: str, turn: int) -> PolicyTurn:
     return PolicyTurn(text, [*ids, policy.tokenizer.eos_token_id], Finish.STOP, turn)
 
 
-@torch.no_grad()
 def adapted(load_policy: Callable[..., Policy]) -> Policy:
     """A policy whose adapter has learnt something."""
     policy = load_policy(lora=AdapterConfig(rank=4, alpha=8))
-    generator = torch.Generator().manual_seed(3)
-    for parameter in policy.model.parameters():
-        if parameter.requires_grad:
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    disturb(policy.model)
     return policy
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 from tests.evaluation.test_looked import far, teach
-from tests.policy.test_threads import ending
 from tests.visual.test_look_episode import ANSWER, crop, looking, words
 from tests.visual.test_step_verifier import adapted
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import PolicyTurn
-from selfverify.core.trajectory import Finish, Group
+from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout
@@ -23,31 +22,6 @@ from selfverify.visual.episode import asked_anew
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO
 from selfverify.visual.task import VisualToolTask
 from selfverify.visual.verifier import StepVerifier
-
-
-def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
-    """Every turn has its ratio, the answer's is in r(τ) and is no Δr; read anew it is the same."""
-    reasoner, verifier = ending(load_policy), adapted(load_policy)
-    task = looking(terminate="refuse", max_steps=2, errors_in_a_row=9)
-    listener = StepVerifier(verifier, reasoner=reasoner)
-    sampling = SamplingConfig(group_size=6, max_new_tokens=12)
-    problems = [task.problem("test", 0, 0)]
-    groups = rollout(
-        PolicySampler(reasoner, sampling), task, problems, [5], sampling.group_size, hook=listener
-    ).groups
-    [group] = groups
-    whole = [t for t in group.trajectories if t.finish == Finish.STOP]
-    assert any(len({s.turn for s in t.segments}) == 3 for t in whole)
-    for trajectory in whole:
-        turns = [s.values for s in trajectory.segments if s.author == "policy" and s.values]
-        assert trajectory.scores[LOG_RATIO] == pytest.approx(sum(values[LOG_RATIO] for values in turns))
-        assert all(DELTA_R not in values for values in turns), "babble is an answer and no step"
-    measured = {id(t): t.scores.pop(LOG_RATIO) for t in whole}
-    verify(groups, TrajectoryRatio(verifier))
-    for trajectory in whole:
-        assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-3)
-        trajectory.scores[LOG_RATIO] = 7.0
-    assert TrajectoryRatio(None).score([Group(problems[0], whole)]) == [[7.0] * len(whole)]
 
 
 def test_the_rule_is_asked_with_delta_r() -> None:
@@ -134,3 +108,5 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     for group in groups:
         for trajectory in group.trajectories:
             assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-3)
+            trajectory.scores[LOG_RATIO] = 7.0
+    assert TrajectoryRatio(None).score(groups) == [[7.0, 7.0]] * 4

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from killed_runs import rows
 from selfverify.core.config import SamplingConfig, VLLMConfig
 from selfverify.core.policy_config import AdapterConfig
-from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trainer_config import OptimConfig, TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.loading import BUILTIN
@@ -25,7 +25,9 @@ from selfverify.policy.policy import Policy
 from with_vllm.conftest import Serving
 
 TASK = make_task("digits-pick")
-CONFIG = TrainerConfig(steps=2, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
+CONFIG = TrainerConfig(
+    steps=2, groups_per_step=2, optim={"learning_rate": 2e-4}, loss={"drop_zero_advantage": False}
+)
 
 
 @pytest.fixture
@@ -64,7 +66,9 @@ def test_a_run_on_a_server(by_file: SamplingConfig, tmp_path: Path, changes: dic
     """Its weights are the learner's after every update. A second run begins where another one has ended."""
     policy = Policy.load("builtin:digits", device="cpu", **changes)
     # What an adapter has not learnt cannot be lost on its way.
-    config = CONFIG.model_copy(update={"learning_rate": 3e-3}) if "lora" in changes else CONFIG
+    config = (
+        CONFIG.model_copy(update={"optim": OptimConfig(learning_rate=3e-3)}) if "lora" in changes else CONFIG
+    )
     learn(policy, TASK, make_method("adpo"), config, by_file, output=tmp_path)
     found = rows(tmp_path)
     assert [row["step"] for row in found] == [1, 2]

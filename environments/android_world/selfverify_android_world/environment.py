@@ -18,14 +18,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 import numpy as np
 from PIL import Image
 
-from selfverify.connectors.openenv import base_url, decode_object, read_at_most
-from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
+from selfverify.connectors.openenv import RemoteSession, base_url, read_object
+from selfverify.core.episode import Call, EnvironmentLost, StepResult
 from selfverify.core.errors import DataError
 from selfverify_android_world.actions import ACTIONS
 
@@ -52,7 +52,7 @@ class AndroidWorldConfig:
     combinations: int = 1
 
 
-class AndroidWorld(Environment):
+class AndroidWorld(RemoteSession):
     """A session on a server of AndroidWorld.
 
     Raises:
@@ -60,13 +60,14 @@ class AndroidWorld(Environment):
     """
 
     def __init__(self, settings: AndroidWorldConfig) -> None:
-        self.settings = settings
         self._base = base_url(settings.url)
+        super().__init__(str(self._base))
+        self.settings = settings
         self._http: aiohttp.ClientSession | None = None
         self._task: dict[str, str] | None = None
         """The task that is set up; it has to be torn down."""
         self._seed: int | None = None
-        self._round, self._over, self._lost = -1, False, ""
+        self._over = False
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
@@ -109,10 +110,7 @@ class AndroidWorld(Environment):
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""
-        if self._round < 0 and not self._lost:
-            raise DataError(f"{self._base}: reset comes before the first call")
-        if self._lost:
-            raise EnvironmentLost(self._lost)
+        self._check_begun()
         self._round += 1
         tool = ACTIONS.get(call.name)
         if self._over:
@@ -141,7 +139,7 @@ class AndroidWorld(Environment):
         """See `Environment`. The emulator goes on, for the next session."""
         with suppress(EnvironmentLost):
             await self._tear_down()
-        await self._drop("the session is closed")
+        await super().close()
 
     async def _tear_down(self) -> None:
         if self._task is not None:
@@ -171,39 +169,15 @@ class AndroidWorld(Environment):
         body: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return what the server answers; whatever goes wrong loses the session."""
-        if self._lost:
-            raise EnvironmentLost(self._lost)
+        self._check_kept()
         self._http = self._http or aiohttp.ClientSession()
-        try:
-            async with (
-                asyncio.timeout(limit_s),
-                self._http.request(method, self._base / path, params=query, json=body) as reply,
-            ):
-                raw = await read_at_most(reply.content, self.settings.most_bytes)
-                if raw is None:
-                    await self._lose(f"more than {self.settings.most_bytes:,} bytes of /{path}")
-                if reply.status != 200:
-                    said = raw[:200].decode("utf-8", "replace")
-                    await self._lose(f"/{path} answered {reply.status}: {said}")
-            return await asyncio.to_thread(decode_object, raw)
-        except TimeoutError:
-            await self._lose(f"no answer to /{path} within {limit_s:g} s")
-        except (aiohttp.ClientError, OSError) as error:
-            await self._lose(f"it cannot be reached: {error}")
-        except DataError as error:
-            await self._lose(f"/{path}: {error}")
-        except EnvironmentLost:
-            raise
-        except BaseException:
-            await self._drop(f"/{path} was broken off")
-            raise
+        async with (
+            self._within(limit_s, f"/{path}"),
+            self._http.request(method, self._base / path, params=query, json=body) as reply,
+        ):
+            return await read_object(reply, self.settings.most_bytes)
 
-    async def _lose(self, reason: str) -> NoReturn:
-        await self._drop(reason)
-        raise EnvironmentLost(self._lost) from None
-
-    async def _drop(self, reason: str) -> None:
-        self._lost = self._lost or f"{self._base}: {reason}"
+    async def _cut(self) -> None:
         http, self._http = self._http, None
         if http is not None:
             await asyncio.shield(http.close())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import aiohttp
 from pydantic import Field
 
 from selfverify.connectors.openenv import base_url
 from selfverify.connectors.pool import Source, SourceConfig
+from selfverify.connectors.sources import answers
 from selfverify.core.episode import Environment
 from selfverify_android_world.environment import AndroidWorld, AndroidWorldConfig
 
@@ -24,12 +24,7 @@ class AndroidWorldSource(Source):
 
     async def healthy(self) -> bool:
         """See `Source`."""
-        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
-        async with (
-            aiohttp.ClientSession(timeout=patience) as http,
-            http.get(base_url(self.settings.url) / "health") as reply,
-        ):
-            return reply.status == 200
+        return await answers(base_url(self.settings.url), self.settings.health_s)
 
 
 class AndroidWorldSourceConfig(SourceConfig):

@@ -127,14 +127,14 @@ def test_what_the_agent_and_the_caller_get_wrong() -> None:
 @pytest.mark.parametrize(
     ("path", "fault", "message"),
     [
-        ("execute_action", "crash", "/execute_action answered 500: crash"),
-        ("execute_action", "hang", r"no answer to /execute_action within 0\.3 s"),
-        ("screenshot", "{", "/screenshot: no JSON"),
-        ("screenshot", "[" * 90_000, "/screenshot: no JSON"),
+        ("execute_action", "crash", "/execute_action failed: it answered 500: crash"),
+        ("execute_action", "hang", r"/execute_action took longer than 0\.3 s"),
+        ("screenshot", "{", "/screenshot failed: no JSON"),
+        ("screenshot", "[" * 90_000, "/screenshot failed: no JSON"),
         ("screenshot", json.dumps({"pixels": [[1, 2], [3]]}), "the screenshot is none"),
         ("screenshot", json.dumps({"pixels": [[[1, 2, 300]]]}), "between 0 and 255"),
         ("screenshot", json.dumps({"pixels": [[["a", "b", "c"]]]}), "are no screen"),
-        ("screenshot", " " * 200_000, "more than 100,000 bytes"),
+        ("screenshot", " " * 200_000, "/screenshot failed: it is larger than 100,000 bytes"),
         ("task/score", json.dumps({"score": "1"}), "the score 1 is no number"),
     ],
 )

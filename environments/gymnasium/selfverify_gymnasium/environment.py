@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +160,8 @@ class GymnasiumEnvironment(Environment):
             seen, reward, terminated, truncated, info = self._inner.step(action)
             found = self._observation(self._round, seen, info)
             found.reward = float(reward)
+            if not math.isfinite(found.reward):
+                raise ValueError(f"the reward is {reward}, no finite number")
             found.done, found.truncated = bool(terminated), bool(truncated)
             return found
 

@@ -34,7 +34,7 @@ def schema_of(space: spaces.Space[Any]) -> dict[str, Any]:
         case spaces.MultiBinary():
             return _nested(space.shape, {"type": "integer", "enum": [0, 1]})
         case spaces.MultiDiscrete():
-            return _nested(space.shape, {"type": "integer"})
+            return _places(space.start, space.nvec)
         case spaces.Box():
             number: dict[str, Any] = {"type": "integer" if space.dtype.kind in "iu" else "number"}
             low, high = (space.low.min().item(), space.high.max().item()) if space.low.size else (0, 0)
@@ -136,6 +136,14 @@ def plain(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return [plain(inner) for inner in value]
     return f"({type(value).__name__})"
+
+
+def _places(low: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+    """A schema of integers, each place with limits of its own."""
+    if not low.ndim:
+        return {"type": "integer", "minimum": int(low), "maximum": int(low) + int(count) - 1}
+    items = [_places(*place) for place in zip(low, count, strict=True)]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
 def _nested(shape: tuple[int, ...], inner: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Walk(gymnasium.Env):  # type: ignore[misc,name-defined]
         if self.options == {"fault": "hang"}:
             time.sleep(0.5)
         seen = {"view": RGB, "place": np.int32(self.place)}
-        return seen, np.float32(0.25), self.place == 2, self.place == -2, {}
+        reward = self.options["reward"] if "reward" in (self.options or {}) else np.float32(0.25)
+        return seen, reward, self.place == 2, self.place == -2, {}
 
     def render(self) -> Any:
         return np.full((5, 7, 3), 9, np.uint8)
@@ -125,11 +126,18 @@ def test_names_and_rendering() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("raise", "ValueError: off the map"), ("hang", r"longer than 0\.1 s")]
+    ("task", "message"),
+    [
+        ({"fault": "raise"}, "ValueError: off the map"),
+        ({"fault": "hang"}, r"longer than 0\.1 s"),
+        ({"reward": float("nan")}, "reward is nan, no finite number"),
+        ({"reward": np.float32("inf")}, "reward is inf, no finite number"),
+        ({"reward": None}, "TypeError"),
+    ],
 )
-def test_faults_lose_it(fault: str, message: str) -> None:
+def test_faults_lose_it(task: dict[str, Any], message: str) -> None:
     async def use(environment: Any) -> Any:
-        await environment.reset({"fault": fault}, seed=0)
+        await environment.reset(task, seed=0)
         for _ in range(2):
             with pytest.raises(EnvironmentLost, match=message):
                 await environment.step(step(1))
@@ -154,6 +162,7 @@ SPACES = {
     "discrete": spaces.Discrete(3, start=-1),
     "binary": spaces.MultiBinary(3),
     "many": spaces.MultiDiscrete([2, 5]),
+    "table": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, -3]]),
     "box": spaces.Box(-1, 2, (2, 2), np.float32),
     "whole": spaces.Box(0, 255, (3,), np.uint8),
     "text": spaces.Text(5, charset="abc"),
@@ -175,10 +184,23 @@ def test_every_value_of_a_space_survives_json(name: str) -> None:
         np.testing.assert_equal(plain(back), plain(value))
 
 
+def test_each_place_of_a_space_has_its_limits() -> None:
+    schema = schema_of(SPACES["many"])
+    assert schema == {
+        "type": "array", "minItems": 2, "maxItems": 2,
+        "prefixItems": [{"type": "integer", "minimum": 0, "maximum": most} for most in (1, 4)],
+    }  # fmt: skip
+    last = schema_of(SPACES["table"])["prefixItems"][1]["prefixItems"][1]
+    assert last == {"type": "integer", "minimum": -3, "maximum": 1}
+    with pytest.raises(Misfit, match='"maximum":4'):
+        value_of(SPACES["many"], [1, 5])
+
+
 NO_VALUES: dict[str, list[Any]] = {
     "discrete": [2],
     "binary": [[0, 1], [0, 1, 2], [True, False, True]],
-    "many": [[1, 9], [0.5, 1]],
+    "many": [[1, 9], [2, 0], [0.5, 1], [1], [1, 1, 1]],
+    "table": [[[0, 0], [2, 0]], [[0, 1], [2]]],
     "box": [[[0, 0], [0, 3]], [[0, 0], [0]], [[0, 0], [0, "1"]]],
     "whole": [[0, 256, 1], [0, -1, 1]],
     "text": ["d", 7],

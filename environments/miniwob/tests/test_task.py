@@ -14,11 +14,10 @@ from tests.experiments.test_smartsnap_recipes import run
 
 from selfverify.agents.reward import summarise_parts
 from selfverify.core.episode import Call, Observation, PolicyTurn
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.experiments.recipe import builtin_recipes
-from selfverify.experiments.registry import TASKS, make_task
+from selfverify.experiments.registry import make_task
 from selfverify.tasks.tool_calls import written_call
 from selfverify_miniwob.chromium import missing
 from selfverify_miniwob.task import BrowserAgents, BrowserAgentsConfig
@@ -45,8 +44,8 @@ def id_of(shown: str, words: str) -> str:
     return line[1 : line.index("]")]
 
 
-def play(made: BrowserAgents, problem: Problem, right: bool) -> Any:
-    """Click the button that click-test-2 asks for, or the other one, then hand in."""
+def play(made: BrowserAgents, problem: Problem, right: bool | None) -> Any:
+    """Click the button that click-test-2 asks for, or the other one, or none, then hand in."""
     episode = made.open(problem, 0)
     try:
         shown = text_of(episode.reset())
@@ -54,9 +53,10 @@ def play(made: BrowserAgents, problem: Problem, right: bool) -> Any:
         assert shown.startswith("## Round 0")
         button = asked if right else {"ONE": "TWO", "TWO": "ONE"}[asked]
         click = Call("click", {"id": id_of(shown, f'"{button}"')})
-        reply = episode.step(PolicyTurn(written_call(click, "tagged"), [], Finish.STOP, 0))
-        assert "The task is over" in text_of(reply)
-        submit = Call("submit", {"message": "Clicked.", "evidences": [1]})
+        if right is not None:
+            reply = episode.step(PolicyTurn(written_call(click, "tagged"), [], Finish.STOP, 0))
+            assert "The task is over" in text_of(reply)
+        submit = Call("submit", {"message": "Done.", "evidences": [0 if right is None else 1]})
         assert episode.step(PolicyTurn(written_call(submit, "tagged"), [], Finish.STOP, 1)).done
         return episode.result(), episode
     finally:
@@ -72,22 +72,11 @@ def test_the_pages_own_reward_is_the_truth() -> None:
     assert episode._question().startswith("Do what the page asks for.\nClick button ")
     wrong, _ = play(made, problem, right=False)
     assert wrong.rewards["truth"] == 0.0 and wrong.rewards["answer"] == pytest.approx(-0.05)
+    unfinished, _ = play(made, problem, right=None)
+    assert unfinished.rewards["truth"] == 0.0
     # A page has no sub-goals, and nobody knows how few calls it takes.
     assert not {"sub_goals", "rrr"} & right.rewards.keys()
     assert summarise_parts([right.rewards, wrong.rewards])["SR"] == 0.5
-
-
-@chromium
-def test_a_page_that_is_not_over_is_not_done() -> None:
-    made = task()
-    episode = made.open(made.problem("test", 0, 0), 0)
-    try:
-        episode.reset()
-        submit = written_call(Call("submit", {"message": "Done.", "evidences": [0]}), "tagged")
-        episode.step(PolicyTurn(submit, [], Finish.STOP, 0))
-        assert episode.result().rewards["truth"] == 0.0
-    finally:
-        episode.release()
 
 
 @chromium
@@ -118,12 +107,6 @@ def test_two_steps_of_training(tmp_path: Path) -> None:
     assert lines[0]["conversation/error"] == 0.0
 
 
-@chromium
-def test_unknown_pages() -> None:
-    with pytest.raises(DataError, match="has no task 'click-tset'; like it are click-test"):
-        task(pages=["click-tset"])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -149,7 +132,3 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @chromium
 def test_two_steps_of_the_recipe(tmp_path: Path) -> None:
     run("smartsnap-browser", tmp_path, "task.pages=[click-test]")
-
-
-def test_the_recipe_and_the_task_are_found() -> None:
-    assert builtin_recipes()["smartsnap-browser"].is_file() and TASKS["browser"] is BrowserAgents

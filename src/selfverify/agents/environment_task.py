@@ -31,7 +31,7 @@ from selfverify.tasks.tool_calls import short_name
 # Clients are imported late, because a core installation lacks what they need; the first names what that is.
 
 
-class ServerOf(SourceConfig):
+class ServerSourceConfig(SourceConfig):
     """A server that speaks OpenEnv's wire: `selfverify agent serve`, or anybody's. It is sent the key."""
 
     url: str = Field(description="Its address, such as http://127.0.0.1:8000/phone.")
@@ -47,7 +47,7 @@ class ServerOf(SourceConfig):
         return ServerSource(RemoteConfig(self.url, key=_key(), actions=self.actions), self.sessions)
 
 
-class McpOf(SourceConfig):
+class McpSourceConfig(SourceConfig):
     """A server of the Model Context Protocol, by its address or the command that starts it."""
 
     url: str | None = Field(None, description="Its address, such as http://127.0.0.1:8000/mcp.")
@@ -55,7 +55,7 @@ class McpOf(SourceConfig):
     begin: str | None = Field(None, description="The tool that begins a task, on our servers `begin`.")
 
     @model_validator(mode="after")
-    def _one(self) -> McpOf:
+    def _one(self) -> McpSourceConfig:
         if bool(self.command) == bool(self.url):
             raise ValueError("a server of MCP has either a url or a command")
         return self
@@ -81,7 +81,7 @@ class McpOf(SourceConfig):
         return Toolsets(lambda: McpToolset(settings), self.sessions, McpToolset(settings).name)
 
 
-class ProcessOf(SourceConfig):
+class ProcessSourceConfig(SourceConfig):
     """A process of our own with an environment in it, such as a Gymnasium one."""
 
     factory: str = Field(description="What makes an environment, as package.module:name.")
@@ -101,7 +101,11 @@ def _key() -> str | None:
 
 def source_kinds() -> dict[str, type[SourceConfig]]:
     """Return the kinds of sources, those of installed distributions included."""
-    found: dict[str, type[SourceConfig]] = {"server": ServerOf, "mcp": McpOf, "process": ProcessOf}
+    found: dict[str, type[SourceConfig]] = {
+        "server": ServerSourceConfig,
+        "mcp": McpSourceConfig,
+        "process": ProcessSourceConfig,
+    }
     for module in distributions().values():
         found.update(vars(module).get("SOURCES", {}))
     return found

@@ -206,14 +206,22 @@ class PooledEnvironment(Environment):
         return self._tools
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`.
+        """See `Environment`. One that is lost by its first reset is given back, and another one is taken.
 
         Raises:
             EnvironmentLost: Also where no session is free for longer than the pool waits.
         """
-        if self._lease is None:
-            self._lease = await self._held.enter_async_context((await self.lender.pool()).lease())
-        return await self._lease.reset(task, seed)
+        again = self._lease is not None
+        while True:
+            if self._lease is None:
+                self._lease = await self._held.enter_async_context((await self.lender.pool()).lease())
+            try:
+                return await self._lease.reset(task, seed)
+            except EnvironmentLost:
+                if again:
+                    raise
+            again, self._lease = True, None
+            await self._held.aclose()
 
     async def step(self, call: Call) -> StepResult:
         """See `Environment`."""

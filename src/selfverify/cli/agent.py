@@ -26,7 +26,7 @@ from selfverify.cli.options import (
     say,
     settings_as_options,
 )
-from selfverify.connectors.pool import EnvironmentServing
+from selfverify.connectors.pool import EnvironmentServerConfig
 from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
@@ -174,7 +174,7 @@ def run(settings: AgentSessionConfig) -> None:
 
 @app.command()
 @settings_as_options
-def serve(settings: EnvironmentServing) -> None:
+def serve(settings: EnvironmentServerConfig) -> None:
     """Serve environments over OpenEnv's wire (WebSocket at /ws) and the Model Context Protocol (/mcp).
 
     Each session has an environment of its own. Several environments stand below their names, such as

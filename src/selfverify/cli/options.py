@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -32,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from selfverify.core.config import SETTINGS_FILE, is_marked, option_name, secret_places
+from selfverify.core.config import SETTINGS_FILE, is_marked, option_name
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.recipe_yaml import complaint, dump_yaml, read_document, reason
+from selfverify.experiments.recipe_yaml import complaints, dump_yaml, read_document, reason
 
 if TYPE_CHECKING:
     from selfverify.evaluation.headline import Headline
@@ -64,7 +65,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
     """
     document = read_document(path, "settings file")
     own = file_field(model)
-    if own in document.data:
+    if own is not None and own in document.data:
         raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")
     try:
         return model.model_validate(_laid_over(document.data, typed))
@@ -74,20 +75,14 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
             if _is_typed(fault["loc"], typed):
                 faults.append(f"{option_of(fault['loc'])}: {reason(fault)}")
             else:
-                faults += complaint(fault, model, document)
+                faults += complaints([fault], model, document)
         raise ConfigError("\n".join(faults)) from None
 
 
 def file_text(settings: BaseModel) -> str:
-    """Return the settings file that stands for settings, with all that is at its default, without secrets."""
+    """Return the settings file that stands for settings, with all that is at its default."""
     own = file_field(type(settings))
-    found = settings.model_dump(mode="json", exclude={own} if own else None)
-    for *sections, name in secret_places(type(settings)):
-        section = found
-        for inner in sections:
-            section = section[inner]
-        section.pop(name)
-    return dump_yaml(found)
+    return dump_yaml(settings.model_dump(mode="json", exclude={own} if own else None))
 
 
 def _laid_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +135,7 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
         if model := _model(parameter.annotation):
             models[parameter.name] = model
             opposites = file_field(model) is not None
-            parameters += [_parameter(name, field, opposites) for name, field in _fields(model)]
+            parameters += [_parameter(name, field, model, opposites) for name, field in _fields(model)]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -148,7 +143,7 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     def called(**values: Any) -> None:
         given = _given(values.pop(_CONTEXT, None), values)
         settings = {name: _validated(model, values, given) for name, model in models.items()}
-        taken = {name for model in models.values() for name, _ in _fields(model)}
+        taken = {option_name(*each) for model in models.values() for each in _fields(model)}
         command(**settings, **{name: value for name, value in values.items() if name not in taken})
 
     if any(file_field(model) for model in models.values()):  # Typer tells in it which options were typed
@@ -170,7 +165,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
         if inner := _model(field.annotation):
             yield from _fields(inner)
         else:
-            yield option_name(name, field), field
+            yield name, field
 
 
 def _named(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
@@ -191,8 +186,21 @@ def _option(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
-def _parameter(name: str, field: FieldInfo, opposites: bool = False) -> inspect.Parameter:
+def _spelled(text: str, model: type[BaseModel]) -> str:
+    """Return a text in which a model's fields that stand in backticks are spelled as options."""
+
+    def option(match: re.Match[str]) -> str:
+        found = next((field for name, field in _fields(model) if name == match[1]), None)
+        return match[0] if found is None else _option(option_name(match[1], found))
+
+    return re.sub(r"`(\w+)`", option, text)
+
+
+def _parameter(
+    name: str, field: FieldInfo, model: type[BaseModel], opposites: bool = False
+) -> inspect.Parameter:
     """Return the parameter of a field. ``opposites``: a flag can also be turned off."""
+    name, said = option_name(name, field), _spelled(field.description or "", model)
     kind: Any = field.annotation
     required = field.is_required()
     default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
@@ -200,13 +208,13 @@ def _parameter(name: str, field: FieldInfo, opposites: bool = False) -> inspect.
         kind, default = kind | None, default or None
     extra = field.json_schema_extra
     if isinstance(extra, dict) and extra.get("argument"):
-        declared: Any = typer.Argument(help=field.description)
+        declared: Any = typer.Argument(help=said)
     else:
         least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
         most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
         flag = _option(name)
         flag += f"/--no-{flag[2:]}" if kind is bool and (opposites or default) else ""
-        declared = typer.Option(flag, help=field.description, min=least, max=most)  # type: ignore[arg-type]
+        declared = typer.Option(flag, help=said, min=least, max=most)  # type: ignore[arg-type]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )
@@ -235,7 +243,8 @@ def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) 
         faults = []
         for fault in error.errors(include_url=False):
             name = _named(model, fault["loc"])
-            faults.append(reason(fault) if name is None else f"{_option(name)}: {reason(fault)}")
+            said = _spelled(reason(fault), model)
+            faults.append(said if name is None else f"{_option(name)}: {said}")
         raise ConfigError("\n".join(faults)) from None
 
 

@@ -25,7 +25,7 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     """Return lines that tell people what ``train`` would do."""
     learner, sampling = recipe.learner, recipe.sampling
     rollouts = learner.steps * learner.groups_per_step
-    updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs
+    updates = learner.steps * learner.batch.updates_per_rollout * learner.batch.inner_epochs
     checkpoint = latest_checkpoint(recipe.folder / CHECKPOINTS_FOLDER)
     held = holds_a_run(recipe.folder) and not resume
     lines = [

@@ -64,11 +64,7 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
         from selfverify.serving.solve import solve_here as answer
     else:
         import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
-
-        if settings.looking.look:
-            from selfverify.serving.solve_server import look_on_server as answer
-        else:
-            from selfverify.serving.solve_server import solve_on_server as answer
+        from selfverify.serving.solve_server import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:
@@ -83,11 +79,12 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
 
 def _asked(asked: QuestionConfig, answers: Any) -> tuple[Task, Problem]:
     """Return what is asked: a task's problem, or a person's own question."""
+    from selfverify.data.images import ImageRef
     from selfverify.experiments.registry import TASKS, make_task
-    from selfverify.serving.backend import FreeQuestion, free_problem, open_image
+    from selfverify.serving.backend import FreeQuestion, free_problem
 
     if asked.task is None:
-        images = [open_image(path) for path in asked.image]
+        images = [ImageRef("--image", path).open(tries=1) for path in asked.image]
         return FreeQuestion(answers), free_problem(asked.question or "", images)
     if asked.task in TASKS and "test" in TASKS[asked.task].config_class.model_fields:
         raise ConfigError(

@@ -67,7 +67,8 @@ class TrainConfig(CommandConfig):
     """Delete the run that the output folder already holds, and start anew."""
 
     replay: Path | None = None
-    """A run's folder: learn from the rollouts it has logged (`learner.rollout_log=all`); sample nothing."""
+    """A run's folder: learn from the rollouts it has logged (`learner.checkpoint.rollout_log=all`); sample
+    nothing."""
 
     dry_run: bool = False
     """Check the recipe, print it with all defaults, and say what a step takes: memory of a GPU, tokens,
@@ -94,7 +95,7 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
 
     - `selfverify train quickstart`
 
-    - `selfverify train quickstart learner.learning_rate=5e-5 method.kl=0 name=no-kl`
+    - `selfverify train quickstart learner.optim.learning_rate=5e-5 method.kl=0 name=no-kl`
 
     - `selfverify train my.yaml --dry-run > resolved.yaml`
 

@@ -28,7 +28,7 @@ from selfverify.cli.options import (
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.visual.config import ToolModels
+from selfverify.visual.config import ToolModelsConfig
 
 if TYPE_CHECKING:
     from selfverify.visual.stopping import Target as StopTarget
@@ -69,10 +69,10 @@ def page(
     typer.echo(f"{len(shown)} conversations: {path}")
 
 
-class ToolServing(CommandConfig):
+class ToolServerConfig(CommandConfig):
     """Which visual tools are served, where, and to whom."""
 
-    models: ToolModels
+    models: ToolModelsConfig
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
     """A tool that is served; repeat the option. By default all that are available."""
 
@@ -93,7 +93,7 @@ class ToolServing(CommandConfig):
 
 
 @settings_as_options
-def serve(settings: ToolServing) -> None:
+def serve(settings: ToolServerConfig) -> None:
     """Serve visual tools to several processes: OpenEnv's wire (/ws), the Model Context Protocol (/mcp).
 
     Their models are loaded once, and calls that come together go in together. `--tool-server URL` of
@@ -103,7 +103,7 @@ def serve(settings: ToolServing) -> None:
     """
     import asyncio
 
-    from selfverify.connectors.pool import EnvironmentServing
+    from selfverify.connectors.pool import EnvironmentServerConfig
     from selfverify.connectors.server import serve_until_told
     from selfverify.visual.config import VisualConfig
     from selfverify.visual.task import make_toolbox
@@ -111,7 +111,7 @@ def serve(settings: ToolServing) -> None:
 
     named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}
     toolbox = make_toolbox(VisualConfig(**{**settings.models.model_dump(), **named}))
-    serving = EnvironmentServing(
+    serving = EnvironmentServerConfig(
         environments=["looking"],
         host=settings.host,
         port=settings.port,
@@ -332,7 +332,7 @@ RecipeFor = Annotated[
 
 @app.callback(invoke_without_command=True)
 @settings_as_options
-def list_tools(ctx: typer.Context, models: ToolModels) -> None:
+def list_tools(ctx: typer.Context, models: ToolModelsConfig) -> None:
     """List the tools with which a model can look at images again, and whether they are available here.
 
     Examples:

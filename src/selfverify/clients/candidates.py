@@ -22,6 +22,8 @@ from selfverify.clients.replies import (
     ScoreShares,
     at_score,
     begins_number,
+    called,
+    calls_of,
     last_score,
     mended,
     soft_score,
@@ -33,29 +35,22 @@ from selfverify.core.errors import ServerError
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import RATE, parse_score
 
+Deliver = Callable[[Completion], None]
+"""Gets each candidate when it is there."""
+
 _OWN_OF_REPLY = {"id", "object", "created", "model", "choices", "usage", "error"}
 _OWN_OF_CHOICE = {"index", "message", "delta", "finish_reason", "logprobs"}
-_OWN_OF_MESSAGE = {"role", "content", "tool_calls"}
+_OWN_OF_MESSAGE = {"role", "content", "tool_calls", "function_call"}
 
 
 def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Completion]:
     """Return the candidates of a whole reply, and count what it cost."""
-    found, head = [], _others(reply, _OWN_OF_REPLY)
+    found: list[Completion] = []
     for choice in usable_choices(reply):
-        message = choice["message"]
-        candidate = Completion(
-            text=text_of(message.get("content")),
-            logprobs=_token_logprobs(choice),
-            tool_calls=[call for call in message.get("tool_calls") or () if isinstance(call, dict)],
-            rest=_others(message, _OWN_OF_MESSAGE),
-            about=_others(choice, _OWN_OF_CHOICE),
-            head=head,
-        )
-        said = candidate.text or candidate.tool_calls
-        candidate.finish = str(choice.get("finish_reason") or ("stop" if said else "length"))
-        candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
-        found.append(candidate)
-    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge))
+        grown = Growing(found.append)
+        grown.grow(reply, choice)
+        grown.end()
+    share(found, usage.add(reply.get("usage"), sum(each.tokens for each in found), judge))
     return found
 
 
@@ -69,55 +64,70 @@ def share(candidates: Sequence[Completion], written: int) -> None:
 
 
 class Growing:
-    """A candidate that grows from the chunks in which it comes; it is finished where ``finish`` is set."""
+    """A candidate that grows from the chunks in which it comes; a whole reply is one chunk.
 
-    def __init__(self) -> None:
-        self.reply = Completion(finish="error")
+    Args:
+        deliver: Gets the candidate once it is finished.
+    """
+
+    def __init__(self, deliver: Deliver) -> None:
+        self.reply, self.over = Completion(finish=""), False
+        self._deliver = deliver
         self._calls: dict[int, int] = {}
 
     def grow(self, chunk: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
         """Append what a chunk says of this candidate in its ``choice``."""
-        reply, delta = self.reply, choice.get("delta")
+        if self.over:
+            return
+        reply, delta = self.reply, choice.get("delta") or choice.get("message")
         reply.head |= _others(chunk, _OWN_OF_REPLY)
         reply.about |= _others(choice, _OWN_OF_CHOICE)
         if isinstance(delta, Mapping):
-            text, calls = text_of(delta.get("content")), delta.get("tool_calls")
+            text = text_of(delta.get("content"))
             reply.text += text
             reply.tokens += bool(text)
             for name, value in _others(delta, _OWN_OF_MESSAGE).items():
                 reply.rest[name] = _joined(reply.rest.get(name), value)
-            for call in calls if isinstance(calls, list) else ():
-                if isinstance(call, Mapping):
-                    self._grow_call(call)
-        reply.logprobs += _token_logprobs(choice)
-        reply.tokens = max(reply.tokens, len(reply.logprobs))
-        if choice.get("finish_reason"):
-            reply.finish = str(choice["finish_reason"])
-            reply.text = mended(reply.text)  # halves of a pair come in two pieces
-            reply.tokens = max(reply.tokens, estimated_tokens(reply.text))
+            for call in calls_of(delta):
+                self._grow_call(call)
+        logprobs = choice.get("logprobs")
+        content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        if isinstance(content, list):
+            reply.logprobs += [entry for entry in content if isinstance(entry, dict)]
+        reply.finish = str(choice.get("finish_reason") or "")
+        if reply.finish:
+            self.end()
+
+    def end(self) -> None:
+        """Finish it, unless it is; without a reason it is whole if it says something."""
+        if self.over:
+            return
+        reply, self.over = self.reply, True
+        reply.text = mended(reply.text)  # halves of a pair come in two pieces
+        for number, call in enumerate(reply.tool_calls):
+            # What answers a call names it; some servers give no ids, others take only nine characters.
+            call["id"] = call.get("id") or f"call{number:05d}"
+        reply.finish = reply.finish or ("stop" if reply.text or reply.tool_calls else "length")
+        reply.tokens = len(reply.logprobs) or max(reply.tokens, estimated_tokens(reply.text), 1)
+        self._deliver(reply)
 
     def _grow_call(self, piece: Mapping[str, Any]) -> None:
-        """Append a piece to the call of its index.
+        """Append a piece to the call of its index, or without an index to the last one.
 
         A function's name begins a new call where it comes with another id, or without one behind arguments.
         An id alone does not: some servers give each piece its own.
         """
         calls, number = self.reply.tool_calls, piece.get("index")
-        place = self._calls.get(number, len(calls)) if isinstance(number, int) else len(calls)
-        if place < len(calls) and _function(piece).get("name"):
+        place = self._calls.get(number, len(calls)) if isinstance(number, int) else max(len(calls) - 1, 0)
+        if place < len(calls) and called(piece).get("name"):
             known, name = calls[place], piece.get("id")
-            if name != known.get("id") if name else _function(known).get("arguments"):
+            if name != known.get("id") if name else called(known).get("arguments"):
                 place = len(calls)
         if place == len(calls):
             calls.append({})
         if isinstance(number, int):
             self._calls[number] = place
         _merge(calls[place], {name: value for name, value in piece.items() if name != "index"})
-
-
-def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = call.get("function") or call.get("custom")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _merge(known: dict[str, Any], piece: Mapping[str, Any]) -> None:
@@ -145,21 +155,12 @@ def _others(found: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in known and value is not None}
 
 
-def _token_logprobs(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
-    logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
-
-
 Mode = Literal["n", "separate", "stream"]
 """How candidates are asked for: all in one reply (``n``), each in a reply of its own (``separate``), or all
 in one stream (``stream``), in which each arrives as soon as it is finished."""
 
 _ODD_REPLIES = 2
 """The replies in a row with one candidate that are no accident. A refusal counts as so many."""
-
-Deliver = Callable[[Completion], None]
-"""Gets each candidate when it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +192,6 @@ class CandidateSampler:
         self.client = client
         self._odd = Counter[str]()
         """By model, the replies in a row that ignored ``n``."""
-
-    def asks_one_by_one(self, model: str) -> bool:
-        """Whether a model was seen to give only one candidate per request."""
-        return self._odd[model] >= _ODD_REPLIES
 
     async def draw(
         self,
@@ -231,11 +228,11 @@ class CandidateSampler:
             deliver(reply)
 
         ask, fault = _Ask(body, keep, usage, until), None
-        if n > 1 and mode != "separate" and not self.asks_one_by_one(ask.model):
-            for way in (self._streamed, self._at_once) if mode == "stream" else (self._at_once,):
-                fault = await way(ask, first, n)
-                if got or fault is None or fault.code not in ("cut_off", "bad_reply"):
-                    break
+        if n > 1 and mode != "separate" and self._odd[ask.model] < _ODD_REPLIES:
+            if mode == "stream":
+                fault = await self._streamed(ask, first, n)
+            if mode == "n" or (fault and not got and fault.code in ("cut_off", "bad_reply")):
+                fault = await self._at_once(ask, first, n)
             if fault and not got:
                 await self._without_n(ask, first, fault)
         if len(got) < n and (fault is None or fault.retry or fault.status in REFUSALS):
@@ -248,8 +245,7 @@ class CandidateSampler:
         """Ask for one candidate where several were refused: if that works, it was for ``n``."""
         if fault.status not in REFUSALS:
             raise fault
-        other = await self._at_once(ask, first, 1)
-        if other:
+        if other := await self._at_once(ask, first, 1):
             raise fault if other.status in REFUSALS else other
         # Some servers refuse only greedy candidates, which would all be the same.
         if ask.body.get("temperature") != 0:
@@ -270,32 +266,28 @@ class CandidateSampler:
 
     async def _separately(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for each candidate in a request of its own, all at once. Return the first fault, if any."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._at_once(ask, first + i, 1)) for i in range(n)]
-        return next(filter(None, (task.result() for task in tasks)), None)
+        faults = await asyncio.gather(*(self._at_once(ask, first + i, 1) for i in range(n)))
+        return next(filter(None, faults), None)
 
     async def _streamed(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""
-        growing, counted = dict[int, Growing](), None
+        growing, counted, begun, fault = dict[int, Growing](), None, False, None
         options = {"n": n, "stream": True, "stream_options": {"include_usage": True}}
         stream = self.client.stream(ask.seeded(first) | options, ask.usage.lost, ask.until)
-        begun, fault = False, None
         try:
             async for chunk in stream:
                 begun, counted = True, chunk.get("usage") or counted
                 for choice in chunk.get("choices") or ():
-                    index = choice.get("index", 0)
-                    if not isinstance(index, int) or not 0 <= index < n:
-                        continue
-                    grown = growing.setdefault(index, Growing())
-                    if grown.reply.finish == "error":
-                        grown.grow(chunk, choice)
-                        if grown.reply.finish != "error":
-                            ask.deliver(grown.reply)
+                    index = choice["index"] if isinstance(choice.get("index"), int) else 0
+                    if choice.get("finish_reason") == "error":
+                        growing.pop(index, None)  # it is asked for again
+                    elif 0 <= index < n:
+                        growing.setdefault(index, Growing(ask.deliver)).grow(chunk, choice)
+            for grown in growing.values():
+                grown.end()
         except ServerError as error:
             # Some servers just end after the last finish reason.
-            unfinished = [grown for grown in growing.values() if grown.reply.finish == "error"]
-            if error.code != "cut_off" or unfinished or not growing:
+            if error.code != "cut_off" or not growing or not all(grown.over for grown in growing.values()):
                 fault = error
         finally:
             await stream.aclose()
@@ -358,8 +350,7 @@ class ScoreReader:
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
-        self.unable = set[str]()
-        self._able = set[str]()
+        self._able: dict[str, bool] = {}
         self._refused = Counter[str]()
 
     async def can_read(self, model: str, usage: Usage, until: float) -> bool:
@@ -370,21 +361,15 @@ class ScoreReader:
             usage: Counts what finding out costs.
             until: See `OpenAIClient.chat`.
         """
-        if model in self.unable:
-            return False
-        if model in self._able:
-            return True
-        written: Sequence[Mapping[str, Any]] = ()
-        try:
-            written = await self._go_on({"model": model, "messages": _PROBE}, 1, usage, until)
-        except ServerError as error:
-            if error.status not in REFUSALS:
-                return False  # it failed for another reason, and is asked again the next time
-        if begins_number(written) > _SURE:
-            self._able.add(model)
-        else:
-            self.unable.add(model)
-        return model in self._able
+        if model not in self._able:
+            written: Sequence[Mapping[str, Any]] = ()
+            try:
+                written = await self._go_on({"model": model, "messages": _PROBE}, 1, usage, until)
+            except ServerError as error:
+                if error.status not in REFUSALS:
+                    return False  # it failed for another reason, and is asked again the next time
+            self._able[model] = begins_number(written) > _SURE
+        return self._able[model]
 
     async def read(
         self, body: Mapping[str, Any], reply: Completion, usage: Usage, until: float
@@ -407,7 +392,7 @@ class ScoreReader:
         if not opened:
             return None
         if reply.thoughts:  # what the score depends on cannot be sent back
-            self.unable.add(model)
+            self._able[model] = False
             return None
         asked = {name: value for name, value in body.items() if name in _PROMPT}
 
@@ -424,8 +409,7 @@ class ScoreReader:
         except ServerError as error:
             if error.status in REFUSALS:  # such as by a template that drops the thoughts of earlier turns
                 self._refused[model] += 1
-                if self._refused[model] > 1:  # the first may be an accident
-                    self.unable.add(model)
+                self._able[model] = self._refused[model] < 2  # the first may be an accident
         return shares.expectation() if shares else None
 
     async def _go_on(

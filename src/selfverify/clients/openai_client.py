@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.clients.replies import mended, usable_choices
+from selfverify.clients.replies import calls_of, mended, usable_choices
 from selfverify.core.config import checked_address
 from selfverify.core.errors import ConfigError, ServerError
 
@@ -61,6 +61,9 @@ _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 
 _CHAT = "/chat/completions"
 
+MOST_BYTES = 64 * 2**20
+"""The largest reply, in bytes as they are sent."""
+
 _PROBE_S = 2.0
 """Seconds in which a server has to answer that is asked whether it does."""
 
@@ -84,7 +87,6 @@ class ServerConfig:
         longest_wait_s: The longest wait between tries. A server that asks for more is not asked again.
         connections: The most requests that wait for the server at once. The others wait here, and their
             time has not begun.
-        most_bytes: The largest reply, in bytes as they are sent.
     """
 
     url: str
@@ -94,7 +96,6 @@ class ServerConfig:
     wait_s: float = 0.2
     longest_wait_s: float = 60.0
     connections: int = 1000
-    most_bytes: int = 64 * 2**20
 
 
 def server_url(url: str) -> str:
@@ -115,8 +116,12 @@ def encoded(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def decoded(raw: bytes) -> dict[str, Any]:
+def decoded(raw: bytes, piece: bool = False) -> dict[str, Any]:
     """Return a reply's JSON object.
+
+    Args:
+        raw: Its bytes.
+        piece: Whether the other half of a surrogate pair may come in the next one.
 
     Raises:
         ServerError: It is none.
@@ -125,11 +130,12 @@ def decoded(raw: bytes) -> dict[str, Any]:
         try:
             found = from_json(raw)
         except ValueError:  # perhaps for half of a surrogate pair
-            found = json.loads(mended(json.dumps(json.loads(raw), ensure_ascii=False)))
+            found = json.loads(raw)
+            found = found if piece else json.loads(mended(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         raise garbage(f"it is no JSON: {raw[:80]!r}") from None
     if not isinstance(found, dict):
-        raise garbage("it is no JSON object")
+        raise garbage(f"it is no JSON object: {raw[:80]!r}")
     return found
 
 
@@ -137,13 +143,24 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a completion.
 
     Raises:
-        ServerError: None of its choices has a message; or it is an error.
+        ServerError: None of its choices has a message, such as where it is an error.
     """
-    if reply.get("error") and "choices" not in reply:
-        raise refusal(502, reply)
     if not usable_choices(reply):
-        raise garbage("none of its choices has a message")
+        choices = reply.get("choices")
+        for told in (reply, *(choices if isinstance(choices, list) else ())):
+            refuse_error(told)
+        raise garbage(f"none of its choices has a message: {str(reply)[:200]}")
     return reply
+
+
+def refuse_error(told: Any) -> None:
+    """Raise what a server says in a reply of status 200 that it could not do.
+
+    Raises:
+        ServerError: It says so.
+    """
+    if isinstance(told, dict) and (told.get("error") or told.get("object") == "error"):
+        raise refusal(502, told)
 
 
 def as_chunk(reply: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +168,7 @@ def as_chunk(reply: dict[str, Any]) -> dict[str, Any]:
     choices = usable_choices(reply)
     for choice in choices:
         choice["delta"] = message = choice.pop("message")
-        if calls := [call for call in message.get("tool_calls") or () if isinstance(call, dict)]:
+        if calls := calls_of(message):
             message["tool_calls"] = [{**call, "index": i} for i, call in enumerate(calls)]
     return reply | {"object": "chat.completion.chunk", "choices": choices}
 
@@ -163,14 +180,14 @@ def garbage(why: str) -> ServerError:
 
 def refusal(status: int, body: Any, retry_after: str | None = None) -> ServerError:
     """Return the error for a status, with what the server says about it."""
-    error = body.get("error", body) if isinstance(body, dict) else body
+    error = body.get("error") or body if isinstance(body, dict) else body
     error = error if isinstance(error, dict) else {"message": error}
-    said, code = error.get("message") or error.get("detail") or error, error.get("code")
+    said, code = error.get("message", error.get("detail", error)), error.get("code")
     text = said if isinstance(said, str) else json.dumps(said, default=str)
     if not isinstance(code, str):
         code = "invalid_api_key" if status in (401, 403) else None
         code = "model_not_found" if status == 404 and "model" in text.lower() else code
-    text, passing = f"the server refused ({status}): {text[:500]}", status in _PASSING
+    text, passing = f"the server refused ({status}): {text[:500]}".rstrip(": "), status in _PASSING
     return ServerError(text, status, code, passing, seconds_of(retry_after))
 
 
@@ -231,7 +248,10 @@ class OpenAIClient:
     async def __aenter__(self) -> Self:
         key = self.settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")
         longest = self.settings.timeout_s
-        self._asked: openai.RequestOptions = {"headers": {} if key else {"Authorization": openai.Omit()}}
+        headers: dict[str, str | openai.Omit] = {"Accept-Encoding": "identity"}
+        self._asked: openai.RequestOptions = {
+            "headers": headers if key else headers | {"Authorization": openai.Omit()}
+        }
         self._openai = openai.AsyncOpenAI(
             api_key=key or "none",
             base_url=self.base,
@@ -249,8 +269,10 @@ class OpenAIClient:
         await self._openai.close()
 
     async def _bound(self, response: httpx2.Response) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise garbage("it is compressed, which hides its size and was not asked for")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = BoundedReply(response.stream, self.settings.most_bytes)
+        response.stream = BoundedReply(response.stream, MOST_BYTES)
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost = lambda: None, until: float = math.inf
@@ -321,18 +343,18 @@ class OpenAIClient:
             {"logprobs": True},
             {},
         ]
-        first = max(self._refused.get(model, 0), 0 if alternatives else 1)
-        for place in range(first, len(ways)):
+        way = first = max(self._refused.get(model, 0), 0 if alternatives else 1)
+        while True:
             try:
-                found = await call(ways[place])
+                found = await call(ways[way])
+                break
             except ServerError as error:
-                if error.status not in REFUSALS or not ways[place]:
+                if error.status not in REFUSALS or not ways[way]:
                     raise
-                continue
-            if place > first:  # what was left out is what the server refused
-                self._refused[model] = place
-            return found
-        raise AssertionError("the last way raises or returns")
+                way += 1
+        if way > first:  # what was left out is what the server refused
+            self._refused[model] = way
+        return found
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that ``/v1/models`` lists.
@@ -386,11 +408,11 @@ class OpenAIClient:
                 if error.code in LOST:
                     on_lost()
                 time_left = until - asyncio.get_running_loop().time()
-                patience, asked = min(time_left, settings.longest_wait_s), error.retry_after or 0.0
-                if error.retry and asked > max(patience, 0.0):
+                patience, asked = max(min(time_left, settings.longest_wait_s), 0.0), error.retry_after or 0.0
+                if error.retry and asked > patience:
                     text = f"{error.message}; it wants to be asked again in {asked:g} s"
-                    text += f", and at most {max(patience, 0.0):.3g} s are waited"
-                    raise ServerError(text, error.status, error.code, True, asked) from None
+                    text += f", and at most {patience:.3g} s are waited"
+                    raise ServerError(text, error.status, error.code, True, asked, self.base) from None
                 pause = max(asked, wait + random.uniform(0.0, settings.wait_s))
                 if not error.retry or not left or pause >= time_left:
                     raise
@@ -403,17 +425,29 @@ class OpenAIClient:
         """Turn the errors of OpenAI's client, and of those below it, into `ServerError`."""
         try:
             yield
-        except openai.APIStatusError as error:
-            waits = error.response.headers.get("Retry-After")
-            raise refusal(error.status_code, error.body, waits) from None
-        except (TimeoutError, openai.APIConnectionError, httpx2.RequestError, aiohttp.ClientError) as error:
+        except (
+            ServerError,
+            TimeoutError,
+            openai.APIError,
+            httpx2.RequestError,
+            aiohttp.ClientError,
+        ) as error:
             raise self._fault(error) from None
 
     def _fault(self, error: BaseException) -> ServerError:
-        """Return the error for a fault of the connection. Its detail is for those who chose the server."""
+        """Return the error for a fault. Its detail is for those who chose the server."""
+        if isinstance(error, openai.APIStatusError):
+            error = refusal(error.status_code, error.body, error.response.headers.get("Retry-After"))
         # OpenAI's client and httpx name aiohttp's errors anew, and take a server that hangs up for a timeout.
-        while error.__cause__ is not None and not isinstance(error, (aiohttp.ClientError, TimeoutError)):
+        while error.__cause__ is not None and not isinstance(
+            error, (ServerError, aiohttp.ClientError, TimeoutError)
+        ):
             error = error.__cause__
+        if isinstance(error, ServerError):
+            detail = self.base + _HINTS.get(error.code or str(error.status), "")
+            return ServerError(
+                error.message, error.status, error.code, error.retry, error.retry_after, detail
+            )
         text, code, status = "the connection to the model server broke off", "cut_off", 502
         if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
             text, code = "the model server cannot be reached; is it running?", "unreachable"
@@ -422,6 +456,14 @@ class OpenAIClient:
             code, status = "timeout", 504
         detail = f"{self.base}: {str(error) or type(error).__name__}"
         return ServerError(text, status, code, retry=True, detail=detail)
+
+
+_HINTS = {
+    "bad_reply": "; is it a server of OpenAI's protocol?",
+    "invalid_api_key": f"; its key is read from ${API_KEY_VARIABLE}",
+    "404": "; is its path right?",
+}
+"""What to look at, by the error's code, or by its status where it has none."""
 
 
 def _outcome(error: ServerError) -> str:
@@ -437,9 +479,8 @@ async def _chunks(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], N
     async for data in read_events(response.aiter_bytes()):
         if data == b"[DONE]":
             return
-        chunk = decoded(data)
-        if chunk.get("error"):
-            raise refusal(502, chunk)
+        chunk = decoded(data, piece=True)
+        refuse_error(chunk)
         choices = chunk.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise garbage("a chunk's choices are no list of objects")
@@ -458,13 +499,14 @@ async def read_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         rest += part
         if b"\n" not in part:
             continue
-        *lines, rest = rest.split(b"\n")
+        *lines, rest = rest.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         for line in lines:
             line = line.rstrip(b"\r")
             if line.startswith(b"data:"):
                 data.append(bytes(line[5:].strip()))
-            elif not line and data:
-                yield b"\n".join(data)
+            elif not line:
+                if any(data):  # some servers send empty ones so that the connection stays
+                    yield b"\n".join(data)
                 data.clear()
 
 

@@ -43,15 +43,12 @@ _PARTS = ("think", "answer", SCORE_TAG, "tool_call")
 """Tags of which a whole text closes as many as it opens."""
 
 
-def ending(finish: str | None, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> Ending:
+def ending(finish: str, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> Ending:
     """Return what a server's finish reason says of a message.
 
-    A server that gives no reason has ended a message that says something. One that we do not know is logged
-    once, and its message is whole if it looks so: its calls can be read, or its text ends with a mark and has
-    closed its tags.
+    One that we do not know is logged once, and its message is whole if it looks so: its calls can be read, or
+    its text ends with a mark and has closed its tags.
     """
-    if not finish:
-        return "whole" if text or calls else "cut_off"
     known = _ENDINGS.get(finish.lower())
     if known is not None:
         return known
@@ -73,16 +70,15 @@ def usable_choices(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     No content is a call, a refusal, or thoughts that were cut off: asking again would not help.
     """
-
-    def is_usable(choice: Any) -> bool:
-        message = choice.get("message") if isinstance(choice, dict) else None
-        if not isinstance(message, dict) or choice.get("finish_reason") == "error":
-            return False
-        calls = message.get("tool_calls") or []
-        return isinstance(message.get("content"), str | list | None) and isinstance(calls, list)
-
     choices = reply.get("choices")
-    return [choice for choice in choices if is_usable(choice)] if isinstance(choices, list) else []
+    return [choice for choice in choices if _is_usable(choice)] if isinstance(choices, list) else []
+
+
+def _is_usable(choice: Any) -> bool:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict) or choice.get("finish_reason") == "error":
+        return False
+    return isinstance(message.get("content"), str | list | None)
 
 
 class ScoreShares:
@@ -110,12 +106,13 @@ class ScoreShares:
             prefix: Empty where they are the score's first tokens.
         """
         for entry in logprobs:
-            found, token = self._alternatives(entry, prefix), str(entry.get("token", ""))
+            found = {token: share for token, share in _options(entry) if self._texts(prefix + token)}
             if not sum(found.values()) > 0:
                 return
             self._next[prefix] = found
+            token = str(entry.get("token", ""))
             prefix += token
-            if token not in found or len(self._values(prefix)) == 1:
+            if token not in found or len(self._texts(prefix)) == 1:
                 return
 
     def unknown(self, least: float) -> list[str]:
@@ -124,36 +121,21 @@ class ScoreShares:
         Args:
             least: The least probability of a beginning that is worth knowing.
         """
-        open_ones = [p for p, share in self._ends() if share >= least and len(self._values(p)) > 1]
+        open_ones = [p for p, share in self._ends() if share >= least and len(self._texts(p)) > 1]
         return list(dict.fromkeys(map(self._certain, open_ones)))
 
     def expectation(self) -> float:
         """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
-        return sum(share * fmean(self._values(prefix)) for prefix, share in self._ends())
+        return sum(share * fmean(map(float, self._texts(prefix))) for prefix, share in self._ends())
 
-    def _ends(self) -> Iterator[tuple[str, float]]:
-        """Yield the beginnings of which it is not known what follows, with their probabilities."""
-        rest = [("", 1.0)]
-        while rest:
-            prefix, share = rest.pop()
-            shown = self._shown(prefix)
-            if shown is None:
-                yield prefix, share
-            else:
-                total = sum(self._next[shown].values())
-                rest += [(shown + t, share * p / total) for t, p in self._next[shown].items()]
-
-    def _shown(self, prefix: str) -> str | None:
-        """Return the beginning of which it is known what follows ``prefix``; None if that is unknown."""
-        return next((p for p in (prefix, self._certain(prefix)) if p in self._next), None)
-
-    def _alternatives(self, entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
-        """Return the probabilities of those alternatives of a token that begin or continue a score."""
-        found: dict[str, float] = {}
-        for token, share in _options(entry):
-            if self._texts(prefix + token):
-                found[token] = found.get(token, 0.0) + share
-        return found
+    def _ends(self, prefix: str = "", share: float = 1.0) -> list[tuple[str, float]]:
+        """Return the beginnings of which it is not known what follows, with their probabilities."""
+        known = next((p for p in (prefix, self._certain(prefix)) if p in self._next), None)
+        if known is None:
+            return [(prefix, share)]
+        options = self._next[known].items()
+        whole = sum(part for _, part in options)
+        return [end for token, part in options for end in self._ends(known + token, share * part / whole)]
 
     def _texts(self, prefix: str) -> list[str]:
         """Return the scores that begin with ``prefix``; the one before a ``<``, where a tag closes it."""
@@ -162,9 +144,6 @@ class ScoreShares:
         if not closed:
             return begins
         return [] if begun.endswith(".") else [t for t in begins if not t[len(begun) :].strip(".0")]
-
-    def _values(self, prefix: str) -> list[float]:
-        return [float(text) for text in self._texts(prefix)]
 
     def _certain(self, prefix: str) -> str:
         """Return ``prefix`` with what every score goes on with that begins so: a point behind 0."""
@@ -240,7 +219,7 @@ class Completion(Candidate):
     def thoughts(self) -> str:
         """The thoughts that the server has taken out of the text."""
         found = self.rest.get("reasoning_content") or self.rest.get("reasoning")
-        return found if isinstance(found, str) else ""
+        return mended(found) if isinstance(found, str) else ""
 
 
 class Reading(NamedTuple):
@@ -350,30 +329,44 @@ def mended(text: str) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which is one text or a list of parts."""
+    """Return the text of a message's content, which is one text or a list of parts; thoughts are none."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    parts = [part if isinstance(part, Mapping) else {"text": part} for part in content]
+    texts = [part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text")]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a message's tool calls; the ``function_call`` of OpenAI's first protocol is one."""
+    calls, old = message.get("tool_calls") or [], message.get("function_call")
+    if isinstance(old, Mapping) and not calls:
+        calls = [{"type": "function", "function": old}]
+    calls = calls if isinstance(calls, list) else [calls]
+    return [call for call in calls if isinstance(call, dict)]
+
+
+def called(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a tool call calls: the ``name`` of a function, or of a custom tool, and what it gets."""
+    found = call.get("function") or call.get("custom")
+    return found if isinstance(found, Mapping) else {}
 
 
 def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None]:
     """Return tool calls as an answer and its key, equal for the same tools with the same arguments."""
     found = []
-    for call in calls:
-        custom = call.get("custom")
-        if isinstance(custom, Mapping) and isinstance(custom.get("name"), str):
-            found.append({"name": custom["name"], "input": custom.get("input")})
-            continue
-        function = call.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    for call in map(called, calls):
+        name, arguments = call.get("name"), call.get("arguments") or "{}"
+        if not isinstance(name, str):
             return None, None
-        arguments: Any = function.get("arguments") or "{}"
+        if "input" in call:
+            found.append({"name": name, "input": call["input"]})
+            continue
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError):
             return None, None
-        found.append({"name": function["name"], "arguments": arguments})
+        found.append({"name": name, "arguments": arguments})
     return found, json.dumps(found, sort_keys=True)
 
 

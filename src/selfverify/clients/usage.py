@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 MOST_TOKENS = 2**31
 """The most tokens that a request may ask for, and that a server is believed to have counted in one call."""
 
-
-MOST_DETAILS = 32
-"""The most further counts of an object that are kept."""
+_PROMPT, _COMPLETION = "prompt_tokens_details", "completion_tokens_details"
 
 
 @dataclass(slots=True)
@@ -24,7 +23,6 @@ class Usage:
         prompt_tokens: Tokens read; the prompt counts once for each call that reads it.
         candidate_tokens: Tokens written for candidates, chosen or not.
         verification_tokens: Tokens written by judges.
-        cached_tokens: The prompt tokens that the server says it had cached.
         calls: Calls of the server, or batches of an own model that the request took part in.
         details: Further counts of servers, such as ``reasoning_tokens``, by the name of their object.
         complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
@@ -33,10 +31,14 @@ class Usage:
     prompt_tokens: int = 0
     candidate_tokens: int = 0
     verification_tokens: int = 0
-    cached_tokens: int = 0
     calls: int = 0
-    details: dict[str, dict[str, int]] = field(default_factory=dict)
+    details: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     complete: bool = True
+
+    @property
+    def cached_tokens(self) -> int:
+        """The prompt tokens that the server says it had cached."""
+        return self.details[_PROMPT]["cached_tokens"]
 
     def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
         """Count one call by its ``usage`` object, or by estimates where it has none.
@@ -50,28 +52,17 @@ class Usage:
             The number of tokens written.
         """
         self.calls += 1
-        found = usage if isinstance(usage, Mapping) else {}
-        written = _count(found, "completion_tokens")
-        if written is None:
-            self.complete = False
-            written = estimate
-        self.prompt_tokens += _count(found, "prompt_tokens") or 0
-        details = found.get("prompt_tokens_details")
-        self.cached_tokens += _count(details, "cached_tokens") or 0 if isinstance(details, Mapping) else 0
-        for name in ("prompt_tokens_details", "completion_tokens_details"):
-            self._add_details(name, found.get(name))
+        found = _counts(usage)
+        self.complete &= "completion_tokens" in found
+        written = found.get("completion_tokens", estimate)
+        self.prompt_tokens += found.get("prompt_tokens", 0)
+        for name in (_PROMPT, _COMPLETION):
+            self.details[name].update(_counts(usage.get(name)) if isinstance(usage, Mapping) else {})
         if judge:
             self.verification_tokens += written
         else:
             self.candidate_tokens += written
         return written
-
-    def _add_details(self, name: str, found: Any) -> None:
-        known = self.details.setdefault(name, {})
-        for kind in found if isinstance(found, Mapping) else ():
-            count = _count(found, kind)
-            if count is not None and (kind in known or len(known) < MOST_DETAILS):
-                known[kind] = known.get(kind, 0) + count
 
     def lost(self, written: int = 0) -> None:
         """Count a call whose cost will never be known."""
@@ -82,10 +73,10 @@ class Usage:
     def take_in(self, other: Usage) -> None:
         """Count what was counted apart."""
         for name in other.details:
-            self._add_details(name, other.details[name])
-        for name in ("prompt_tokens", "candidate_tokens", "verification_tokens", "cached_tokens", "calls"):
+            self.details[name].update(other.details[name])
+        for name in ("prompt_tokens", "candidate_tokens", "verification_tokens", "calls"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.complete = self.complete and other.complete
+        self.complete &= other.complete
 
     def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
         """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""
@@ -94,12 +85,9 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
-            "prompt_tokens_details": {
-                **self.details.get("prompt_tokens_details", {}),
-                "cached_tokens": self.cached_tokens,
-            },
-            "completion_tokens_details": {
-                **self.details.get("completion_tokens_details", {}),
+            _PROMPT: {**self.details[_PROMPT], "cached_tokens": self.cached_tokens},
+            _COMPLETION: {
+                **self.details[_COMPLETION],
                 "candidate_tokens": self.candidate_tokens,
                 "verification_tokens": self.verification_tokens,
                 "chosen_tokens": chosen_tokens,
@@ -107,9 +95,10 @@ class Usage:
         }
 
 
-def _count(usage: Mapping[str, Any], name: str) -> int | None:
-    value = usage.get(name)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+def _counts(usage: Any) -> dict[str, int]:
+    """Return the fields of an object that are numbers of tokens."""
+    found = usage.items() if isinstance(usage, Mapping) else ()
+    return {name: value for name, value in found if type(value) is int and 0 <= value <= MOST_TOKENS}
 
 
 def estimated_tokens(text: str) -> int:

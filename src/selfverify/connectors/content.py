@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
+from pydantic_core import to_json
 
 from selfverify.core.errors import DataError
 from selfverify.core.images import to_rgb, upright
@@ -81,6 +82,21 @@ def from_blocks(blocks: object, limits: ContentLimits) -> tuple[str, list[Image.
     return "\n".join(texts), images
 
 
+def from_result(result: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[Image.Image]]:
+    """Return what a tool's result holds: its content blocks, or its structured content as JSON.
+
+    The latter only where the blocks show nothing: with both, the blocks say the same in words.
+
+    Raises:
+        DataError: As `from_blocks`.
+    """
+    text, images = from_blocks(result.get("content"), limits)
+    structured = result.get("structuredContent", result.get("structured_content"))
+    if structured is None or text or images:
+        return text, images
+    return to_json(structured).decode(), []
+
+
 def from_data_urls(
     fields: Mapping[str, Any], limits: ContentLimits
 ) -> tuple[dict[str, Any], list[Image.Image]]:
@@ -95,7 +111,8 @@ def from_data_urls(
     rest: dict[str, Any] = {}
     images: list[Image.Image] = []
     for name, value in fields.items():
-        if isinstance(value, str) and value.startswith("data:image/") and ";base64," in value[:64]:
+        head = value[:64].lower() if isinstance(value, str) else ""
+        if head.startswith("data:image/") and ";base64," in head:
             _add_image(images, value.partition(",")[2], name, limits)
         else:
             rest[name] = value

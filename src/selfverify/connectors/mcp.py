@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selfverify.clients.openai_client import BoundedReply
-from selfverify.connectors.content import ContentLimits, from_blocks
+from selfverify.connectors.content import ContentLimits, from_result
 from selfverify.connectors.openenv import RemoteSession, base_url, read_reward, read_tools
 from selfverify.core.episode import Call, StepResult
 from selfverify.core.errors import ConfigError, DataError
@@ -121,12 +121,12 @@ class McpToolset(RemoteSession):
                 if error.code in _AGENTS_FAULT:
                     return StepResult(self._round, error=error.message[:2000])
                 raise
-        told = {k.removeprefix("selfverify/"): v for k, v in (result.meta or {}).items()}
-        blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
+        told = result.meta or {}
+        shown = result.model_dump(by_alias=True, mode="json")
         async with self._within(None, call.name[:40]):
-            text, images = await asyncio.to_thread(from_blocks, blocks, self.settings.limits)
-            reward = read_reward(told.get("reward"))
-        done, truncated = told.get("done") is True, told.get("truncated") is True
+            text, images = await asyncio.to_thread(from_result, shown, self.settings.limits)
+            reward = read_reward(told.get("selfverify/reward"))
+        done, truncated = told.get("selfverify/done") is True, told.get("selfverify/truncated") is True
         found = StepResult(self._round, text, images, done=done, truncated=truncated, reward=reward)
         if result.is_error:
             found.text, found.error = "", text or "the tool has failed"

@@ -37,7 +37,7 @@ from typing import Any, Literal, NoReturn
 from PIL import Image
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.connectors.content import ContentLimits, from_blocks, from_data_urls, to_blocks
+from selfverify.connectors.content import ContentLimits, from_data_urls, from_result, to_blocks
 from selfverify.core.config import checked_address
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError
@@ -47,15 +47,6 @@ try:
     from yarl import URL
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
-
-
-async def read_at_most(content: aiohttp.StreamReader, most: int) -> bytes | None:
-    """Return all that comes; None as soon as it is more than ``most`` bytes."""
-    try:
-        await content.readexactly(most + 1)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    return None
 
 
 INVALID_JSON = "INVALID_JSON"
@@ -108,6 +99,23 @@ def decode_object(raw: str | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"no JSON object, but {type(found).__name__}")
     return found
+
+
+async def read_object(reply: aiohttp.ClientResponse, most: int) -> dict[str, Any]:
+    """Return the JSON object that a server answers.
+
+    Raises:
+        DataError: It is none, or larger than ``most`` bytes; or the status is no 200.
+    """
+    try:
+        await reply.content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as error:
+        raw = error.partial
+    else:
+        raise DataError(f"it is larger than {most:,} bytes")
+    if reply.status != 200:
+        raise DataError(f"it answered {reply.status}: {raw[:200].decode('utf-8', 'replace')}")
+    return await asyncio.to_thread(decode_object, raw)
 
 
 def read_reset(data: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -232,14 +240,15 @@ def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     return {"observation": shown, "reward": reward, "done": done, "metadata": metadata}
 
 
-def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -> StepResult:
+def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits, ours: bool) -> StepResult:
     """Return the observation of a reply, whoever has written it.
 
     Args:
         data: The reply's data.
         due: The round that the observation must have, or the one before where the call was refused and not
-            counted. A server that counts otherwise has lost its session.
+            counted. A server of ours that counts otherwise has lost its session.
         limits: What is accepted.
+        ours: Whether the server is one of ours; ``metadata`` of others is all theirs, and becomes ``info``.
 
     Raises:
         DataError: It is no observation, or none of the round that is due.
@@ -250,26 +259,26 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
     metadata = data.get("metadata") or shown.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise DataError("metadata is no object")
+    if not ours:
+        metadata = {"round": due, "done": data.get("done"), "info": metadata}
     text, images = _shown(shown, limits)
     error = _error(shown)
     result = shown.get("result")
     if not error and isinstance(result, dict) and (result.get("is_error") or result.get("isError")):
         text, error = "", text or "the tool has failed"
-    told = metadata.get("round", due)
+    told, info = metadata.get("round"), metadata.get("info")
     # True and 1.0 are equal to 1, and are no numbers of rounds.
     if type(told) is not int or (told != due and not (error and 0 <= told == due - 1)):
         raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
-    foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
-    info = metadata.get("info", foreign)
     return StepResult(
         told,
         text,
         images,
         error,
-        done=_flag(metadata.get("done", data.get("done")), "done"),
+        done=_flag(metadata.get("done"), "done"),
         truncated=_flag(metadata.get("truncated"), "truncated"),
         reward=read_reward(data.get("reward")),
-        info=info if isinstance(info, dict) else {"info": info},
+        info=info if isinstance(info, dict) else {},
     )
 
 
@@ -279,7 +288,7 @@ def _shown(shown: Mapping[str, Any], limits: ContentLimits) -> tuple[str, list[I
     fields = {name: value for name, value in shown.items() if name not in other}
     result = fields.get("result") if "result" in fields else fields
     if isinstance(result, dict) and isinstance(result.get("content"), list):
-        return from_blocks(result["content"], limits)
+        return from_result(result, limits)
     images: list[Image.Image] = []
     if isinstance(result, dict):
         result, images = from_data_urls(result, limits)
@@ -380,13 +389,13 @@ class RemoteSession(Environment):
             raise DataError(f"{self.name}: its tools are known after open() or reset()")
         return self._tools
 
-    @abstractmethod
     async def open(self) -> None:
-        """Connect and ask for the tools; does nothing on an open session.
+        """Connect and ask for the tools, where that comes before a reset; does nothing on an open session.
 
         Raises:
             EnvironmentLost: The server cannot be reached, has no room, refuses the key, or is none.
         """
+        self._check_kept()
 
     async def close(self) -> None:
         """See `Environment`."""
@@ -454,7 +463,8 @@ class RemoteEnvironment(RemoteSession):
         self.settings = settings
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._hears_submissions = False
+        self._ours = False
+        """Whether the server has said that it hears of submissions, as only ours do."""
 
     async def open(self) -> None:
         """See `RemoteSession`."""
@@ -502,7 +512,7 @@ class RemoteEnvironment(RemoteSession):
     async def submitted(self, message: str) -> None:
         """See `Environment`; a server that does not hear of submissions is told nothing."""
         self._check_begun()
-        if self._hears_submissions:
+        if self._ours:
             request = {"type": SUBMITTED, "data": {"message": message}}
             await self._ask(request, self.settings.act_s, SUBMITTED, due=SUBMITTED)
 
@@ -527,20 +537,15 @@ class RemoteEnvironment(RemoteSession):
             await self._lose(f"it has no tools ({error}); actions='plain' is for such environments")
         match data:
             case {"observation": {"metadata": {"hears": [*heard]}}}:
-                self._hears_submissions = SUBMITTED in heard
+                self._ours = SUBMITTED in heard
         shown = data.get("observation")
         async with self._within(None, "list_tools"):
             return read_tools(shown.get("tools") if isinstance(shown, dict) else None)
 
     async def _plain(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
         """The only tool of an environment without tools; ``/schema`` says which fields its actions have."""
-        most = self.settings.limits.message_bytes
         async with self._within(self.settings.act_s, "/schema"), http.get(self._base / "schema") as reply:
-            reply.raise_for_status()
-            raw = await read_at_most(reply.content, most)
-            if raw is None:
-                raise DataError(f"it is larger than {most:,} bytes")
-            schema = decode_object(raw).get("action")
+            schema = (await read_object(reply, self.settings.limits.message_bytes)).get("action")
         shape = schema if isinstance(schema, dict) else {}
         fields = shape.get("properties")
         own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
@@ -582,7 +587,7 @@ class RemoteEnvironment(RemoteSession):
         async with self._within(None, what[:40]):
             # Decoding an image takes as long as a hundred messages.
             due, limits = self._round + 1, self.settings.limits
-            seen = await asyncio.to_thread(read_observation, data, due, limits)
+            seen = await asyncio.to_thread(read_observation, data, due, limits, self._ours)
         self._round = seen.round
         return seen
 

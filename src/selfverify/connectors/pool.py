@@ -143,7 +143,7 @@ KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
 """Environment variable with the keys of those who may ask, apart by commas."""
 
 
-class EnvironmentServing(CommandConfig):
+class EnvironmentServerConfig(CommandConfig):
     """Which environments are served, where, and to whom."""
 
     environments: list[str] = Field(

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from selfverify.connectors import openenv as wire
 from selfverify.connectors.content import ContentLimits
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Factory, close_in_time
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, Factory, close_in_time
 from selfverify.core.config import how_to_get
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, __version__
@@ -102,8 +102,6 @@ class Session:
         self.id = secrets.token_urlsafe(24)
         self.used = time.monotonic()
         self.begun = False
-        self.attached = False
-        """Whether a socket is the session's, which then sees to its end."""
         self.lost = ""
         """Why nothing can be asked any more."""
         self.turn = asyncio.Lock()
@@ -184,63 +182,6 @@ class Session:
             finally:
                 self.used = time.monotonic()
             raise EnvironmentLost(self.lost)
-
-
-class SessionTable:
-    """The sessions of one environment: bounded in number, and closed when nobody asks.
-
-    Args:
-        name: The environment's name, for messages.
-        factory: Makes an environment, at once; what takes long belongs into its `Environment.reset`.
-        limits: What is allowed.
-    """
-
-    def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
-        self.name, self.factory, self.limits = name, factory, limits
-        self._open: dict[str, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, begins: bool = False, task: tuple[dict[str, Any], int] | None = None) -> Session:
-        """Make a session.
-
-        Raises:
-            NoRoom: There are as many as may be.
-            EnvironmentLost: No environment can be made.
-        """
-        if len(self._open) >= self.limits.sessions:
-            raise NoRoom(f"{self.name}: all {self.limits.sessions} sessions are in use")
-        try:
-            made = self.factory()
-        except Exception as error:
-            logger.exception("%s: no environment can be made", self.name)
-            raise EnvironmentLost(
-                f"{self.name}: no environment can be made: {type(error).__name__}; the server's log says more"
-            ) from None
-        session = Session(made, self.limits, begins, task)
-        self._open[session.id] = session
-        return session
-
-    def find(self, name: str) -> Session | None:
-        """Return the session of a name that `Session.id` gave."""
-        return self._open.get(name)
-
-    async def close(self, session: Session) -> None:
-        """Close a session. Never raises; an environment that does not close in time is left behind."""
-        if self._open.pop(session.id, None) is not None:
-            session.lost = session.lost or "the session is closed"
-            await close_in_time(session.environment, self.name, self.limits.close_s)
-
-    async def close_all(self) -> None:
-        """Close every session."""
-        await asyncio.gather(*(self.close(session) for session in list(self._open.values())))
-
-    async def sweep(self) -> None:
-        """Close the sessions of which nobody has asked anything for too long; sockets watch their own."""
-        late = time.monotonic() - self.limits.idle_s
-        idle = [s for s in self._open.values() if s.used < late and not (s.attached or s.turn.locked())]
-        await asyncio.gather(*(self.close(session) for session in idle))
 
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -395,38 +336,82 @@ def _shown(tool: str, observation: StepResult) -> str:
     return wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
 
 
-class SocketEndpoint:
-    """Answers OpenEnv's wire at ``/ws``. A socket's session ends with it, one opened elsewhere goes on.
+class Endpoint:
+    """The sessions of one environment, bounded in number, and what their clients ask.
 
-    No pings are sent: an environment that keeps its process busy could not answer them in time. A client that
-    has gone without a word is noticed when it is idle for too long.
+    At ``/ws`` it answers OpenEnv's wire. A socket's session ends with it. No pings are sent: an environment
+    that keeps its process busy could not answer them in time. A client that has gone without a word is
+    noticed when it is idle for too long.
+
+    At ``/mcp`` it answers one request of JSON-RPC in one POST with JSON, as in MCP's streamable HTTP: clients
+    begin with ``initialize`` and name their session in a header.
+
+    Args:
+        name: The environment's name, for messages.
+        factory: Makes an environment, at once; what takes long belongs into its `Environment.reset`.
+        limits: What is allowed.
     """
 
-    def __init__(self, table: SessionTable) -> None:
-        self.table = table
+    def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
+        self.name, self.factory, self.limits = name, factory, limits
+        self._open: dict[str, Session] = {}
         self._sockets: set[web.WebSocketResponse] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, begins: bool = False, task: tuple[dict[str, Any], int] | None = None) -> Session:
+        """Make a session.
+
+        Raises:
+            NoRoom: There are as many as may be.
+            EnvironmentLost: No environment can be made.
+        """
+        if len(self._open) >= self.limits.sessions:
+            raise NoRoom(f"{self.name}: all {self.limits.sessions} sessions are in use")
+        try:
+            made = self.factory()
+        except Exception as error:
+            logger.exception("%s: no environment can be made", self.name)
+            raise EnvironmentLost(
+                f"{self.name}: no environment can be made: {type(error).__name__}; the server's log says more"
+            ) from None
+        session = Session(made, self.limits, begins, task)
+        self._open[session.id] = session
+        return session
+
+    async def close(self, *sessions: Session) -> None:
+        """Close sessions, or without any all. Never raises; what does not close in time is left behind."""
+        closing = [session for session in sessions or self._open.values() if session.id in self._open]
+        for session in closing:
+            del self._open[session.id]
+            session.lost = session.lost or "the session is closed"
+        limit_s = self.limits.close_s
+        await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
+
+    async def sweep(self) -> None:
+        """Close MCP's sessions of which nobody has asked anything for too long; sockets watch their own."""
+        late = time.monotonic() - self.limits.idle_s
+        idle = [s for s in self._open.values() if s.begins and s.used < late and not s.turn.locked()]
+        if idle:
+            await self.close(*idle)
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one socket until its end."""
-        most = self.table.limits.content.message_bytes
+        most = self.limits.content.message_bytes
         socket = web.WebSocketResponse(max_msg_size=most, compress=False, timeout=1.0)
         await socket.prepare(request)
         self._sockets.add(socket)
-        name = request.query.get("session_id")
         try:
-            session = self._attach(name) if name else self.table.open()
-        except (NoRoom, DataError, EnvironmentLost) as error:
+            session = self.open()
+            try:
+                await self._converse(socket, session)
+            finally:
+                await asyncio.shield(self.close(session))
+        except (NoRoom, EnvironmentLost) as error:
             code = wire.CAPACITY_REACHED if isinstance(error, NoRoom) else wire.SESSION_ERROR
             await _say(socket, str(error), code)
-            session = None
-        try:
-            if session is not None:
-                await self._converse(socket, session)
         finally:
-            if session is not None:
-                session.attached = False
-                if not name or session.lost:
-                    await asyncio.shield(self.table.close(session))
             self._sockets.discard(socket)
             await socket.close()
         return socket
@@ -435,18 +420,9 @@ class SocketEndpoint:
         """Close all sockets, whose sessions then end."""
         await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets)))
 
-    def _attach(self, name: str) -> Session:
-        session = self.table.find(name)
-        if session is None:
-            raise DataError("there is no such session")
-        if session.attached:
-            raise DataError("the session has a socket already")
-        return session
-
     async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer message by message. A client that goes while it is answered breaks that off."""
-        session.attached = True
-        idle_s = self.table.limits.idle_s
+        idle_s = self.limits.idle_s
         receiving = asyncio.ensure_future(socket.receive())
         answering: asyncio.Future[str | None] | None = None
         try:
@@ -475,6 +451,38 @@ class SocketEndpoint:
                     task.cancel()
                     await asyncio.wait({task})
 
+    async def post(self, request: web.Request) -> web.Response:
+        """Answer one request of MCP."""
+        try:
+            data = wire.decode_object(await request.read())
+        except DataError as error:
+            return _reply(rpc_error({}, PARSE_ERROR, str(error)), 400)
+        name = request.headers.get(SESSION_HEADER)
+        session = self._open.get(name or "")
+        try:
+            if data.get("method") == "initialize":
+                session = self.open(begins=True, task=fixed_task(request.query))
+                return _reply(await answer_rpc(session, data), session=session.id)
+        except (NoRoom, EnvironmentLost) as error:
+            return _reply(rpc_error(data, LOST, str(error)), 503)
+        except DataError as error:
+            return _reply(rpc_error(data, INVALID_PARAMS, str(error)), 400)
+        if session is None:
+            text = "there is no such session; initialize makes one"
+            return _reply(rpc_error(data, INVALID_REQUEST, text), 404 if name else 400)
+        reply = await answer_rpc(session, data)
+        if session.lost:
+            await self.close(session)
+        return _reply(reply)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """End a session of MCP."""
+        session = self._open.get(request.headers.get(SESSION_HEADER, ""))
+        if session is None:
+            return web.Response(status=404)
+        await self.close(session)
+        return web.Response(status=204)
+
 
 async def _say(socket: web.WebSocketResponse, message: str, code: str) -> None:
     with suppress(ConnectionError):
@@ -482,64 +490,6 @@ async def _say(socket: web.WebSocketResponse, message: str, code: str) -> None:
 
 
 SESSION_HEADER = "Mcp-Session-Id"
-
-
-class McpEndpoint:
-    """Answers at ``/mcp``: one request of JSON-RPC in one POST, answered with JSON.
-
-    Two kinds of clients ask here. Those of MCP's streamable HTTP begin with ``initialize`` and name their
-    session in a header. OpenEnv's begin with ``openenv/session/create`` and name theirs in the parameters;
-    their socket can join it.
-    """
-
-    def __init__(self, table: SessionTable) -> None:
-        self.table = table
-
-    async def post(self, request: web.Request) -> web.Response:
-        """Answer one request."""
-        try:
-            data = wire.decode_object(await request.read())
-        except DataError as error:
-            return _reply(rpc_error({}, PARSE_ERROR, str(error)), 400)
-        try:
-            if data.get("method") == "initialize":
-                session = self.table.open(begins=True, task=fixed_task(request.query))
-                return _reply(await answer_rpc(session, data), session=session.id)
-            if str(data.get("method")).startswith("openenv/"):
-                return _reply(await self._own(data))
-        except (NoRoom, EnvironmentLost) as error:
-            return _reply(rpc_error(data, LOST, str(error)), 503)
-        except DataError as error:
-            return _reply(rpc_error(data, INVALID_PARAMS, str(error)), 400)
-        header = request.headers.get(SESSION_HEADER)
-        found = self.table.find(header or _named(data))
-        if found is None:
-            text = "there is no such session; initialize makes one"
-            return _reply(rpc_error(data, INVALID_REQUEST, text), 404 if header else 400)
-        reply = await answer_rpc(found, data)
-        if found.lost:
-            await self.table.close(found)
-        return _reply(reply)
-
-    async def delete(self, request: web.Request) -> web.Response:
-        """End a session."""
-        session = self.table.find(request.headers.get(SESSION_HEADER, ""))
-        if session is None:
-            return web.Response(status=404)
-        await self.table.close(session)
-        return web.Response(status=204)
-
-    async def _own(self, data: dict[str, Any]) -> dict[str, Any]:
-        """OpenEnv's methods for sessions."""
-        if data["method"] == "openenv/session/create":
-            return rpc_result(data, {"session_id": self.table.open().id})
-        if data["method"] != "openenv/session/close":
-            raise DataError(f"there is no method {data['method'][:60]}")
-        session = self.table.find(_named(data))
-        if session is None:
-            raise DataError("there is no such session")
-        await self.table.close(session)
-        return rpc_result(data, {"session_id": session.id, "closed": True})
 
 
 def fixed_task(query: Any) -> tuple[dict[str, Any], int] | None:
@@ -555,11 +505,6 @@ def fixed_task(query: Any) -> tuple[dict[str, Any], int] | None:
         return wire.decode_object(query["task"]), int(seed)
     except ValueError:
         raise DataError(f"seed={seed[:40]!r} in the address is no integer") from None
-
-
-def _named(data: dict[str, Any]) -> str:
-    params = data.get("params")
-    return str(params.get("session_id")) if isinstance(params, dict) else ""
 
 
 def _reply(message: dict[str, Any] | None, status: int = 200, session: str = "") -> web.Response:
@@ -672,20 +617,17 @@ class EnvironmentServer:
             raise ConfigError(f"environments have names of letters, digits, - and _, {found}")
         self.limits = limits or SessionLimits()
         self.keys = keys or Keys([])
-        self.tables = {name: SessionTable(name, make, self.limits) for name, make in environments.items()}
-        self._sockets = {name: SocketEndpoint(table) for name, table in self.tables.items()}
+        self.endpoints = {name: Endpoint(name, make, self.limits) for name, make in environments.items()}
 
     def application(self) -> web.Application:
         """Return the application. When it ends, every session is closed."""
         app = web.Application(middlewares=[self._guard], client_max_size=self.limits.content.message_bytes)
         app.router.add_get("/health", self._health)
-        for name, table in self.tables.items():
-            mcp = McpEndpoint(table)
-            for path in (f"/{name}", "") if len(self.tables) == 1 else (f"/{name}",):
-                app.router.add_get(f"{path}/ws", self._sockets[name].serve)
-                app.router.add_post(f"{path}/mcp", mcp.post)
-                app.router.add_delete(f"{path}/mcp", mcp.delete)
-                app.router.add_get(f"{path}/schema", _schema)
+        for name, endpoint in self.endpoints.items():
+            for path in (f"/{name}", "") if len(self.endpoints) == 1 else (f"/{name}",):
+                app.router.add_get(f"{path}/ws", endpoint.serve)
+                app.router.add_post(f"{path}/mcp", endpoint.post)
+                app.router.add_delete(f"{path}/mcp", endpoint.delete)
         app.on_shutdown.append(self._stop)
         app.cleanup_ctx.append(self._sweeping)
         return app
@@ -701,40 +643,25 @@ class EnvironmentServer:
         return await handler(request)
 
     async def _health(self, _: web.Request) -> web.Response:
-        sessions = {name: len(table) for name, table in self.tables.items()}
+        sessions = {name: len(endpoint) for name, endpoint in self.endpoints.items()}
         return web.json_response({"status": "healthy", "sessions": sessions, "limit": self.limits.sessions})
 
     async def _sweeping(self, _: web.Application) -> AsyncIterator[None]:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(min(self.limits.idle_s / 4, 30.0))
-                for table in self.tables.values():
-                    await table.sweep()
+                for endpoint in self.endpoints.values():
+                    await endpoint.sweep()
 
         sweeping = asyncio.create_task(sweep())
         yield
         sweeping.cancel()
         with suppress(asyncio.CancelledError):
             await sweeping
-        await asyncio.gather(*(table.close_all() for table in self.tables.values()))
+        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
 
     async def _stop(self, _: web.Application) -> None:
-        await asyncio.gather(*(endpoint.stop() for endpoint in self._sockets.values()))
-
-
-async def _schema(_: web.Request) -> web.Response:
-    """The shape of an action; what there is to call, ``list_tools`` tells."""
-    action: dict[str, Any] = {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["call_tool", "list_tools"]},
-            "tool_name": {"type": "string"},
-            "arguments": {"type": "object"},
-        },
-        "required": ["type"],
-    }
-    anything = {"type": "object"}
-    return web.json_response({"action": action, "observation": anything, "state": anything})
+        await asyncio.gather(*(endpoint.stop() for endpoint in self.endpoints.values()))
 
 
 async def start_server(
@@ -792,7 +719,7 @@ def find_environment(spec: str, known: Mapping[str, Factory] | None = None) -> t
 
 
 async def serve_until_told(
-    settings: EnvironmentServing,
+    settings: EnvironmentServerConfig,
     on_ready: Callable[[int], None],
     known: Mapping[str, Factory] | None = None,
     with_parent: bool = False,
@@ -824,7 +751,7 @@ async def serve_until_told(
             # By force, if an environment keeps the loop from hearing of it.
             end_with_parent(lambda: loop.call_soon_threadsafe(stop.set), FORCE_S)
         await stop.wait()
-        logger.info("stopping; %d sessions are open", sum(len(table) for table in server.tables.values()))
+        logger.info("stopping; %d sessions are open", sum(map(len, server.endpoints.values())))
 
 
 def main() -> None:
@@ -838,7 +765,7 @@ def main() -> None:
         print(json.dumps({"port": port}), file=ready, flush=True)
 
     try:
-        settings = EnvironmentServing.model_validate_json(sys.argv[1])
+        settings = EnvironmentServerConfig.model_validate_json(sys.argv[1])
         asyncio.run(serve_until_told(settings, say, with_parent=True))
     except SelfVerifyError as error:
         sys.exit(f"error: {error}")

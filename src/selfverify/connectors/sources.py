@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import aiohttp
+from yarl import URL
 
 from selfverify.connectors import server
 from selfverify.connectors.openenv import RemoteConfig, RemoteEnvironment, base_url
-from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServing, Source
+from selfverify.connectors.pool import KEYS_VARIABLE, EnvironmentServerConfig, Source
 from selfverify.core.episode import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
@@ -50,14 +51,17 @@ class ServerSource(Source):
 
     async def healthy(self) -> bool:
         """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
-        address = base_url(self.settings.url)
-        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
-        async with aiohttp.ClientSession(timeout=patience) as http:
-            for place in dict.fromkeys((address, address.origin())):
-                async with http.get(place / "health") as reply:
-                    if reply.status == 200:
-                        return True
-        return False
+        address, limit_s = base_url(self.settings.url), self.settings.health_s
+        return await answers(address, limit_s) or await answers(address.origin(), limit_s)
+
+
+async def answers(address: URL, limit_s: float) -> bool:
+    """Return whether a server says below ``address`` that it is well."""
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=limit_s)) as http,
+        http.get(address / "health") as reply,
+    ):
+        return reply.status == 200
 
 
 START_S = 120.0
@@ -84,7 +88,7 @@ class ProcessSource(Source):
     def __init__(self, environment: str, sessions: int, settings: RemoteConfig | None = None) -> None:
         super().__init__(f"a server of {environment}", sessions)
         served = [f"environment={environment}"]
-        self.serving = EnvironmentServing(environments=served, port=0, sessions=sessions)
+        self.serving = EnvironmentServerConfig(environments=served, port=0, sessions=sessions)
         self.settings = settings or RemoteConfig("http://127.0.0.1")
         self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None

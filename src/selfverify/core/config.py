@@ -43,26 +43,10 @@ SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
 """``json_schema_extra`` of the field of a `CommandConfig` that names a file with all the others."""
 
 
-SECRET: dict[str, JsonValue] = {"secret": True}
-"""``json_schema_extra`` of a field that messages never quote: it holds keys, or stands where people write
-them."""
-
-
 def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
-    """Whether a field has `SETTINGS_FILE` or `SECRET`."""
+    """Whether a field has a mark, such as `SETTINGS_FILE`."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and mark.items() <= extra.items()
-
-
-def secret_places(model: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths of fields with `SECRET`, in a model and in the models inside it."""
-    found = []
-    for name, field in model.model_fields.items():
-        if is_marked(field, SECRET):
-            found.append((*above, name))
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += secret_places(field.annotation, (*above, name))
-    return found
 
 
 class CommandConfig(Config):

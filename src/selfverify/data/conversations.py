@@ -20,28 +20,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, written_whole
-from selfverify.data.fields import (
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    mapped,
-    optional,
-    shown,
-    text,
-)
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, mapped, shown, text
 from selfverify.data.images import ImageRef
 
-LONGEST_NAME = 500
 LONGEST_MESSAGE = 1_000_000
 """Characters of a message; a longer one means that the file is broken."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -67,19 +55,16 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     shows = Shows(images, place, images.refs(record.get("images"), place))
     messages = read_messages(record.get("messages"), "messages", shows)
     shows.check_all_shown()
+    check_order(messages)
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError("its messages have none of an assistant")
-    if messages[0]["role"] not in ("system", "user"):
-        raise DataError(f"message 1: its role is {messages[0]['role']}: a user has to ask first")
-    check_order(messages)
     taught = first(record, "taught") or "all"
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
-    tools = listed(record["tools"], "tools") if filled(record.get("tools")) else []
     row: Row = {
-        **_shared(record, ("id", "problem")),
+        **shared_fields(record, ("id", "problem"), ("source", "data_source"), ("category", "app")),
         "messages": messages,
-        "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
+        "tools": [_tool(tool, number) for number, tool in enumerate(_list(record, "tools"), start=1)],
         "taught": taught,
     }
     if filled(record.get("cuts")):
@@ -87,24 +72,24 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     return [row]
 
 
-def _shared(record: Record, ids: Sequence[str]) -> Row:
-    category = optional(record, ("category", "app"), LONGEST_NAME)
-    return {
-        "id": optional(record, ids, LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("source", "data_source"), LONGEST_NAME),
-        "category": category,
-        "categories": {} if category is None else {"app": [category]},
-    }
+def shared_fields(record: Record, ids: Sequence[str], sources: Sequence[str], kinds: Sequence[str]) -> Row:
+    """Return what all rows have, each from the first of these columns that is filled."""
+    columns = {"id": ids, "source": sources, "category": kinds}
+    found = {field: fields.optional(record, *names) for field, names in columns.items()}
+    app = {"app": [found["category"]]} if "app" in kinds and found["category"] is not None else {}
+    return {**found, "images": [], "categories": app}
+
+
+def _list(record: Record, name: str) -> list[Any]:
+    return listed(record[name], name) if filled(record.get(name)) else []
 
 
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`: ``conversations`` with ``from`` and ``value``, as well as ``messages``."""
     if not filled(record.get("messages")):
         given = [with_role(turn) for turn in listed(record.get("conversations"), "conversations")]
-        if filled(record.get("system")):
-            given.insert(0, {"role": "system", "content": record["system"]})
-        record = {**record, "messages": given}
+        system = [{"role": "system", "content": record["system"]}] if filled(record.get("system")) else []
+        record = {**record, "messages": [*system, *given]}
     return convert_conversation(record, place, images)
 
 
@@ -134,27 +119,21 @@ class Shows:
         self.marks = bool(refs) if marks is None else marks
         self._given = 0
 
-    def next(self) -> ImageRef:
-        """The image of the next place.
+    def image(self, named: Any = None) -> ImageRef:
+        """Return the image that a part names, or else that of the next place.
 
         Raises:
-            DataError: There is none.
+            DataError: There is none, or the part names several.
         """
+        if named is not None:
+            found = self.images.refs(named, self.place)
+            if len(found) != 1:
+                raise DataError(f"a part of a message shows {shown(named)}, which is not one image")
+            return found[0]
         if self._given >= len(self.refs):
             raise DataError(f"there are more places for images than its {len(self.refs)} images")
         self._given += 1
         return self.refs[self._given - 1]
-
-    def named(self, value: Any) -> ImageRef:
-        """The image that a part names.
-
-        Raises:
-            DataError: It names none or several.
-        """
-        found = self.images.refs(value, self.place)
-        if len(found) != 1:
-            raise DataError(f"a part of a message shows {shown(value)}, which is not one image")
-        return found[0]
 
     def check_all_shown(self) -> None:
         """See that every image has a place.
@@ -202,12 +181,18 @@ def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list
 
 
 def check_order(messages: Sequence[dict[str, Any]]) -> None:
-    """See that between two messages of the assistant either a user speaks or tools do."""
+    """See that a user begins, and that between two messages of the assistant a user speaks or tools do.
+
+    Raises:
+        DataError: It is otherwise.
+    """
+    if messages[0]["role"] not in ("system", "user"):
+        raise DataError(f"message 1: its role is {messages[0]['role']}: a user has to ask first")
     said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     for before, after in itertools.pairwise(said):
-        between = [message["role"] for message in messages[before + 1 : after]]
-        if len(set(between)) != 1 or "system" in between:
-            who = " and ".join(dict.fromkeys(between)) or "nobody"
+        between = {message["role"]: None for message in messages[before + 1 : after]}
+        if len(between) != 1 or "system" in between:
+            who = " and ".join(between) or "nobody"
             raise DataError(
                 f"message {after + 1}: before it the assistant has spoken, then {who}; it has to be a user "
                 "or tools"
@@ -221,69 +206,67 @@ def _message(message: Any, number: int, shows: Shows) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise DataError(f"{where}: its role is {shown(role)}, none of {', '.join(ROLES)}")
-    calls = message.get("tool_calls", message.get("calls"))
-    found: dict[str, Any] = {"role": role, "content": _content(message.get("content"), where, shows)}
-    if role == "assistant":
-        if not isinstance(found["content"], str):
-            raise DataError(f"{where}: the assistant shows images")
-        told = [] if calls is None else listed(calls, f"{where}: tool_calls")
-        found["calls"] = [_call(call, f"{where}, call {n}") for n, call in enumerate(told, start=1)]
-    elif filled(calls) and calls != []:
+    try:
+        content = _content(message.get("content"), shows)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    calls = first(message, "tool_calls", "calls")
+    told = [] if calls is None else listed(calls, f"{where}: tool_calls")
+    if told and role != "assistant":
         raise DataError(f"{where}: a message of role {role} calls tools")
-    if not found["content"] and not found.get("calls") and role != "tool":
+    if role == "assistant" and not isinstance(content, str):
+        raise DataError(f"{where}: the assistant shows images")
+    if not content and not told and role != "tool":
         raise DataError(f"{where}: it is empty")
+    found: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        found["calls"] = [_call(call, f"{where}, call {n}") for n, call in enumerate(told, start=1)]
     return found
 
 
-def _content(content: Any, where: str, shows: Shows) -> str | list[dict[str, Any]]:
-    """A message's text, or its parts where it shows images."""
-    if content is None:
-        return ""
-    if not isinstance(content, str | list):
-        raise DataError(f"{where}: its content is {shown(content)}, not a text")
-    try:
-        parts = _parts(content, where, shows)
-    except DataError as error:
-        raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-    text = "".join(part["text"] for part in parts if part["type"] == "text")
-    if len(text) > LONGEST_MESSAGE:
-        raise DataError(f"{where}: its content has {len(text):,} characters, more than {LONGEST_MESSAGE:,}")
-    return parts if any(part["type"] == "image" for part in parts) else text
-
-
-def _parts(content: str | list[Any], where: str, shows: Shows) -> list[dict[str, Any]]:
-    """A message's texts and images."""
+def _content(content: Any, shows: Shows) -> str | list[dict[str, Any]]:
+    """Return a message's text, or its parts where it shows images."""
+    if not isinstance(content, str | list | None):
+        raise DataError(f"its content is {shown(content)}, not a text")
     parts: list[dict[str, Any]] = []
-    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "image":
-            named = first(part, "image", "path")
-            parts.append({"type": "image", "image": shows.next() if named is None else shows.named(named)})
+        if kind in ("image", "image_url"):
+            named = first(part, "image", "path", "image_url")
+            parts.append({"type": "image", "image": shows.image(named)})
         elif kind == "text" and isinstance(part.get("text"), str):
             pieces = part["text"].split(IMAGE_MARK) if shows.marks else [part["text"]]
             for number, piece in enumerate(pieces):
-                parts += [{"type": "image", "image": shows.next()}] if number else []
+                parts += [{"type": "image", "image": shows.image()}] if number else []
                 parts += [{"type": "text", "text": piece}] if piece else []
         else:
-            raise DataError(f"{where}: its content has {shown(part)}, which is neither text nor an image")
-    return parts
+            raise DataError(f"its content has {shown(part)}, which is neither text nor an image")
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if len(text) > LONGEST_MESSAGE:
+        raise DataError(f"its content has {len(text):,} characters, more than {LONGEST_MESSAGE:,}")
+    return parts if any(part["type"] == "image" for part in parts) else text
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise DataError(f"{where} is {shown(call)}: it needs the name of a function")
-    given = function.get("arguments")
-    arguments = {} if given is None or given == "" else mapped(given, f"{where}: arguments")
-    return {"name": function["name"], "arguments": without_nulls(arguments)}
+    function: Any = call.get("function", call) if isinstance(call, dict) else None
+    name = _named(function, f"{where} is {shown(call)}: it needs the name of a function")
+    given = first(function, "arguments")
+    arguments = {} if given is None else mapped(given, f"{where}: arguments")
+    return {"name": name, "arguments": without_nulls(arguments)}
 
 
 def _tool(tool: Any, number: int) -> dict[str, Any]:
-    tool = without_nulls(tool)
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"tool {number} is {shown(tool)}: it needs a function with a name")
-    return dict(tool)
+    found: dict[str, Any] = without_nulls(tool)
+    function = found.get("function") if isinstance(tool, dict) else None
+    _named(function, f"tool {number} is {shown(tool)}: it needs a function with a name")
+    return found
+
+
+def _named(function: Any, fault: str) -> str:
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise DataError(fault)
+    return name
 
 
 def without_nulls(value: Any) -> Any:
@@ -296,7 +279,6 @@ def without_nulls(value: Any) -> Any:
 
 
 SUFFIXES = (".parquet", ".jsonl")
-_BATCH = 256
 
 
 def check_output(path: Path) -> None:
@@ -307,8 +289,8 @@ def check_output(path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: conversations are written as {' or '.join(SUFFIXES)}")
-    if path.suffix == ".parquet":
-        _pyarrow(path)
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ConfigError(f"{path}: Parquet needs pyarrow; pip install 'selfverify[data]'")
 
 
 def journal_of(path: Path) -> Path:
@@ -334,59 +316,29 @@ def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """
     check_output(path)
     make_folder(path.parent)
+    # Half a character, which no file can hold, becomes "?".
+    lines = [json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") for row in rows]
+    if not lines:
+        raise DataError(f"{path}: there are no conversations to write")
     with written_whole(path) as partial:
-        count = (_parquet if path.suffix == ".parquet" else _lines)(partial, rows)
-        if not count:
-            raise DataError(f"{path}: there are no conversations to write")
-    return count
+        if path.suffix == ".jsonl":
+            partial.write_bytes(b"\n".join([*lines, b""]))
+        else:
+            _write_parquet(partial, path, [json.loads(line) for line in lines])
+    return len(lines)
 
 
-def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8", errors="replace") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            count += 1
-    return count
+def _write_parquet(partial: Path, path: Path, rows: list[Record]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
 
-
-def _parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    pa, parquet = _pyarrow(path)
-    left, count, writer = map(_storable, rows), 0, None
+    # A column of empty lists has no type.
+    columns = dict.fromkeys(name for row in rows for name, value in row.items() if value != [])
     try:
-        while batch := list(islice(left, _BATCH)):
-            try:
-                table = pa.Table.from_pylist(batch, schema=writer and writer.schema)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise DataError(
-                    f"{path.with_suffix('')}: conversations {count + 1} to {count + len(batch)} have other "
-                    f"columns than the first ones ({error}); write them as .jsonl, or as several files"
-                ) from None
-            writer = writer or parquet.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-            count += len(batch)
-    finally:
-        if writer is not None:
-            writer.close()
-    return count
-
-
-def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as Parquet can hold it: no list of nothing, and no half characters."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-    return {name: value for name, value in json.loads(text).items() if value != []}
-
-
-def _pyarrow(path: Path) -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet needs pyarrow; pip install 'selfverify[data]'") from None
-    return pyarrow, pyarrow.parquet
-
-
-LONGEST_INSTRUCTION = 20_000
+        table = pa.table({name: [row.get(name) for row in rows] for name in columns})
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{path}: its rows have different columns ({error}); write them as .jsonl") from None
+    parquet.write_table(table, partial, row_group_size=256)
 
 
 def is_agent_task(record: Record) -> bool:
@@ -403,20 +355,13 @@ def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence
     in the end (`agents.goals`), ``steps`` how many calls the task takes; the last two where they are known.
     """
     row: Row = {
-        **_shared(record, ("id", "task_id")),
-        "instruction": text(record.get("instruction"), "instruction", LONGEST_INSTRUCTION),
+        **shared_fields(record, ("id", "task_id"), ("source", "data_source"), ("category", "app")),
+        "instruction": text(record.get("instruction"), "instruction", fields.LONGEST_QUESTION),
         "task": mapped(record.get("task"), "task"),
         "goal": mapped(record["goal"], "goal") if filled(record.get("goal")) else None,
-        "seed": _whole(record, "seed"),
-        "steps": _whole(record, "steps"),
     }
+    for name in ("seed", "steps"):
+        row[name] = value = first(record, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise DataError(f"its {name} is {shown(value)}, not a whole number from 0 on")
     return [row]
-
-
-def _whole(record: Record, name: str) -> int | None:
-    value = record.get(name)
-    if not filled(value):
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise DataError(f"its {name} is {shown(value)}, not a whole number from 0 on")
-    return value

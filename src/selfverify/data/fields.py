@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import json
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
 from selfverify.core.errors import DataError
-from selfverify.core.files import open_regular
 from selfverify.data.images import ImageRef
 
 Record = dict[str, Any]
@@ -25,15 +25,17 @@ Record = dict[str, Any]
 Row = dict[str, Any]
 """One problem in the form that tasks take; see `open_rows`."""
 
-LONGEST_QUESTION = 100_000
-LONGEST_ANSWER = 10_000
+LONGEST, LONGEST_QUESTION = 10_000, 100_000
 """Limits in characters; a longer text means that the file is broken."""
 SLACK = 1.0
 """Pixels by which a box may leave its image; annotations are rounded."""
 _BASE64 = re.compile(r"(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\s]{40}|[A-Za-z0-9+/\s]{200}")
 """Matches base64: that of PNG, JPEG, GIF or WebP, or any long text without a dot, which no path is."""
 
+_WEB = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HALF = re.compile("[\ud800-\udfff]")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_NUMPY = re.compile(rf"\s*(?:array\(\[|\[\s*(?:{_QUOTED.pattern})\s+['\"])", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +55,6 @@ class Blob:
     """A field that stays on the disk until it is needed: bytes, or a text or path as `Images` takes them."""
 
     load: Callable[[], Any]
-
-
-class RowSource(ABC):
-    """The records of one file, or of many small ones.
-
-    Args:
-        file: The file, or the folder of the small ones.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    @abstractmethod
-    def scan(self) -> Iterator[Record | DataError]:
-        """Yield every record in order, or what is wrong with it, and remember where each stands.
-
-        Raises:
-            DataError: Nothing can be read from here on.
-        """
-
-    @abstractmethod
-    def record(self, number: int) -> Record:
-        """Return the record with this number, from 0, which `scan` has passed.
-
-        Raises:
-            DataError: The record cannot be read, or not any more.
-        """
-
-    @abstractmethod
-    def place(self, number: int) -> Place:
-        """Return where a record stands that `scan` has passed."""
-
-    def records(self, count: int) -> Iterator[Record | DataError]:
-        """Yield the first ``count`` records by their numbers, or what is wrong with them."""
-        for number in range(count):
-            try:
-                yield self.record(number)
-            except DataError as error:
-                yield error
 
 
 class Convert(Protocol):
@@ -117,8 +80,8 @@ class Images:
     def refs(self, value: Any, place: Place) -> list[ImageRef]:
         """Return the images of a field, unread.
 
-        The field holds a path, base64, bytes, a struct of ``bytes`` and ``path``, an image in memory, or a
-        list of these.
+        The field holds a path, base64, bytes, a struct of ``bytes`` and ``path`` or of ``url``, an image in
+        memory, or a list of these.
 
         Raises:
             DataError: A value is none of these, or an item of a list is empty.
@@ -132,70 +95,39 @@ class Images:
             return [ref for refs in found for ref in refs]
         if isinstance(value, ImageRef):
             return [value]
-        if isinstance(value, Image.Image):
-            return [ImageRef(place, image=value)]
         if isinstance(value, Blob):
-            return [ImageRef(place, load=lambda: self._found(value.load()))]
-        file = self._found(value)
-        if isinstance(file, Path):
-            return [ImageRef(place, path=file)]
-        return [ImageRef(place, load=lambda: file)]
+            return [ImageRef(place, lambda: self._found(value.load()))]
+        return [ImageRef(place, value if isinstance(value, Image.Image) else self._found(value))]
 
     def size(self, ref: ImageRef) -> tuple[int, int]:
         """Return width and height; those of files are remembered."""
-        if ref.path is None:
+        if not isinstance(ref.source, Path):
             return ref.size
-        if ref.path not in self._sizes:
-            self._sizes[ref.path] = ref.size
-        return self._sizes[ref.path]
+        if ref.source not in self._sizes:
+            self._sizes[ref.source] = ref.size
+        return self._sizes[ref.source]
 
     def _found(self, value: Any) -> bytes | Path:
+        given = value
         if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
+            value = first(value, "bytes", "path", "url")
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if isinstance(value, Path):
             return value
         if not isinstance(value, str) or not value:
-            raise DataError(f"an image is {shown(value)}: neither a path nor base64 nor bytes")
-        if value.startswith("data:"):
-            return unbase64(value.partition(",")[2])
-        if value.startswith(("http://", "https://")):
+            raise DataError(f"an image is {shown(given)}: neither a path nor base64 nor bytes")
+        if value.startswith("data:") or _BASE64.match(value):
+            try:
+                return base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
+            except ValueError as error:
+                raise DataError(f"the image's base64 text is damaged ({error})") from None
+        value = value.removeprefix("file://")
+        if _WEB.match(value):
             raise DataError(f"the image {shown(value)} is on the web: download it and name the file")
-        if _BASE64.match(value):
-            return unbase64(value)
         if "\0" in value or len(value) > 4096 or _HALF.search(value):
             raise DataError(f"{shown(value)} is no path of an image")
-        return self.root / value.removeprefix("file://")
-
-
-def unbase64(text: str) -> bytes:
-    """Decode base64.
-
-    Raises:
-        DataError: The text is damaged.
-    """
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DataError(f"the image's base64 text is damaged ({error})") from None
-
-
-def read_at(file: Path, offset: int, length: int) -> bytes:
-    """Return ``length`` bytes of a file from ``offset`` on.
-
-    Raises:
-        DataError: The file cannot be read, or is shorter than that.
-    """
-    try:
-        with open_regular(file) as opened:
-            opened.seek(offset)
-            found = opened.read(length)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error}") from None
-    if len(found) < length:
-        raise DataError(f"{file} is shorter than it was when it was opened")
-    return found
+        return self.root / value
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -214,7 +146,7 @@ def first(record: Record, *names: str) -> Any:
     return next((record[name] for name in names if filled(record.get(name))), None)
 
 
-def text(value: Any, name: str, longest: int) -> str:
+def text(value: Any, name: str, longest: int = LONGEST) -> str:
     """Return a text without spaces around it.
 
     Raises:
@@ -229,27 +161,27 @@ def text(value: Any, name: str, longest: int) -> str:
     return value.strip()
 
 
-def written(value: Any, name: str, longest: int) -> str:
+def written(value: Any, name: str) -> str:
     """Return a text as `text` does; a finite number is written out (5.0 as ``5``).
 
     Raises:
         DataError: The value is neither such a text nor a finite number.
     """
-    if isinstance(value, float) and math.isfinite(value):
-        value = str(int(value)) if value.is_integer() else str(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, Integral | Decimal) and not isinstance(value, bool):
         value = str(value)
-    return text(value, name, longest)
+    elif isinstance(value, float) and math.isfinite(value):
+        value = str(int(value) if value.is_integer() else value)
+    return text(value, name)
 
 
-def optional(record: Record, names: Sequence[str], longest: int) -> str | None:
+def optional(record: Record, *names: str) -> str | None:
     """Return the first of these fields that is filled as `written` does, None if none is.
 
     Raises:
         DataError: The field is neither a text nor a finite number.
     """
-    name = next((name for name in names if filled(record.get(name))), None)
-    return None if name is None else written(record[name], name, longest)
+    found = first(record, *names)
+    return None if found is None else written(found, next(n for n in names if record.get(n) is found))
 
 
 def number(value: Any, name: str) -> float:
@@ -259,30 +191,44 @@ def number(value: Any, name: str) -> float:
         DataError: The value is something else.
     """
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        found = float(value)
+        found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"its {name} is {shown(value)}, not a number") from None
+        found = math.nan
     if not math.isfinite(found):
-        raise DataError(f"its {name} is {found}")
+        raise DataError(f"its {name} is {shown(value)}, not a number")
     return found
 
 
-def decoded(value: Any, name: str, kind: str = "a value") -> Any:
-    """Return a value that may be written as JSON or as a Python literal, as in tables of benchmarks.
+def decoded(value: Any, name: str, kind: str, *types: type) -> Any:
+    """Return a value of one of these types, or a text of it in JSON or as Python or numpy prints it.
+
+    Tables of benchmarks have such texts. ``kind`` is what errors call the value.
 
     Raises:
-        DataError: The value is a text that is neither.
+        DataError: The value is something else.
     """
-    if not isinstance(value, str):
-        return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-    raise DataError(f"its {name} is {shown(value)}, not {kind}, nor one as JSON")
+    found = value
+    if isinstance(value, str):
+        for read in (json.loads, _printed_by_numpy, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                found = read(value)
+                break
+    if not isinstance(found, types):
+        raise DataError(f"its {name} is {shown(value)}, not {kind}")
+    return found
+
+
+def _printed_by_numpy(value: str) -> list[str]:
+    """Return the texts of ``['a' 'b']`` or ``array(['a', 'b'], dtype=object)``.
+
+    Python reads the first as one text.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    if not (_NUMPY.match(value)):
+        raise ValueError
+    return [ast.literal_eval(text) for text in _QUOTED.findall(value)]
 
 
 def listed(value: Any, name: str) -> list[Any]:
@@ -291,10 +237,7 @@ def listed(value: Any, name: str) -> list[Any]:
     Raises:
         DataError: The value is something else.
     """
-    found = decoded(value, name, "a list")
-    if not isinstance(found, list | tuple):
-        raise DataError(f"its {name} is {shown(value)}, not a list")
-    return list(found)
+    return list(decoded(value, name, "a list", list, tuple))
 
 
 def mapped(value: Any, name: str) -> dict[str, Any]:
@@ -303,9 +246,7 @@ def mapped(value: Any, name: str) -> dict[str, Any]:
     Raises:
         DataError: The value is something else.
     """
-    found = decoded(value, name, "an object")
-    if not isinstance(found, dict):
-        raise DataError(f"its {name} is {shown(value)}, not an object")
+    found: dict[str, Any] = decoded(value, name, "an object", dict)
     return found
 
 
@@ -317,7 +258,7 @@ def sides(value: Any, name: str) -> list[float]:
     """
     values = listed(value, name)
     if len(values) != 4:
-        raise DataError(f"its {name} has {len(values)} numbers, not 4")
+        raise DataError(f"its {name} is {shown(value)}, not four numbers")
     return [number(v, name) for v in values]
 
 
@@ -332,6 +273,11 @@ def box(value: Any, size: tuple[int, int]) -> list[float]:
         which = "x1 >= x2" if x1 >= x2 else "y1 >= y2"
         raise DataError(f"its box {[x1, y1, x2, y2]} has {which}; it has to be [x1, y1, x2, y2]")
     width, height = size
+    if max(x2, y2) <= 1 < min(size):
+        raise DataError(
+            f"its box {[x1, y1, x2, y2]} is not larger than a pixel: if these are parts of the sides, "
+            "name them bbox_x1_norm, bbox_y1_norm, bbox_x2_norm, bbox_y2_norm"
+        )
     if x1 < -SLACK or y1 < -SLACK or x2 > width + SLACK or y2 > height + SLACK:
         raise DataError(f"its box {[x1, y1, x2, y2]} reaches out of the image ({width} x {height})")
     return [max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height))]

@@ -8,20 +8,39 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import naming, open_regular, read_regular, require_regular
+from selfverify.core.files import naming, open_regular, require_regular
 from selfverify.data import conversations, grounding, gui_actions, preferences, questions, records, tables
-from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource, filled, first
-from selfverify.data.tables import Table
+from selfverify.data.fields import Convert, Images, Place, Record, Row
 
 HEAD_BYTES = 2**16
 """What is looked at to recognise a file."""
+
+
+def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """Return rows of the kind that the columns say: steps on a phone, boxes, questions, or others."""
+    # The converter gets the record itself, which may note what is read of it.
+    return _converter_of(dict(record))(record, place, images)
+
+
+def _converter_of(record: Record) -> Convert:
+    if "goal" in record and "action" in record:
+        return gui_actions.convert_mobile
+    if conversations.is_agent_task(record):
+        return conversations.convert_agent_task
+    if preferences.is_preference(record):
+        return preferences.convert_preference
+    if conversations.is_conversation(record):
+        return conversations.convert_conversation
+    if grounding.is_box(record):
+        return grounding.convert_grounding
+    if grounding.is_vstar_line(record):
+        return grounding.convert_vstar
+    return questions.convert_vqa
 
 
 class Format(NamedTuple):
@@ -30,28 +49,25 @@ class Format(NamedTuple):
     Args:
         source: Reads one file; None where what a file contains decides.
         suffixes: The ends of files' names by which a folder is searched.
-        convert: Makes rows of records; None where a record's columns decide (`by_columns`).
-        described: The keys that a JSON object of the format has, whose files are one object each.
+        convert: Makes rows of records.
+        keys: The keys that a JSON object of the format has, whose files are one object each.
     """
 
-    source: Callable[[Path], RowSource] | None
+    source: Callable[[Path], records.RowSource] | None
     suffixes: tuple[str, ...]
-    convert: Convert | None = None
-    described: frozenset[str] = frozenset()
+    convert: Convert = by_columns
+    keys: frozenset[str] = frozenset()
 
 
 FORMATS: dict[str, Format] = {
-    "parquet": Format(Table, (".parquet",)),
-    "arrow": Format(Table, (".arrow",)),
+    "parquet": Format(tables.Table, (".parquet",)),
+    "arrow": Format(tables.Table, (".arrow",)),
     "jsonl": Format(records.JsonLines, (".jsonl", ".ndjson")),
-    "tsv": Format(partial(records.Delimited, delimiter="\t"), (".tsv",)),
-    "csv": Format(partial(records.Delimited, delimiter=","), (".csv",)),
+    "tsv": Format(records.Delimited, (".tsv",)),
+    "csv": Format(records.Delimited, (".csv",)),
     "webdataset": Format(records.WebDataset, (".tar",)),
     "json": Format(records.JsonList, (".json",)),
-    "open-r1": Format(Table, (".parquet",), questions.convert_vqa),
-    "verl": Format(None, (".parquet", ".jsonl"), conversations.convert_conversation),
     "sharegpt": Format(None, (".json", ".jsonl"), conversations.convert_sharegpt),
-    "refcoco": Format(None, (".json", ".jsonl", ".tsv", ".parquet"), grounding.convert_grounding),
     "reasonseg": Format(None, (".json",), grounding.convert_reasonseg, frozenset({"text", "shapes"})),
     "vstar": Format(
         None, (".json",), grounding.convert_vstar, frozenset({"question", "options", "bbox", "target_object"})
@@ -65,55 +81,14 @@ PLAIN = ("parquet", "arrow", "jsonl", "tsv", "csv", "webdataset")
 """Formats by which a folder is searched, the first that has a file."""
 
 
-def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """Rows of whichever kind the record's columns say, such as steps on a phone, boxes, or questions."""
-    return converter_of(record)(record, place, images)
-
-
-def converter_of(record: Record) -> Convert:
-    """Return what makes rows of records like this one."""
-    if "goal" in record and "action" in record:
-        return gui_actions.convert_mobile
-    if conversations.is_agent_task(record):
-        return conversations.convert_agent_task
-    if preferences.is_preference(record):
-        return preferences.convert_preference
-    if conversations.is_conversation(record):
-        return conversations.convert_conversation
-    if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
-        return grounding.convert_grounding
-    if grounding.is_vstar_line(record):
-        return grounding.convert_vstar
-    answer = first(record, "solution")
-    if isinstance(answer, list) and len(answer) == 4 and not filled(record.get("answer")):
-        return grounding.convert_grounding
-    if grounding.ASKS_FOR_A_BOX.search(str(questions.spoken(record, questions.HUMAN))):
-        return grounding.convert_grounding
-    return questions.convert_vqa
-
-
-class DataSources(NamedTuple):
-    """What reads a data set.
-
-    Args:
-        root: The folder from which the files' names are counted in ids.
-        sources: The sources in order.
-        convert: What makes rows of their records.
-        format: The name of the format.
-        split: The value of the column ``split`` by which rows still have to be chosen; None for all rows.
-    """
-
-    root: Path
-    sources: list[RowSource]
-    convert: Convert
-    format: str
-    split: str | None
-
-
 def find_sources(
     name: str | Path, format: str | None, split: str | None, config: str | None, revision: str | None
-) -> DataSources:
+) -> tuple[Path, list[records.RowSource], str, str | None]:
     """Find what reads a file, a folder, or a data set of the hub; a path that is there comes first.
+
+    Returns:
+        The folder from which the files' names are counted in ids, the sources in order, the name of the
+        format, and the value of the column ``split`` by which rows still have to be chosen.
 
     Raises:
         ConfigError: There is nothing of this name, no such format, or no such split.
@@ -126,97 +101,97 @@ def find_sources(
         is_there = path.exists()
     if is_there and (config is not None or revision is not None):
         raise ConfigError(f"{path} is on the disk: config and revision are for data sets of the hub")
+    root = path if path.is_dir() else path.parent
     if is_there and path.is_dir():
-        root, (files, left) = path, _in_folder(path, format, split)
+        files, split = _in_folder(path, format, split)
     elif is_there:
-        root, files, left = path.parent, [path], split
+        files = [path]
     elif tables.HUB_ID.fullmatch(str(name)) and path.suffix not in _SUFFIXES:
         root, files = tables.download(str(name), config, split, revision)
-        files, left = _of_one_kind(files) if format is None else files, None
+        files, split = _of_one_kind(files, format), None
     else:
-        raise ConfigError(f"there is no file or folder {path}")
-    files = _some(path, files)
+        raise ConfigError(f"there is no file or folder {name}; a data set of the hub is OWNER/NAME")
+    if not files:
+        raise DataError(f"{path} has no files of a format that is read: {', '.join(FORMATS)}")
     for file in files:
-        require_regular(file)  # some readers map a file into memory, and wait for a pipe
-    found = format if format and (FORMATS[format].source or FORMATS[format].described) else detect(files[0])
-    if found == "vstar" and files[0].suffix in FORMATS["jsonl"].suffixes:
-        found = "jsonl"  # its list in place of the files beside its images
-    how = FORMATS[found]
-    if how.described:
-        files, left = _listed_split(path, files, left)
+        if not file.is_dir():
+            require_regular(file)  # some readers map a file into memory, and wait for a pipe
+    kind = format if format and (FORMATS[format].source or FORMATS[format].keys) else detect(files[0])
+    sources: list[records.RowSource]
+    if FORMATS[kind].keys:
+        files, split = _listed_split(path, files, split)
         # Named after the folder of all files: a split's, or the data set's.
-        folder = (
-            path
-            if found == "gui-odyssey" and path.is_dir()
-            else os.path.commonpath([f.parent for f in files])
-        )
-        sources: list[RowSource] = [records.JsonFiles(Path(folder), files)]
+        whole = kind == "gui-odyssey" and path.is_dir()
+        folder = path if whole else Path(os.path.commonpath([f.parent for f in files]))
+        sources = [records.JsonFiles(folder, files)]
     else:
-        assert how.source is not None  # `detect` names only formats that have one
-        sources = [how.source(file) for file in files]
-    return DataSources(root, sources, FORMATS[format or found].convert or by_columns, format or found, left)
+        source = FORMATS[kind].source
+        assert source is not None  # `detect` names only formats that have one, or keys
+        sources = [source(file) for file in files]
+    return root, sources, format or kind, split
+
+
+_BEGINNINGS = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",
+}
+_OTHERS = {
+    b"\x1f\x8b": "is a GZIP file: unpack it first (gunzip)",
+    b"\xff\xfe": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    b"version https://git-lfs": "is a pointer of Git LFS: fetch the file itself (git lfs pull)",
+}
+_CONVERTER = "; `python -m reproduce.convert_android_control` makes AndroidControl's TFRecords Parquet"
 
 
 def detect(file: Path) -> str:
-    """Return the format of one file, judged by its first bytes.
+    """Return the format of a file, judged by its first bytes, or of a folder that `datasets` has saved.
 
     Raises:
         DataError: The file is in none of `FORMATS`.
     """
+    if file.is_dir():
+        return "arrow"
     with open_regular(file) as opened:
         head = opened.read(HEAD_BYTES)
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
-        return "arrow"
+    for beginning, name in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return name
     if head[257:262] == b"ustar":
         return "webdataset"
-    if head.startswith(b"\x1f\x8b") or _is_tfrecord(head):
-        try:
-            inside = zlib.decompressobj(31).decompress(head, HEAD_BYTES) if head[:1] == b"\x1f" else head
-        except zlib.error:
-            inside = b""
-        if _is_tfrecord(inside):
-            raise DataError(
-                f"{file} has TFRecords, as AndroidControl's files: make them Parquet in a checkout with "
-                f"`python -m reproduce.convert_android_control {file} OUTPUT.parquet`"
-            )
-        raise DataError(f"{file} is a GZIP file; unpack it first")
     text = head.removeprefix(records.BYTE_ORDER_MARK).lstrip()
     if text.startswith(b"["):
         return "json"
     if text.startswith(b"{"):
-        return _detect_object(file, text, whole=file.stat().st_size <= len(head))
+        return _detect_object(file)
     line = text.partition(b"\n")[0]
-    for separator, name in ((b"\t", "tsv"), (b",", "csv")):
-        if separator in line and b"\0" not in line:
-            return name
-    raise DataError(
-        f"{file} begins with {head[:16]!r}: none of the formats {', '.join(FORMATS)}; if it is one, name it"
-    )
+    if b"\0" not in line and file.suffix not in (".json", ".jsonl") and re.search(rb"[\t,;]", line):
+        return "tsv" if b"\t" in line else "csv"
+    unknown = f"begins with {head[:16]!r}: it is in none of the formats {', '.join(FORMATS)}"
+    reason = next((why for beginning, why in _OTHERS.items() if head.startswith(beginning)), unknown)
+    hint = _CONVERTER if "android_control" in file.name else ""
+    raise DataError(f"{file} {reason if text else 'is empty'}{hint}")
 
 
-def _is_tfrecord(head: bytes) -> bool:
-    """Whether bytes are the length of a record, its checksum, and the tag with which an example begins."""
-    return len(head) > 12 and head[4:8] == b"\0\0\0\0" != head[:4] and head[12:13] == b"\n"
-
-
-def _detect_object(file: Path, text: bytes, whole: bool) -> str:
+def _detect_object(file: Path) -> str:
     """Return the format of a file that begins with a JSON object: a line, or all there is."""
-    line, _, more = text.partition(b"\n")
+    with open_regular(file) as opened:
+        line, more = opened.readline(), opened.read(HEAD_BYTES).strip()
     try:
-        record = json.loads(line.decode("utf-8", "replace"))
-        alone = whole and not more.strip()
+        record, alone = json.loads(line.decode("utf-8-sig", "replace")), not more
     except ValueError:
         if file.suffix != ".json":
             return "jsonl"
-        # The object is spread over many lines, or its line is longer than what was read.
-        record, alone = _object_in(file, "replace"), True
+        record, alone = records.read_object(file), True  # it is spread over many lines
     for name, form in FORMATS.items():
-        if form.described and isinstance(record, dict) and form.described <= record.keys():
+        if form.keys and form.keys <= record.keys():
             return name
     if alone and file.suffix == ".json":
-        raise DataError(f"{file} is one JSON object, but of none of ReasonSeg, V* and GUI-Odyssey")
+        raise DataError(
+            f"{file} is one JSON object, but of none of ReasonSeg, V* and GUI-Odyssey: save its rows as a "
+            "list or as lines"
+        )
     return "jsonl"
 
 
@@ -225,17 +200,13 @@ def _in_folder(folder: Path, format: str | None, split: str | None) -> tuple[lis
     if split is not None and (folder / split).is_dir():
         folder, split = folder / split, None
     if (folder / "dataset_dict.json").is_file():
-        splits = _list_in(folder / "dataset_dict.json", "splits")
-        raise ConfigError(f"{folder} has the splits {', '.join(map(str, splits))}: choose one with split")
+        splits = sorted(file.parent.name for file in folder.glob("*/state.json"))
+        raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with split")
     if (folder / "state.json").is_file():
-        return _saved_by_datasets(folder), split
+        return [folder], split
     inside = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    found = [f for f in inside if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
-    if format is None:
-        found = _of_one_kind(found)
-    else:
-        suffixes = FORMATS[format].suffixes
-        found = [f for f in found if f.suffix.lower() in suffixes and f.parent.name != "splits"]
+    seen = [f for f in inside if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
+    found = _of_one_kind(seen, format)
     if split is not None and (
         chosen := [f for f in found if re.match(rf"{re.escape(split)}([-_.]|$)", f.stem)]
     ):
@@ -243,21 +214,18 @@ def _in_folder(folder: Path, format: str | None, split: str | None) -> tuple[lis
     return found, split
 
 
-def _of_one_kind(files: list[Path]) -> list[Path]:
-    for name in PLAIN:
-        if chosen := [f for f in files if f.suffix.lower() in FORMATS[name].suffixes]:
+def _of_one_kind(files: list[Path], format: str | None) -> list[Path]:
+    """Return the files of a format; by default of the first of `PLAIN` that has one, or else objects."""
+    files = [file for file in files if file.suffix != ".json" or file.parent.name != "splits"]
+    for name in PLAIN if format is None else (format,):
+        if chosen := [file for file in files if file.suffix.lower() in FORMATS[name].suffixes]:
             return chosen
-    described = [f for f in files if f.suffix == ".json" and f.parent.name != "splits"]
-    pictured = {f.with_suffix("") for f in files if f.suffix in grounding.SUFFIXES}
-    if beside := [f for f in described if f.with_suffix("") in pictured]:
-        # A file without its image is broken; an index in another folder is no record at all.
-        return [f for f in described if f.parent in {b.parent for b in beside}]
-    episodes = [f for f in described if f.parent.name == "annotations"]
-    return (
-        episodes
-        or described
-        or [f for f in files if "tfrecord" in f.name or f.name.startswith("android_control-")]
-    )
+    described = [file for file in files if file.suffix == ".json" and format is None]
+    pictured = {file.with_suffix("") for file in files if file.suffix in grounding.SUFFIXES}
+    # A file without its image is broken; an index in another folder is no record at all.
+    folders = {file.parent for file in described if file.with_suffix("") in pictured}
+    beside = [file for file in described if file.parent in folders]
+    return beside or [file for file in described if file.parent.name == "annotations"] or described
 
 
 def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[list[Path], str | None]:
@@ -268,42 +236,15 @@ def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[lis
     if split is None:
         return files, None
     name, _, part = split.rpartition("/")
-    folder = next((f / "splits" for f in (path, path.parent) if (f / "splits").is_dir()), None)
-    known = sorted(folder.glob("*.json")) if folder is not None else []
-    chosen = [f for f in known if f.stem == name] if name else known
+    known = sorted(file for at in (path, path.parent) for file in at.glob("splits/*.json"))
+    chosen = [file for file in known if file.stem == name] if name else known
     if len(chosen) != 1:
-        names = ", ".join(f"{f.stem}/{part}" for f in known) or "none: there is no folder of splits"
+        names = ", ".join(f"{file.stem}/{part}" for file in known) or "none: there is no folder of splits"
         raise ConfigError(f"{path}: split {split!r} could be {names}")
-    wanted = {str(episode).removesuffix(".json") for episode in _list_in(chosen[0], part)}
-    return _some(path, [f for f in files if f.stem in wanted]), None
-
-
-def _saved_by_datasets(folder: Path) -> list[Path]:
-    state = folder / "state.json"
-    if _object_in(state).get("_indices_data_files"):
-        raise DataError(f"{folder} holds a selection by index; save it again after flatten_indices()")
-    entries = [entry for entry in _list_in(state, "_data_files") if isinstance(entry, dict)]
-    files = [folder / str(entry.get("filename")) for entry in entries]
-    if gone := [file for file in files if not file.is_file()]:
-        raise DataError(f"{state} names {gone[0]}, which is no file")
-    return files
-
-
-def _object_in(file: Path, errors: str = "strict") -> Record:
-    try:
-        return records.parse_object(read_regular(file).decode("utf-8-sig", errors).encode())
-    except (DataError, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: {error}") from None
-
-
-def _list_in(file: Path, name: str) -> list[Any]:
-    found = _object_in(file).get(name)
-    if not isinstance(found, list):
-        raise ConfigError(f"{file} has no list {name!r}")
-    return found
-
-
-def _some(path: Path, files: list[Path]) -> list[Path]:
-    if not files:
-        raise DataError(f"{path} has no files of a format that is read: {', '.join(FORMATS)}")
-    return files
+    listed = records.read_object(chosen[0]).get(part)
+    if not isinstance(listed, list):
+        raise ConfigError(f"{chosen[0]} has no list {part!r}")
+    wanted = {str(episode).removesuffix(".json") for episode in listed}
+    if not (found := [file for file in files if file.stem in wanted]):
+        raise DataError(f"{path} has none of the {len(wanted)} files of split {split!r}")
+    return found, None

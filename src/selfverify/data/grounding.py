@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections.abc import Sequence
@@ -14,26 +13,22 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from selfverify.core.errors import DataError
-from selfverify.core.files import read_regular
 from selfverify.data import fields
-from selfverify.data.fields import (
-    LONGEST_QUESTION,
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    number,
-    shown,
-)
-from selfverify.data.questions import ANSWER_TAG, MODEL, asked, common, convert_vqa, spoken
-from selfverify.data.records import PICTURES
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, number, shown
+from selfverify.data.questions import ANSWER_TAG, HUMAN, MODEL, asked, common, convert_vqa, spoken
+from selfverify.data.records import PICTURES, read_object
 
 SIDES = ("x1", "y1", "x2", "y2")
 ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*\Z", re.DOTALL)
 """The prompt that VLM-R1's files have around the phrase."""
+
+
+def is_box(record: Record) -> bool:
+    """Whether a record asks for a box, and no question."""
+    named = any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm"))
+    solution = record.get("solution")
+    bare = isinstance(solution, list) and len(solution) == 4 and not filled(record.get("answer"))
+    return named or bare or ASKS_FOR_A_BOX.search(str(spoken(record, HUMAN))) is not None
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -48,15 +43,15 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
     """
     row = _with_box(record, place, images)
     named = record.get("answer") if _is_coco(record) else None
+    phrases = named if isinstance(named, list) and named else [named]
     asked_for = asked(record, "normal_caption", "question", "problem")
-    phrases = named if isinstance(named, list) and named else [named if filled(named) else asked_for]
-    return [_asking(row, phrase, "question") for phrase in phrases]
+    return [_asking(row, phrase if filled(phrase) else asked_for, "question") for phrase in phrases]
 
 
 def _asking(row: Row, phrase: Any, name: str) -> Row | DataError:
     """Return a row that asks for its box by a phrase from the column ``name``."""
     try:
-        question = fields.text(phrase, name, LONGEST_QUESTION)
+        question = fields.text(phrase, name, fields.LONGEST_QUESTION)
     except DataError as error:
         return error
     return {**row, "question": ASKS_FOR_A_BOX.sub(r"\1", question)}
@@ -87,11 +82,11 @@ def _is_coco(record: Record) -> bool:
 
 
 def _box(record: Record, size: tuple[int, int]) -> Any:
-    if all(filled(record.get(f"bbox_{side}")) for side in SIDES):
-        return [record[f"bbox_{side}"] for side in SIDES]
-    if all(filled(record.get(f"bbox_{side}_norm")) for side in SIDES):
-        values = [number(record[f"bbox_{side}_norm"], f"bbox_{side}_norm") for side in SIDES]
-        return [value * of for value, of in zip(values, (*size, *size), strict=True)]
+    for mark, sides in (("", (1, 1)), ("_norm", size)):
+        names = [f"bbox_{side}{mark}" for side in SIDES]
+        if all(filled(record.get(name)) for name in names):
+            values = [number(record[name], name) for name in names]
+            return [value * of for value, of in zip(values, (*sides, *sides), strict=True)]
     if _is_coco(record) and filled(record["bbox"]):
         return _corners(record["bbox"])
     found = first(record, "box", "bbox", "bbox_2d", "solution", "answer")
@@ -123,35 +118,26 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
     ``flag`` means nothing; everything else is the target.
     """
     path = image_beside(place.file, images.root)
-    refs = images.refs(path, place)
-    width, height = images.size(refs[0])
-    polygons: list[Any] = []
-    ignored: list[Any] = []
+    width, height = images.size(images.refs(path, place)[0])
+    shapes: dict[str, list[Any]] = {"polygons": [], "ignored": []}
     for shape in listed(record.get("shapes"), "shapes"):
         label = shape.get("label") if isinstance(shape, dict) else None
         if not isinstance(label, str):
             raise DataError("one of its shapes has no label")
         if label.lower() != "flag":
             points = fields.polygon(shape.get("points"), f"shape {label!r}")
-            (ignored if "ignore" in label.lower() else polygons).append(points)
-    if not polygons:
+            shapes["ignored" if "ignore" in label.lower() else "polygons"].append(points)
+    if not shapes["polygons"]:
         raise DataError("none of its shapes is a target")
-    xs, ys = ([point[axis] for points in polygons for point in points] for axis in (0, 1))
+    xs, ys = zip(*(point for points in shapes["polygons"] for point in points), strict=True)
     # Outlines may run along the edge and a little over it; a target that is elsewhere is caught by `box`.
-    about = {
-        "image": path,
-        "source": "ReasonSeg",
-        "category": "long" if record.get("is_sentence") else "short",
-        "box": [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)],
-        "polygons": polygons,
-        "ignored": ignored,
-    }
+    box = [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)]
+    category = "long" if record.get("is_sentence") else "short"
+    about = {"image": path, "source": "ReasonSeg", "category": category, "box": box, **shapes}
     row = _with_box(about, place, images)
     given = record.get("text")
     texts = [given] if isinstance(given, str) else listed(given, "text")
-    return [
-        _asking({**row, "id": f"{place.file.stem}/{index}"}, text, "text") for index, text in enumerate(texts)
-    ]
+    return [_asking({**row, "id": f"{place.file.stem}/{n}"}, text, "text") for n, text in enumerate(texts)]
 
 
 def draw_mask(
@@ -208,9 +194,8 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
     if is_vstar_line(record):
         return _of_list(record, place, images)
     path = image_beside(place.file, images.root)
-    texts = [
-        fields.written(text, "option", fields.LONGEST_ANSWER) for text in listed(record["options"], "options")
-    ]
+    options = listed(record["options"], "options")
+    texts = [fields.written(option, "option") for option in options]
     if not 2 <= len(texts) <= len(string.ascii_uppercase) or len(set(texts)) < len(texts):
         raise DataError(f"its options are {shown(texts)}: two or more different ones are needed")
     seed = int.from_bytes(hashlib.blake2b(place.file.stem.encode(), digest_size=8).digest())
@@ -219,7 +204,7 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
         "id": place.file.stem,
         "image": path,
         "category": place.file.parent.name,
-        "question": fields.text(record["question"], "question", LONGEST_QUESTION),
+        "question": fields.text(record["question"], "question"),
         "options": {string.ascii_uppercase[n]: texts[old] for n, old in enumerate(order)},
         "answer": string.ascii_uppercase[order.index(0)],
     }
@@ -228,34 +213,29 @@ def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row 
 
 def _of_list(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """The row of a line of the list; its boxes stand in the file beside its image, where that is there."""
-    text = fields.text(record["text"], "text", LONGEST_QUESTION)
+    text = fields.text(record["text"], "text", fields.LONGEST_QUESTION)
     options = dict(_OPTION.findall(text))
     if not options:
         raise DataError(f"its text has no options: lines such as (A) red are needed behind {shown(text)}")
-    label = fields.text(record["label"], "label", 10).strip("()")
-    if label not in options:
-        raise DataError(f"its label {shown(record['label'])} is none of the options in its text")
-    name, boxes = str(record["image"]), []
-    beside = (images.root / name).with_suffix(".json") if name.lower().endswith(PICTURES) else None
-    if beside is not None and beside.is_file():
-        try:
-            boxes = json.loads(read_regular(beside))["bbox"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{beside}: its boxes cannot be read ({type(error).__name__}: {error})") from None
+    # Its image is no path in lmms-lab's Parquet.
+    name = record["image"] if str(record["image"]).lower().endswith(PICTURES) else ""
+    beside = (images.root / name).with_suffix(".json") if name else None
     about = {
-        "id": Path(name).stem,
+        "id": Path(name).stem if name else record.get("question_id"),
         "image": record["image"],
-        "category": fields.optional(record, ("category",), 100) or Path(name).parent.name,
-        "question": _OPTION.split(text)[0].strip(),
+        "category": fields.optional(record, "category") or Path(name).parent.name,
+        "question": _OPTION.split(text)[0],
         "options": options,
-        "answer": label,
+        "answer": fields.text(record["label"], "label").strip("()"),
     }
+    boxes = read_object(beside).get("bbox") if beside is not None and beside.is_file() else []
     return _with_boxes(about, boxes, place, images)
 
 
 def _with_boxes(about: Record, boxes: Any, place: Place, images: Images) -> Sequence[Row | DataError]:
     """Return the row of a question in our own columns, with the boxes of what is asked about."""
     [row] = convert_vqa({**about, "source": "V*"}, place, images)
-    size = images.size(row["images"][0]) if boxes else (0, 0)
-    row["target_boxes"] = [fields.box(_corners(box), size) for box in listed(boxes, "bbox")]
+    row["target_boxes"] = [
+        fields.box(_corners(box), images.size(row["images"][0])) for box in listed(boxes, "bbox")
+    ]
     return [row]

@@ -36,7 +36,7 @@ TIMED = ("long_press", "wait")
 """Actions that may have a ``time``, too, which data sets leave out."""
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
-LONGEST_TEXT = 10_000
+CHOICES = {"button": BUTTONS, "status": STATUSES}
 ANYWHERE = 100_000
 """The limit of coordinates in a history: earlier screens may have been turned, so theirs are not known."""
 
@@ -48,59 +48,45 @@ def check_action(action: Any, screen: tuple[int, int]) -> Action:
         DataError: The value is no known action, a parameter is missing, unknown or malformed, or a place is
             not on the screen.
     """
-    action = fields.decoded(action, "action")
-    if isinstance(action, dict) and "arguments" in action:
-        action = fields.decoded(action["arguments"], "action's arguments")
-    if not isinstance(action, dict) or action.get("action") not in tuple(ACTIONS):
+    action = mapped(action, "action")
+    if "arguments" in action:
+        action = mapped(action["arguments"], "action's arguments")
+    kind = action.get("action")
+    if kind not in tuple(ACTIONS):
         raise DataError(f"its action is {shown(action)}; actions: {', '.join(ACTIONS)}")
-    kind = action["action"]
-    needed = {"action", *ACTIONS[kind]}
-    allowed = needed | ({"time"} if kind in TIMED else set())
+    needed = ACTIONS[kind]
     # In Parquet every action has the fields of all, null or empty where it has none.
-    given = {
-        key for key, value in action.items() if value is not None and (key in needed or value not in ("", []))
-    }
-    if not needed <= given <= allowed:
-        extra, missing = sorted(given - allowed), sorted(needed - given)
+    given = {key: v for key, v in action.items() if v is not None and (key in needed or v not in ("", []))}
+    extra = sorted(given.keys() - {"action", *needed, *(("time",) if kind in TIMED else ())})
+    if extra or not given.keys() >= {*needed}:
+        missing = sorted({*needed} - given.keys())
         raise DataError(f"its action {kind} has {extra} too much and misses {missing}")
-    found: Action = {"action": kind}
-    for key in (*ACTIONS[kind], "time"):
-        if key in given:
-            found[key] = _parameter(key, action[key], screen)
-    return found
+    checked = {key: _parameter(key, given[key], screen) for key in (*needed, "time") if key in given}
+    return {"action": kind, **checked}
 
 
 def _parameter(key: str, value: Any, screen: tuple[int, int]) -> Any:
-    match key:
-        case "text":
-            return fields.written(value, "action's text", LONGEST_TEXT)
-        case "button" | "status":
-            known = BUTTONS if key == "button" else STATUSES
-            if value not in known:
-                raise DataError(f"its {key} is {shown(value)}, not one of {', '.join(known)}")
-            return str(value)
-        case "time":
-            seconds = number(value, "action's time")
-            if seconds < 0:
-                raise DataError(f"its action's time is {seconds} seconds")
-            return seconds
-        case _:
-            return on_screen(value, screen, key)
-
-
-def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> list[int]:
-    """Return a point rounded to whole pixels.
-
-    Raises:
-        DataError: The value is no point, or the point is not on the screen.
-    """
-    values = listed(point, name)
-    if len(values) != 2:
-        raise DataError(f"its {name} is {shown(point)}, not [x, y]")
-    x, y = (round(number(v, name)) for v in values)
+    if key == "text":
+        return fields.written(value, "action's text")
+    if key == "time":
+        if (seconds := number(value, "action's time")) < 0:
+            raise DataError(f"its action's time is {seconds} seconds")
+        return seconds
+    if key in CHOICES:
+        if value not in CHOICES[key]:
+            raise DataError(f"its {key} is {shown(value)}, not one of {', '.join(CHOICES[key])}")
+        return value
+    x, y = (round(v) for v in _point(value, key))
     if not (0 <= x <= screen[0] and 0 <= y <= screen[1]):
-        raise DataError(f"its {name} {[x, y]} is not on the screen ({screen[0]} x {screen[1]})")
+        raise DataError(f"its {key} {[x, y]} is not on the screen ({screen[0]} x {screen[1]})")
     return [x, y]
+
+
+def _point(value: Any, name: str) -> list[float]:
+    values = listed(value, name)
+    if len(values) != 2:
+        raise DataError(f"its {name} is {shown(value)}, not [x, y]")
+    return [number(v, name) for v in values]
 
 
 ODYSSEY_KEYS = {
@@ -139,13 +125,10 @@ def from_gui_odyssey(step: Any, screen: tuple[int, int]) -> Action:
 
 
 def _thousandths(info: Any, screen: tuple[int, int], count: int) -> list[list[float]]:
-    points = listed(info, "info")
+    points = [_point(point, "info") for point in listed(info, "info")]
     if len(points) != count:
         raise DataError(f"its info {shown(info)} has {len(points)} points, not {count}")
-    return [
-        [number(v, "info") * side / 1000 for v, side in zip(listed(point, "info"), screen, strict=False)]
-        for point in points
-    ]
+    return [[x * screen[0] / 1000, y * screen[1] / 1000] for x, y in points]
 
 
 def screen_of(width: Any, height: Any) -> tuple[int, int]:
@@ -167,26 +150,18 @@ STEP = ("goal", "step_instruction", "history", "action", "screen", "ui_boxes", "
 def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts.
 
-    An optional field is missing if it is None or an empty text. NaN is an error here: tables, in which NaN
-    stands for an empty cell, cannot hold such rows.
+    An optional field is missing if it is None or an empty text.
     """
     row = common(record, images, place)
     screenshot = fields.one_image(row["images"])
     given = {name: record[name] for name in STEP if record.get(name) is not None and record[name] != ""}
-    if "screen" in given:
-        sides = listed(given["screen"], "screen")
-        if len(sides) != 2:
-            raise DataError(f"its screen is {shown(sides)}, not (width, height)")
-        screen = screen_of(*sides)
-    else:
-        screen = images.size(screenshot)
-    row["goal"] = text(given.get("goal"), "goal", LONGEST_TEXT)
+    has_screen = "screen" in given
+    screen = screen_of(*_point(given["screen"], "screen")) if has_screen else images.size(screenshot)
+    row["goal"] = text(given.get("goal"), "goal")
     step = given.get("step_instruction")
-    row["step_instruction"] = None if step is None else text(step, "step_instruction", LONGEST_TEXT)
-    row["history"] = [
-        _earlier(step, number)
-        for number, step in enumerate(listed(given.get("history", []), "history"), start=1)
-    ]
+    row["step_instruction"] = None if step is None else text(step, "step_instruction")
+    steps = enumerate(listed(given.get("history", []), "history"), start=1)
+    row["history"] = [_earlier(step, number) for number, step in steps]
     row |= {"action": check_action(given.get("action"), screen), "screen": screen}
     if "ui_boxes" in given:
         row["ui_boxes"] = [fields.sides(box, "ui_boxes") for box in listed(given["ui_boxes"], "ui_boxes")]
@@ -197,7 +172,7 @@ def _earlier(step: Any, number: int) -> Action | str:
     """Return step ``number`` of a history: an action, or words about one."""
     try:
         if isinstance(step, str) and not step.lstrip().startswith("{"):
-            return text(step, "text", LONGEST_TEXT)
+            return text(step, "text")
         return check_action(step, (ANYWHERE, ANYWHERE))
     except DataError as error:
         raise DataError(f"history step {number}: {error}") from None
@@ -208,44 +183,40 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
 
     Places are converted from thousandths to pixels of the device's screen.
     """
-    device, task = record.get("device_info"), record.get("task_info")
-    if not isinstance(device, dict) or not isinstance(task, dict):
-        raise DataError("it has no device_info or no task_info")
+    device, task = (mapped(record.get(name), name) for name in ("device_info", "task_info"))
     screen = screen_of(device.get("w"), device.get("h"))
-    goal = text(fields.first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
-    episode = fields.written(fields.first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    episode = fields.written(fields.first(record, "episode_id") or place.file.stem, "episode_id")
     shared: Record = {
-        "source": "GUI-Odyssey", "category": fields.optional(task, ["category"], LONGEST_TEXT), "goal": goal,
+        "source": "GUI-Odyssey", "category": fields.optional(task, "category"),
+        "goal": text(fields.first(task, "instruction", "task"), "instruction"),
         "screen": screen, "episode": episode,
     }  # fmt: skip
     rows: list[Row | DataError] = []
     history: list[Action] = []
     steps = listed(record.get("steps"), "steps")
     for at, step in enumerate(steps):
-        named = f"step {at} of episode {episode}"
         try:
             action = from_gui_odyssey(step, screen)
         except DataError as error:
-            rows.append(DataError(f"{named}: {error}"))
-            if (
-                isinstance(step, dict)
-                and step.get("action") in ("TYPE", "TEXT")
-                and step.get("info") in (None, "")
-            ):
-                continue  # what types nothing changes nothing, so that the later steps need not know of it
-            rows += rows[-1:] * (len(steps) - at - 1)
-            break
+            fault = DataError(f"step {at} of episode {episode}: {error}")
+            is_typed = isinstance(step, dict) and step.get("action") in ("TYPE", "TEXT")
+            if not is_typed or step.get("info"):
+                return [*rows, *[fault] * (len(steps) - at)]
+            rows.append(
+                fault
+            )  # what types nothing changes nothing, so that the later steps are what they were
+            continue
         try:
-            screenshot = text(step.get("screenshot"), "screenshot", 4096)
+            screenshot = text(step.get("screenshot"), "screenshot")
             about = {
                 "id": f"{episode}/{at}", "step": at, "action": action, "history": history,
                 "image": _screenshot(screenshot, place.file, images.root),
-                "step_instruction": fields.optional(step, ["low_level_instruction"], LONGEST_TEXT),
+                "step_instruction": fields.optional(step, "low_level_instruction"),
                 "ui_boxes": _boxes(step.get("sam2_bbox"), screen) or None,
             }  # fmt: skip
             rows += convert_mobile(shared | about, place, images)
         except DataError as error:
-            rows.append(DataError(f"{named}: {error}"))
+            rows.append(DataError(f"step {at} of episode {episode}: {error}"))
         history.append(action)
     return rows
 
@@ -259,8 +230,7 @@ def _screenshot(name: str, file: Path, root: Path) -> Path:
 
 
 def _boxes(box: Any, screen: tuple[int, int]) -> list[list[float]]:
-    values = listed(box, "sam2_bbox") if box else []
-    if len(values) != 4:
+    if not box or len(listed(box, "sam2_bbox")) != 4:
         return []
-    sides = (*screen, *screen)
-    return [[number(v, "sam2_bbox") * side / 1000 for v, side in zip(values, sides, strict=True)]]
+    corners = zip(fields.sides(box, "sam2_bbox"), (*screen, *screen), strict=True)
+    return [[value * side / 1000 for value, side in corners]]

@@ -32,15 +32,12 @@ class ImageRef:
 
     Args:
         place: Where the row stands that has the image; errors begin with it.
-        path: The image's file.
-        load: Instead of ``path``: returns the encoded bytes or the file, and may raise `DataError`.
-        image: Instead of both: the image of a row in memory.
+        source: The image's file, its encoded bytes, an image in memory, or what returns one of the first two
+            and may raise `DataError`.
     """
 
     place: object
-    path: Path | None = None
-    load: Callable[[], bytes | Path] | None = None
-    image: Image.Image | None = None
+    source: Path | bytes | Image.Image | Callable[[], bytes | Path]
 
     def open(self, tries: int = TRIES) -> Image.Image:
         """Return the image, decoded and upright. Each call reads it anew.
@@ -48,11 +45,6 @@ class ImageRef:
         Raises:
             DataError: The image cannot be read, is none, or is larger than PIL allows; its row is named.
         """
-        if self.image is not None:
-            try:
-                return upright(self.image)
-            except Exception as error:  # PIL raises many types for files that it has not read yet
-                raise DataError(f"{self.place}: the image cannot be read: {error}") from None
         with self._found() as found:
             return read_image(found, tries) if isinstance(found, Path) else decode_image(found)
 
@@ -63,9 +55,9 @@ class ImageRef:
         Raises:
             DataError: As for `open`; a file is tried once.
         """
-        if self.image is not None:
-            return upright_size(self.image)
         with self._found() as found:
+            if isinstance(found, Image.Image):
+                return upright_size(found)
             try:
                 with (
                     open_regular(found) if isinstance(found, Path) else io.BytesIO(found) as file,
@@ -79,21 +71,21 @@ class ImageRef:
         """Return the encoded bytes.
 
         Raises:
-            DataError: The bytes cannot be read; a file is tried once.
+            DataError: The bytes cannot be read, or are not there; a file is tried once.
         """
         with self._found() as found:
+            if isinstance(found, Image.Image):
+                raise DataError("an image in memory has no encoded bytes")
             try:
                 return read_regular(found) if isinstance(found, Path) else found
             except OSError as error:
                 raise _unreadable(found, error) from None
 
     @contextmanager
-    def _found(self) -> Iterator[bytes | Path]:
-        """Give the image's bytes or file. Errors that come meanwhile get the row's place before them."""
+    def _found(self) -> Iterator[bytes | Path | Image.Image]:
+        """Give the image's file, bytes or pixels. Errors that come meanwhile begin with the row's place."""
         try:
-            if self.path is None and self.load is None:
-                raise DataError("an image without a path and without bytes")
-            yield self.path or self.load()  # type: ignore[misc]  # one of them is there
+            yield self.source() if callable(self.source) else self.source
         except DataError as error:
             raise DataError(f"{self.place}: {error}") from None
 
@@ -141,22 +133,17 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
             time.sleep(wait_s * 2 ** (attempt - 1))
             continue
         if attempt > 1:
-            note(
-                logger,
-                "image_retried",
-                f"the image {path} could be read at try {attempt}",
-                path=str(path),
-                tries=attempt,
-            )
+            said = f"the image {path} could be read at try {attempt}"
+            note(logger, "image_retried", said, path=str(path), tries=attempt)
         return image
     raise ValueError(f"tries={tries}: at least one is needed")
 
 
-def decode_image(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
+def decode_image(encoded: bytes | Image.Image, most_pixels: int | None = None) -> Image.Image:
     """Decode an image, and turn it as its EXIF data say.
 
     Args:
-        encoded: The encoded bytes.
+        encoded: The encoded bytes, or an image that PIL has opened.
         most_pixels: The most pixels that are decoded; None leaves it to PIL.
 
     Raises:
@@ -169,23 +156,26 @@ def decode_image(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
         raise _unreadable(encoded, error) from None
 
 
-def _decoded(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
+def _decoded(encoded: bytes | Image.Image, most_pixels: int | None = None) -> Image.Image:
+    if isinstance(encoded, Image.Image):
+        return upright(encoded)
     image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     if most_pixels is not None and image.width * image.height > most_pixels:
-        raise Image.DecompressionBombError(
-            f"it has {image.width} x {image.height} pixels, and {most_pixels:,} are allowed"
-        )
+        found = f"it has {image.width} x {image.height} pixels"
+        raise Image.DecompressionBombError(f"{found}, and {most_pixels:,} are allowed")
     return upright(image)
 
 
-def _unreadable(source: Path | bytes, error: Exception, encoded: bytes = b"", times: str = "") -> DataError:
-    """Return what to raise for an image, given as its file or its bytes, that PIL or the disk has refused."""
+def _unreadable(
+    source: Path | bytes | Image.Image, error: Exception, encoded: bytes = b"", times: str = ""
+) -> DataError:
+    """Return what to raise for an image, given as its file, bytes or pixels, that PIL or the disk refuses."""
     name = f"the image {source}" if isinstance(source, Path) else "the image"
     if isinstance(error, Image.DecompressionBombError):
         return DataError(f"{name}: {error}")
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, UnidentifiedImageError):
-        beginning = (encoded if isinstance(source, Path) else source)[:16]
+        beginning = (source if isinstance(source, bytes) else encoded)[:16]
         reason = f"it is in none of the formats {', '.join(FORMATS)}"
         reason += f", it begins with {beginning!r}" if beginning else ""
     elif isinstance(error, OSError) and error.strerror:

@@ -14,14 +14,7 @@ from typing import Any, ClassVar
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import STRICT, read_journal
-from selfverify.data.conversations import (
-    LONGEST_NAME,
-    Shows,
-    check_order,
-    read_cuts,
-    read_messages,
-    with_role,
-)
+from selfverify.data import conversations as talks
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
 
 SIDES = ("chosen", "rejected")
@@ -47,30 +40,26 @@ def convert_preference(record: Record, place: Place, images: Images) -> Sequence
     given = _divided(record)
     # The mark is a place only where a column of images has to be given out.
     marks = any(filled(record.get(name)) for name in ("images", "chosen_images", "rejected_images"))
-    shows = Shows(images, place, images.refs(record.get("images"), place), marks)
+    shows = talks.Shows(images, place, images.refs(record.get("images"), place), marks)
     row: Row = {
-        "id": optional(record, ("id", "pair"), LONGEST_NAME),
-        "images": [],
-        "source": optional(record, ("data_source",), LONGEST_NAME),
-        "category": optional(record, ("category",), LONGEST_NAME),
-        "categories": {},
-        "kind": optional(record, ("kind",), LONGEST_NAME),
-        "prompt": read_messages(given["prompt"], "prompt", shows),
+        **talks.shared_fields(record, ("id", "pair"), ("data_source",), ("category",)),
+        "kind": optional(record, "kind"),
+        "prompt": talks.read_messages(given["prompt"], "prompt", shows),
     }
+    if row["prompt"][-1]["role"] == "assistant":
+        raise DataError("its prompt has to end before the assistant speaks")
     for side in SIDES:
         own = shows
         if filled(record.get(f"{side}_images")):
-            own = Shows(images, place, images.refs(record[f"{side}_images"], place), True)
-        row[side] = read_messages(given[side], side, own)
+            own = talks.Shows(images, place, images.refs(record[f"{side}_images"], place), True)
+        row[side] = talks.read_messages(given[side], side, own)
         if own is not shows:
             own.check_all_shown()
         if any(row[side][end]["role"] != "assistant" for end in (0, -1)):
             raise DataError(f"its {side} messages do not begin and end with the assistant's")
-        if row["prompt"][-1]["role"] == "assistant" or row["prompt"][0]["role"] not in ("system", "user"):
-            raise DataError("its prompt has to begin with a user, and to end before the assistant speaks")
-        check_order([*row["prompt"], *row[side]])
+        talks.check_order([*row["prompt"], *row[side]])
         if filled(record.get(f"{side}_cuts")):
-            row[f"{side}_cuts"] = read_cuts(record[f"{side}_cuts"], row[side], f"{side}_cuts")
+            row[f"{side}_cuts"] = talks.read_cuts(record[f"{side}_cuts"], row[side], f"{side}_cuts")
     shows.check_all_shown()
     return [row]
 
@@ -88,7 +77,9 @@ def _divided(record: Record) -> dict[str, list[Any]]:
         raise DataError(f"its prompt is {shown(prompt)}, not a list of messages")
     if not all(sides.values()):
         raise DataError("nothing is left of one of its sides behind what both begin with")
-    return {name: list(map(with_role, messages)) for name, messages in {"prompt": prompt, **sides}.items()}
+    return {
+        name: list(map(talks.with_role, messages)) for name, messages in {"prompt": prompt, **sides}.items()
+    }
 
 
 ALL_RIGHT, ALL_WRONG, UNJUDGED = "all right", "all wrong", "unjudged"

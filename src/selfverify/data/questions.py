@@ -54,35 +54,34 @@ def discipline(id: str | None) -> str | None:
     return _BY_SUBJECT.get(match["subject"]) if match else None
 
 
-LONGEST_NAME = 500
-IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID")
-CATEGORIES = (
-    *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
-    "sub_task",
-)
-GROUPINGS = (
-    *(*CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
-    "knowledge concept",
-)
-"""Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
-SOURCES = ("source", "data_source", "dataset", "dataset_name")
 COLUMNS = {
-    "id": IDS,
+    "id": ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID"),
     "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path"),
     "question": ("question", "problem", "conversations"),
     "options": ("A", "options", "choices", "option"),
     "answer": ("answer_option", "answer", "solution", "conversations"),
     "box": ("bbox_x1", "bbox_x1_norm", "box", "bbox", "bbox_2d", "solution", "answer", "conversations"),
-    "category": CATEGORIES,
-    "source": SOURCES,
+    "category": (
+        *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
+        "sub_task",
+    ),
+    "source": ("source", "data_source", "dataset", "dataset_name"),
 }
 """What a row's fields are called in files, the first that is filled; other fields have their own names."""
+GROUPINGS = (
+    *(*COLUMNS["category"], "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
+    "knowledge concept",
+)
+"""Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_MARKED = re.compile(r"\(([A-Z])\)")
-"""A letter as BLINK marks it."""
+LETTERS = string.ascii_uppercase
+OPTIONS = 'a list of texts, {"A": text, ...}, or a text A. ...; B. ...'
+"""What options may be."""
+_MARKED = re.compile(r"\(?([A-Z])[.):：、]+\s*(.*)", re.DOTALL)
+"""A letter before its option, or alone, as BLINK and others mark it."""
 _LETTERED = [
     (re.compile(rf"(?:\A|{before})\s*\(?([A-Z])[.):：、]\s*"), furthest)
     for before, furthest in ((r"[;；\n]", 25), (r"\s", 1))
@@ -97,7 +96,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
     options = _options(record)
     answers = _answers(record, options)
     shared = common(record, images, place)
-    unit = fields.optional(record, ["unit"], 100)
+    unit = fields.optional(record, "unit")
     row: Row = {
         **shared,
         "question": _question(record, unit, shared["images"], options),
@@ -107,30 +106,20 @@ def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
         "answer_type": None if options else first(record, "answer_type"),
         "precision": _precision(record.get("precision")),
     }
-    if len(answers) > 1:
-        row["alternatives"] = answers
-    if unit is not None:
-        row["unit"] = unit
-    if (solution := _solution(record)) is not None:
-        row["solution"] = solution
-    return [row]
+    more = {"alternatives": answers[1:] and answers, "unit": unit, "solution": _solution(record)}
+    return [row | {name: value for name, value in more.items() if value}]
 
 
 def common(record: Record, images: Images, place: Place) -> Row:
     """Return the fields that all kinds of rows have."""
-    id = fields.optional(record, IDS, LONGEST_NAME)
-    if "ID" in record and (key := fields.optional(record, ["key"], LONGEST_NAME)) is not None:
-        id = f"{id}/{key}"  # We-Math asks about one ID several times
-    return {
-        "id": id,
-        "images": find_images(record, images, place),
-        "source": fields.optional(record, SOURCES, LONGEST_NAME),
-        "category": fields.optional(record, CATEGORIES, LONGEST_NAME),
-        "categories": _categories(record),
-    }
+    found = {name: fields.optional(record, *COLUMNS[name]) for name in ("id", "source", "category")}
+    if "ID" in record and (key := fields.optional(record, "key")) is not None:
+        found["id"] = f"{found['id']}/{key}"  # We-Math asks about one ID several times
+    categories = _categories(record, found["id"])
+    return {**found, "images": find_images(record, images, place), "categories": categories}
 
 
-def _categories(record: Record) -> dict[str, list[str]]:
+def _categories(record: Record, id: str | None) -> dict[str, list[str]]:
     """Return the values of `GROUPINGS` by column; a list in the file (MathVista's skills) gives several.
 
     A record may also have them as rows do, in ``categories``. MMMU's ids name a ``discipline``.
@@ -148,23 +137,23 @@ def _categories(record: Record) -> dict[str, list[str]]:
             value = listed(value, name)
         values = value if isinstance(value, list | tuple) else [value]
         if any(filled(v) for v in values):
-            found[name] = [written(v, name, LONGEST_NAME) for v in values if filled(v)]
-    if (of := discipline(fields.optional(record, IDS, LONGEST_NAME))) is not None:
+            found[name] = [written(v, name) for v in values if filled(v)]
+    if (of := discipline(id)) is not None:
         found.setdefault("discipline", [of])
     return found
 
 
 def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
     """Return the images of a record, which stand in columns of the usual names."""
-    for name in ("images", "decoded_image", "image", "image_urls"):
-        if found := images.refs(record.get(name), place):
+    for name in COLUMNS["images"]:
+        value = record.get(name)
+        if name == "image_1":
+            value = [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
+        if name == "image_path" and isinstance(value, str) and value.startswith("["):
+            value = listed(value, name)
+        if found := images.refs(value, place):
             return found
-    if "image_1" in record:
-        return [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
-    path = record.get("image_path")
-    if isinstance(path, str) and path.startswith("["):
-        path = listed(path, "image_path")
-    return images.refs(path, place)
+    return []
 
 
 def spoken(record: Record, who: tuple[str, ...]) -> Any:
@@ -186,43 +175,61 @@ def asked(record: Record, *names: str) -> Any:
 
 
 def _question(
-    record: Record, unit: str | None, shown: Sequence[ImageRef], options: dict[str, str] | None
+    record: Record, unit: str | None, images: Sequence[ImageRef], options: dict[str, str] | None
 ) -> str:
     found = asked(record, "question", "problem")
-    # A field that is null says nothing. An empty text, or what pandas makes of it, is MathVerse's own mark.
-    empty = any(record.get(name) is not None for name in ("question", "problem"))
-    unasked = not record.keys() & {"question", "problem", "conversations"}
-    if (found is None or found == "") and shown and (empty or (options and unasked)):
-        return IN_IMAGE
-    question = text(found, "question", fields.LONGEST_QUESTION)
-    if (hint := fields.optional(record, ["hint"], fields.LONGEST_QUESTION)) is not None:
-        question = f"{hint}\n{question}"
-    return question if unit is None else f"{question} (unit: {unit})"
+    if not filled(found) and images:
+        # Null says nothing. An empty text, or what pandas makes of it, is MathVerse's own mark.
+        empty = any(record.get(name) is not None for name in ("question", "problem"))
+        if empty or (options and not record.keys() & {*COLUMNS["question"]}):
+            return IN_IMAGE
+    question = text(_told(record, "question", found), "question", fields.LONGEST_QUESTION)
+    hint = fields.optional(record, "hint")
+    return "".join([f"{hint}\n" if hint else "", question, f" (unit: {unit})" if unit else ""])
+
+
+def _told(record: Record, field: str, found: Any) -> Any:
+    """Return what a field is.
+
+    Raises:
+        DataError: It is missing, and so are the columns that it could stand in.
+    """
+    if found is None and not record.keys() & {*COLUMNS[field]}:
+        columns = f"none of its columns {shown(', '.join(record), 200)} is {', '.join(COLUMNS[field])}"
+        raise DataError(f"its {field} is missing: {columns}")
+    return found
 
 
 def _options(record: Record) -> dict[str, str] | None:
-    given = {letter: record[letter] for letter in string.ascii_uppercase if filled(record.get(letter))}
-    if not given:
-        found = first(record, "options", "choices", "option")
-        if found is None or found in ("None", "[]"):
-            return None
-        if isinstance(found, str):
-            found = _lettered(found) or fields.decoded(found, "options", "a list, nor a text A. ...; B. ...")
-        if isinstance(found, dict):
-            # In Arrow files every row has all letters that any row has, with empty texts.
-            given = {str(name).strip().upper(): option for name, option in found.items() if filled(option)}
-        else:
-            texts = listed(found, "options")
-            if len(texts) > len(string.ascii_uppercase):
-                raise DataError(f"it has {len(texts)} options")
-            given = dict(zip(string.ascii_uppercase, texts, strict=False))
+    given = {letter: record[letter] for letter in LETTERS if filled(record.get(letter))}
+    found = None if given else first(record, "options", "choices", "option")
+    if found is not None and found not in ("None", "[]"):
+        lettered = _lettered(found) if isinstance(found, str) else None
+        found = lettered or fields.decoded(found, "options", OPTIONS, dict, list, tuple)
+    if isinstance(found, dict) and {*found} == {"label", "text"}:  # ARC's
+        found = dict(zip(found["label"], found["text"], strict=True))
+    if isinstance(found, dict):
+        # In Arrow files every row has all letters that any row has, with empty texts.
+        given = {str(name).strip().upper(): option for name, option in found.items() if filled(option)}
+    elif isinstance(found, list | tuple):
+        given = _without_letters(dict(zip(LETTERS, found, strict=False)))
+        if len(found) > len(LETTERS):
+            raise DataError(f"it has {len(found)} options")
     if not given:
         return None
-    if len(given) < 2 or not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in given):
-        raise DataError(f"its options {shown(sorted(given))} are not two or more single letters")
-    return {
-        letter: written(option, f"option {letter}", fields.LONGEST_ANSWER) for letter, option in given.items()
-    }
+    if len(given) < 2 or not given.keys() <= {*LETTERS}:
+        raise DataError(f"its options are {shown(given, 200)}, not {OPTIONS} with two options or more")
+    return {letter: written(option, f"option {letter}") for letter, option in given.items()}
+
+
+def _without_letters(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options without the letters that all of them begin with, such as ``A. red``."""
+    marks = [_MARKED.fullmatch(option) if isinstance(option, str) else None for option in given.values()]
+    texts = [mark[2] for mark in marks if mark is not None and mark[2]]
+    letters = [mark[1] for mark in marks if mark is not None]
+    return (
+        dict(zip(letters, texts, strict=True)) if letters == [*given] and len(texts) == len(given) else given
+    )
 
 
 def _lettered(text: str) -> dict[str, str]:
@@ -245,27 +252,23 @@ def _lettered(text: str) -> dict[str, str]:
 
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
     """Return the letters of the right options, or the accepted answers, in the record's order."""
-    if options is not None and filled(record.get("answer_option")):
-        return [
-            _letter(written(record["answer_option"], "answer_option", fields.LONGEST_ANSWER), options, False)
-        ]
-    found = first(record, "answer", "solution")
-    found = spoken(record, MODEL) if found is None else found
+    by_place = not filled(record.get("answer_option"))
+    found = first(record, "answer", "solution") if options is None or by_place else record["answer_option"]
+    found = _told(record, "answer", spoken(record, MODEL) if found is None else found)
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
         found = tagged[-1]
-    several = found if isinstance(found, list) and found else [found]
     # MMMU writes several accepted answers as a list; MathVista's lists are one answer.
     is_list = isinstance(found, str) and found.strip().startswith("[")
     if options is None and record.get("question_type") == "open" and is_list:
-        several = listed(found, "answer")
+        found = listed(found, "answer")
+    several = found if isinstance(found, list) and found else [found]
     if filled(record.get("alternatives")):
         several = [*several, *listed(record["alternatives"], "alternatives")]
-    answers = [written(answer, "answer", fields.LONGEST_ANSWER) for answer in several]
+    answers = [written(answer, "answer") for answer in several]
     if options is not None:
         # MathVista's answers to `choices` are texts, even "2" and "B"; AI2D's to `options` are places.
         are_texts = filled(record.get("choices")) or record.get("answer_type") == "text"
-        read = _chosen_text if are_texts else _letter
-        answers = [read(answer, options) for answer in answers]
+        answers = [_letter(answer, options, by_place, are_texts and by_place) for answer in answers]
     return list(dict.fromkeys(answers))
 
 
@@ -279,29 +282,28 @@ def _solution(record: Record) -> str | None:
     return found.strip() if filled(record.get("answer")) and found.strip() else None
 
 
-def _letter(answer: str, options: dict[str, str], by_place: bool = True) -> str:
+def _letter(answer: str, options: dict[str, str], by_place: bool, is_text: bool) -> str:
     """Return the letter that an answer means: as a letter, a text, or with ``by_place`` a number from 0.
+
+    With ``is_text`` the only option with this text comes first, and there are no places.
 
     Raises:
         DataError: The answer means no option, or two different ones.
     """
+    letters = [letter for letter, option in options.items() if option == answer]
+    if is_text and len(letters) == 1:
+        return letters[0]
     if answer.upper() in options:
         return answer.upper()
-    if (marked := _MARKED.fullmatch(answer)) and marked[1] in options and answer not in options.values():
+    marked = _MARKED.fullmatch(answer)
+    if marked and not letters and marked[1] in options and marked[2] in ("", options[marked[1]]):
         return marked[1]
-    letters = [letter for letter, option in options.items() if option == answer]
-    if by_place and answer.isascii() and answer.isdigit() and int(answer) < len(options):
-        letters.append(list(options)[int(answer)])
+    if by_place and not is_text and answer.isascii() and answer.isdigit() and int(answer) < len(options):
+        letters.append([*options][int(answer)])
     if len(set(letters)) == 1:
         return letters[0]
     reason = "could be " + " or ".join(letters) if letters else "is none of the options"
     raise DataError(f"its answer {shown(answer)} {reason}: {shown(options, 200)}")
-
-
-def _chosen_text(answer: str, options: dict[str, str]) -> str:
-    """Return the letter of the only option with this text, else what `_letter` reads without places."""
-    letters = [letter for letter, option in options.items() if option == answer]
-    return letters[0] if len(letters) == 1 else _letter(answer, options, by_place=False)
 
 
 def _precision(value: Any) -> int | None:

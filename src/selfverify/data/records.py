@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import mmap
 import re
 import tarfile
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,17 +23,15 @@ from typing import Any, BinaryIO
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import open_regular, read_regular
-from selfverify.data.fields import Blob, Place, Record, RowSource, listed, read_at, shown
+from selfverify.data.fields import Blob, Place, Record, listed, shown
 
-LONGEST_LINE = 256 * 2**20
-"""The longest line or cell in bytes; images may stand in it as base64."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 
-Found = tuple[int, int, bytes | DataError]
-"""A record's offset, its line, and its bytes or what is wrong with them."""
+Found = tuple[int, int, bytes]
+"""A record's offset, its line, and its bytes."""
 
-csv.field_size_limit(LONGEST_LINE)  # of the whole process; the usual one is smaller than an image
+csv.field_size_limit(2**31 - 1)  # of the whole process; the usual one is smaller than an image
 
 
 def parse_object(raw: bytes, encoding: str = "utf-8") -> Record:
@@ -62,6 +59,82 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def read_object(file: Path) -> Record:
+    """Read a file that is one JSON object, in UTF-8 or, as some of ReasonSeg's are, in Windows-1252.
+
+    Raises:
+        DataError: The file cannot be read, or is something else.
+    """
+    try:
+        raw = read_regular(file)
+        try:
+            raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return parse_object(raw, "cp1252")
+        return parse_object(raw, "utf-8-sig")
+    except (DataError, OSError) as error:
+        raise DataError(f"{file}: {error}") from None
+
+
+def read_at(file: Path, offset: int, length: int) -> bytes:
+    """Return ``length`` bytes of a file from ``offset`` on.
+
+    Raises:
+        DataError: The file cannot be read, or is shorter than that.
+    """
+    try:
+        with open_regular(file) as opened:
+            opened.seek(offset)
+            found = opened.read(length)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}") from None
+    if len(found) < length:
+        raise DataError(f"{file} is shorter than it was when it was opened")
+    return found
+
+
+class RowSource(ABC):
+    """The records of one file, or of many small ones.
+
+    Args:
+        file: The file, or the folder of the small ones.
+    """
+
+    unit = "row"
+    """What errors call a record."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @abstractmethod
+    def scan(self) -> Iterator[Record | DataError]:
+        """Yield every record in order, or what is wrong with it, and remember where each stands.
+
+        Raises:
+            DataError: Nothing can be read from here on.
+        """
+
+    @abstractmethod
+    def record(self, number: int) -> Record:
+        """Return the record with this number, from 0, which `scan` has passed.
+
+        Raises:
+            DataError: The record cannot be read, or not any more.
+        """
+
+    def records(self, count: int) -> Iterator[Record | DataError]:
+        """Yield the first ``count`` records by their numbers, or what is wrong with them."""
+        for number in range(count):
+            try:
+                yield self.record(number)
+            except DataError as error:
+                yield error
+
+    def place(self, number: int) -> Place:
+        """Return where a record stands that `scan` has passed."""
+        return Place(self.file, number + 1, self.unit)
+
+
 class _Parts(RowSource):
     """Parts of one file, each of which is a record."""
 
@@ -81,10 +154,10 @@ class _Parts(RowSource):
         with open_regular(self.file) as opened:
             for offset, line, raw in self._find(opened):
                 self._offsets.append(offset)
-                self._lengths.append(0 if isinstance(raw, DataError) else len(raw))
+                self._lengths.append(len(raw))
                 self._lines.append(line)
                 try:
-                    yield raw if isinstance(raw, DataError) else self._parse(raw)
+                    yield self._parse(raw)
                 except DataError as error:
                     yield error
 
@@ -101,52 +174,51 @@ class JsonLines(_Parts):
     """One object per line; empty lines and a byte-order mark are passed over."""
 
     def _find(self, opened: BinaryIO) -> Iterator[Found]:
-        line = offset = 0
-        while raw := opened.readline(LONGEST_LINE):
-            line += 1
-            if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-                while (rest := opened.readline(2**20)) and not rest.endswith(b"\n"):
-                    pass
-                yield offset, line, DataError(f"it is longer than {LONGEST_LINE:,} bytes")
-            elif raw.removeprefix(BYTE_ORDER_MARK).strip():
-                mark = len(BYTE_ORDER_MARK) if offset == 0 and raw.startswith(BYTE_ORDER_MARK) else 0
-                yield offset + mark, line, raw[mark:]
-            offset = opened.tell()
+        offset = 0
+        for line, raw in enumerate(opened, start=1):
+            text = raw.removeprefix(BYTE_ORDER_MARK) if offset == 0 else raw
+            offset += len(raw)
+            if text.strip():
+                yield offset - len(text), line, text
 
 
 class JsonList(_Parts):
     """A file that is one list of objects; a record's line is the one on which it begins."""
 
-    _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
-
     def _find(self, opened: BinaryIO) -> Iterator[Found]:
-        if self.file.stat().st_size == 0:
-            return  # cannot be mapped
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            depth, begin, line, counted = 0, 0, 1, 0
-            for token in self._TOKEN.finditer(content):
-                kind = token.group()[:1]
-                if kind in b"{[":
-                    depth += 1
-                    begin = token.start() if depth == 2 else begin
-                elif kind in b"}]":
-                    depth -= 1
-                    if depth == 1:
-                        line += content[counted:begin].count(b"\n")
-                        counted = begin
-                        yield begin, line, content[begin : token.end()]
-                    elif depth == 0:
-                        return
-            line += content[counted:begin].count(b"\n")
-            reason = "the file ends inside a record" if depth > 1 else "the file ends before its list does"
-            yield begin, line, DataError(f"{reason}: it is cut off")
+        text = opened.read().decode("utf-8", "surrogateescape")
+        decoder = json.JSONDecoder(parse_int=str)  # numbers of any length; here only their ends count
+        at, offset, line, end = 0, 0, 1, text.find("[") + 1
+        while True:
+            begin = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+            passed, at = text[at:begin], begin
+            offset, line = offset + len(_encoded(passed)), line + passed.count("\n")
+            if text.startswith("]", begin):
+                return
+            try:
+                _, end = decoder.raw_decode(text, begin)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"it is not JSON from line {line} on ({error}): was it cut off?") from None
+            yield offset, line, _encoded(text[begin:end])
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 class JsonFiles(RowSource):
-    """Files that are one object each, in UTF-8 or, as some of ReasonSeg's are, in Windows' Western code."""
+    """Files of one object each.
 
-    def __init__(self, folder: Path, files: list[Path]) -> None:
-        super().__init__(folder)
+    Args:
+        file: The folder that they are in.
+        files: They.
+    """
+
+    def __init__(self, file: Path, files: list[Path]) -> None:
+        super().__init__(file)
         self.files = files
 
     def scan(self) -> Iterator[Record | DataError]:
@@ -155,15 +227,7 @@ class JsonFiles(RowSource):
 
     def record(self, number: int) -> Record:
         """See `RowSource.record`."""
-        try:
-            raw = read_regular(self.files[number])
-        except OSError as error:
-            raise DataError(f"it cannot be read: {error}") from None
-        try:
-            raw.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            return parse_object(raw, "cp1252")
-        return parse_object(raw, "utf-8-sig")
+        return read_object(self.files[number])
 
     def place(self, number: int) -> Place:
         """See `RowSource.place`."""
@@ -173,21 +237,18 @@ class JsonFiles(RowSource):
 class Delimited(_Parts):
     """Rows of CSV or TSV as pandas writes it. All cells are texts; those of ``image`` become lists of images.
 
-    Such a cell is a path, base64, a list of these, or the ``index`` of another row, whose image it is
-    (VLMEvalKit).
-
-    Args:
-        file: A text in UTF-8, with or without a byte-order mark, whose first line names the columns.
-        delimiter: The character between cells.
+    The first line names the columns; tabs, commas or semicolons stand between cells, the first of them that
+    is in that line. A cell of images is a path, base64, a list of these, or the ``index`` of another row,
+    whose image it is (VLMEvalKit).
     """
 
     REFERENCE = 64
     """An ``image`` of at most so many characters that names no picture is another row's index."""
 
-    def __init__(self, file: Path, delimiter: str) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__(file)
-        self.delimiter = delimiter
         self.columns: list[str] = []
+        self._delimiter = ","
         self._by_index: dict[str, int] = {}
         """Rows that have their own images, by index."""
 
@@ -219,24 +280,31 @@ class Delimited(_Parts):
         return len(image) <= self.REFERENCE and not image.lower().endswith(PICTURES)
 
     def _find(self, opened: BinaryIO) -> Iterator[Found]:
-        line = offset = 0
-        while first := opened.readline(LONGEST_LINE):
-            lines = [first]
-            if b'"' in first:  # a quoted cell may go on in the next line
-                with suppress(csv.Error):  # `_cells` says so
-                    next(self._reader(_followed(lines, opened)))
-            raw = b"".join(lines)
-            if offset == 0:
-                self.columns = self._header(raw.removeprefix(BYTE_ORDER_MARK))
-            elif raw.strip(b"\r\n"):
-                yield offset, line + 1, raw
-            offset, line = opened.tell(), line + len(lines)
+        lines = [opened.readline()]
+        self._delimiter = next((mark for mark in "\t,;" if mark.encode() in lines[0]), ",")
+        self.columns = self._cells(lines[0].removeprefix(BYTE_ORDER_MARK))
+        if b"\r" in lines[0].rstrip(b"\r\n"):
+            raise DataError("its lines end with a carriage return alone: save it with line feeds")
+        if len(set(self.columns)) < len(self.columns):
+            raise DataError(f"its first line does not name columns: {shown(self.columns)}")
 
-    def _header(self, raw: bytes) -> list[str]:
-        names = self._cells(raw)
-        if len(set(names)) < len(names):
-            raise DataError(f"its first line does not name columns: {shown(names)}")
-        return names
+        def texts() -> Iterator[str]:
+            """Yield a row's first line, and those after it into which a quoted cell goes on."""
+            yield lines[0].decode("utf-8", "replace")
+            for raw in opened:
+                lines.append(raw)
+                yield raw.decode("utf-8", "replace")
+
+        offset, line = len(lines[0]), 2
+        for first in opened:
+            lines = [first]
+            if b'"' in first:
+                with suppress(csv.Error):  # `_cells` says so
+                    next(self._reader(texts()))
+            raw = b"".join(lines)
+            if raw.strip(b"\r\n"):
+                yield offset, line, raw
+            offset, line = offset + len(raw), line + len(lines)
 
     def _parse(self, raw: bytes) -> Record:
         cells = self._cells(raw)
@@ -246,25 +314,17 @@ class Delimited(_Parts):
 
     def _cells(self, raw: bytes) -> list[str]:
         try:
-            text = raw.decode("utf-8")
+            text = raw.decode()
             if '"' in text:
                 return next(self._reader(io.StringIO(text, newline="")))
-            return text.rstrip("\r\n").split(self.delimiter)  # `csv` is slow on long images
+            return text.rstrip("\r\n").split(self._delimiter)  # `csv` is slow on long images
         except UnicodeDecodeError:
             raise DataError("it is not UTF-8") from None
         except csv.Error as error:
             raise DataError(f"it is no row of a table ({error}): is a quote never closed?") from None
 
     def _reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        return csv.reader(lines, delimiter=self.delimiter, strict=True)
-
-
-def _followed(lines: list[bytes], opened: BinaryIO) -> Iterator[str]:
-    """Yield a line as text, and those after it, which are added to the list, as far as they are asked for."""
-    yield lines[0].decode("utf-8", "replace")
-    while raw := opened.readline(LONGEST_LINE):
-        lines.append(raw)
-        yield raw.decode("utf-8", "replace")
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
 
 def _images(cell: str | None) -> list[str]:
@@ -285,6 +345,8 @@ class WebDataset(RowSource):
     and a ``.txt`` is a column of its own. Other members, such as arrays and pickles, are not opened.
     """
 
+    unit = "sample"
+
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
@@ -294,10 +356,10 @@ class WebDataset(RowSource):
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         try:
             with tarfile.open(self.file, "r:") as archive:
-                for member in archive:
+                for member in filter(tarfile.TarInfo.isfile, archive):
                     folder, _, name = member.name.rpartition("/")
                     key, _, kind = name.partition(".")
-                    if member.isfile() and key:
+                    if key:
                         parts = samples.setdefault(f"{folder}/{key}".lstrip("/"), {})
                         parts[kind] = member.offset_data, member.size
         except (tarfile.TarError, OSError, EOFError) as error:
@@ -319,7 +381,3 @@ class WebDataset(RowSource):
             elif suffix in PICTURES:
                 pictures.append(Blob(partial(read_at, self.file, *place)))
         return {**record, "images": pictures} if pictures else record
-
-    def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
-        return Place(self.file, number + 1, "sample")

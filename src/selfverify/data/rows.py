@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, Literal
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
-from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource
-from selfverify.data.formats import DataSources, by_columns, converter_of, find_sources
+from selfverify.data.fields import Convert, Images, Place, Record, Row
+from selfverify.data.formats import FORMATS, find_sources
+from selfverify.data.records import RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,10 @@ class BadRow:
     @classmethod
     def of(cls, place: Place, error: Exception) -> BadRow:
         """Return the broken row at a place."""
-        reason = str(error)
-        short = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON] + "..."
         # Errors about images name their row already.
-        return cls(str(place.file), place.number, short.removeprefix(f"{place}: "), str(place))
+        reason = str(error).removeprefix(f"{place}: ")
+        short = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON] + "..."
+        return cls(str(place.file), place.number, short, str(place))
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}"
@@ -64,13 +66,15 @@ def validated(convert: Convert, record: Record, place: Place, images: Images) ->
 class Rows:
     """The rows of a data set by number, as `open_rows` makes them."""
 
-    def __init__(self, path: Path, found: DataSources, images: Images) -> None:
-        self.path, self.format = path, found.format
+    def __init__(
+        self, path: Path, root: Path, sources: Sequence[RowSource], format: str, images: Images
+    ) -> None:
+        self.path, self.format = path, format
         self.bad: list[BadRow] = []
         self.repeated: dict[int, int] = {}
-        """For each row whose id earlier rows have: the number of these rows."""
-        self._sources, self._convert, self._images = found.sources, found.convert, images
-        self._stems = [_stem(source, found.root) for source in found.sources]
+        """For each row whose id earlier rows have: how many ids like it are taken."""
+        self._sources, self._convert, self._images = sources, FORMATS[format].convert, images
+        self._stems = [_stem(source, root) for source in sources]
         self._source, self._record, self._part = array("i"), array("q"), array("i")
 
     def __len__(self) -> int:
@@ -85,14 +89,12 @@ class Rows:
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.path} has {len(self)} rows, there is no row {index}")
         index %= len(self)
-        place = self.place(index)
+        place, part, source = self.place(index), self._part[index], self._source[index]
         found = validated(self._convert, self.record(index), place, self._images)
-        # An error may be about the whole record.
-        faults = [row for row in found if isinstance(row, DataError)] or [DataError("the row is gone")]
-        row = dict(enumerate(found)).get(self._part[index], faults[0])
+        row = found[min(part, len(found) - 1)] if found else DataError("the row is gone")
         if isinstance(row, DataError):
             raise DataError(f"{place}: {row}; the file has changed since it was opened")
-        source, again = self._source[index], self.repeated.get(index, 0)
+        again = self.repeated.get(index, 0)
         id = self._id(row, source, self._record[index]) + (f"#{again + 1}" if again else "")
         return {**row, "id": id, "source": row["source"] or self._stems[source]}
 
@@ -114,41 +116,45 @@ class Rows:
     def columns_read(self, index: int) -> set[str]:
         """Return the columns of row ``index`` whose values were looked at to make it."""
         record = _Watched(self.record(index))
-        convert = converter_of(dict(record)) if self._convert is by_columns else self._convert
-        validated(convert, record, self.place(index), self._images)
+        validated(self._convert, record, self.place(index), self._images)
         return record.read
 
     def scan(self, split: str | None, limit: int | None, check_images: bool) -> None:
         """Read everything but the images once, and keep where the rows stand; `open_rows` calls this."""
-        ids: dict[str, int] = {}
+        ids: Counter[str] = Counter()
         for source_number, source in enumerate(self._sources):
             try:
                 for number, record in enumerate(source.scan()):
-                    if limit is not None and len(self) >= limit:
+                    if len(self) == limit:
                         return
-                    if isinstance(record, DataError):
-                        self.bad.append(BadRow.of(source.place(number), record))
-                    elif split is None or str(record.get("split")) == split:
-                        self._take(source_number, number, record, ids, limit, check_images)
+                    place = source.place(number)
+                    for part, row in enumerate(self._rows_of(record, place, split, check_images)):
+                        if isinstance(row, DataError):
+                            self.bad.append(BadRow.of(place, row))
+                        elif len(self) != limit:
+                            self._keep(source_number, number, part, self._id(row, source_number, number), ids)
             except (DataError, OSError) as error:
                 self.bad.append(BadRow.of(Place(source.file, unit=""), error))
 
-    def _take(
-        self, source: int, number: int, record: Record, ids: dict[str, int], limit: int | None, check: bool
-    ) -> None:
-        place = self._sources[source].place(number)
-        for part, row in enumerate(validated(self._convert, record, place, self._images)):
-            error = row if isinstance(row, DataError) else _unseeable(row) if check else None
-            if error is not None or isinstance(row, DataError):
-                self.bad.append(BadRow.of(place, error or DataError("it is broken")))
-            elif limit is None or len(self) < limit:
-                id = self._id(row, source, number)
-                if before := ids.get(id, 0):
-                    self.repeated[len(self)] = before
-                ids[id] = before + 1
-                self._source.append(source)
-                self._record.append(number)
-                self._part.append(part)
+    def _rows_of(
+        self, record: Record | DataError, place: Place, split: str | None, check_images: bool
+    ) -> Iterator[Row | DataError]:
+        if isinstance(record, DataError):
+            yield record
+        elif split is None or str(record.get("split")) == split:
+            for row in validated(self._convert, record, place, self._images):
+                yield row if isinstance(row, DataError) or not check_images else _unseeable(row) or row
+
+    def _keep(self, source: int, number: int, part: int, id: str, ids: Counter[str]) -> None:
+        if again := ids[id]:
+            while f"{id}#{again + 1}" in ids:  # a row may have such an id itself
+                again += 1
+            self.repeated[len(self)] = again
+            ids[f"{id}#{again + 1}"] += 1
+        ids[id] += 1
+        self._source.append(source)
+        self._record.append(number)
+        self._part.append(part)
 
     def _id(self, row: Mapping[str, Any], source: int, number: int) -> str:
         return f"{self._stems[source]}/{number if row['id'] is None else row['id']}"
@@ -237,14 +243,13 @@ def open_rows(
         ConfigError: There is nothing at the path, or no such format or split.
         DataError: A row is broken and ``on_bad`` is ``refuse``, or no row can be used.
     """
-    found = find_sources(path, format, split, config, revision)
+    root, sources, format, split = find_sources(path, format, split, config, revision)
     path = Path(path).expanduser()
-    rows = Rows(path, found, Images(found.root if images is None else Path(images).expanduser()))
-    rows.scan(found.split, limit, check_images)
+    rows = Rows(path, root, sources, format, Images(root if images is None else Path(images).expanduser()))
+    rows.scan(split, limit, check_images)
     if rows.bad:
-        first = "\n".join(f"  {bad}" for bad in rows.bad[:NAMED])
         more = f"\n  and {len(rows.bad) - NAMED} more" if len(rows.bad) > NAMED else ""
-        said = f"{len(rows.bad)} broken rows in {path}:\n{first}{more}"
+        said = "\n  ".join([f"{len(rows.bad)} broken rows in {path}:", *map(str, rows.bad[:NAMED])]) + more
         if on_bad == "refuse":
             raise DataError(f"{said}\nRepair them, or leave them out with on_bad='skip'")
         if not len(rows):
@@ -252,6 +257,5 @@ def open_rows(
         if note_bad:
             note(logger, "rows_skipped", f"skipped {said}", path=str(path), rows=len(rows.bad))
     if not len(rows):
-        which = f" of split {found.split!r}" if found.split is not None else ""
-        raise DataError(f"{path} ({rows.format}) has no rows{which}")
+        raise DataError(f"{path} ({format}) has no rows" + ("" if split is None else f" of split {split!r}"))
     return rows

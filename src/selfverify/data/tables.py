@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data.fields import Blob, Place, Record, RowSource
+from selfverify.data.fields import Blob, Record
+from selfverify.data.records import RowSource
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """A data set of the hub: ``owner/name``."""
 
 
 class Table(RowSource):
-    """Rows of one Parquet or Arrow file, counted from 1 in errors."""
+    """Rows of a Parquet or Arrow file, or of a folder that ``save_to_disk`` has written."""
 
-    def __init__(self, file: Path) -> None:
-        super().__init__(file)
-        self._rows: Any = None
+    _rows: Any = None
 
     def scan(self) -> Iterator[Record | DataError]:
         """See `RowSource.scan`."""
@@ -35,9 +34,7 @@ class Table(RowSource):
             try:
                 self._rows = _opened(library, self.file).with_format("arrow")
             except Exception as error:  # that of `datasets`, pyarrow, or the disk
-                while error.__cause__ is not None:
-                    error = error.__cause__  # type: ignore[assignment]  # one of them
-                raise DataError(f"it cannot be read as a whole; was it cut off? ({error})") from None
+                raise DataError(f"it cannot be read as a whole; was it cut off? ({_cause(error)})") from None
         return self.records(len(self._rows))
 
     def record(self, number: int) -> Record:
@@ -54,17 +51,15 @@ class Table(RowSource):
     def _again(self, number: int, name: str) -> Any:
         return self._rows[number].column(name)[0].as_py()
 
-    def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
-        return Place(self.file, number + 1, "row")
-
 
 def _opened(library: Any, file: Path) -> Any:
-    """Return a file as a `datasets.Dataset`."""
+    """Return a file or a folder as a `datasets.Dataset`."""
+    if file.is_dir():
+        return library.load_from_disk(str(file))
     with file.open("rb") as opened:
         beginning = opened.read(6)
     if beginning.startswith(b"PAR1"):
-        return library.Dataset.from_parquet(escape(str(file)))
+        return library.Dataset.from_parquet(escape(str(file)), batch_size=100)  # by default 0 without rows
     if beginning == b"ARROW1":
         import pyarrow as pa
 
@@ -74,6 +69,10 @@ def _opened(library: Any, file: Path) -> Any:
     # Offsets that point out of the file would end the process. Images' bytes are not read for this.
     found.data.validate(full=True)
     return found
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _cause(error.__cause__)
 
 
 def _unread(cell: Any, again: Callable[[], Any]) -> Any:
@@ -145,15 +144,19 @@ def download(
             [split] = by_split
         if split not in by_split:
             raise ConfigError(f"{name} has the splits {', '.join(by_split)}: choose one with split")
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import snapshot_download
 
-        files, root = [], Path()
-        for url in by_split[split]:
-            commit, _, inside = url.removeprefix(f"hf://datasets/{name}@").partition("/")
-            try:
-                file = Path(hf_hub_download(name, inside, repo_type="dataset", revision=commit))
-            except Exception as error:
-                raise ConfigError(f"{name}: {inside} cannot be downloaded: {error}") from None
-            files.append(file)
-            root = file.parents[inside.count("/")]
-        return root, files
+        places = [url.removeprefix(f"hf://datasets/{name}@").partition("/") for url in by_split[split]]
+        commit, inside = places[0][0], [file for _, _, file in places]
+        try:
+            root = Path(
+                snapshot_download(
+                    name,
+                    repo_type="dataset",
+                    revision=commit,
+                    allow_patterns=[escape(file) for file in inside],
+                )
+            )
+        except Exception as error:
+            raise ConfigError(f"{name}: the files of split {split} cannot be downloaded: {error}") from None
+        return root, [root / file for file in inside]

@@ -55,7 +55,7 @@ class TeacherConfig(CommandConfig):
     """An OpenAI-compatible server behind which the teacher is."""
 
     model: str | None = None
-    """With --server: the teacher's name there."""
+    """With `server`: the teacher's name there."""
 
     temperature: float = Field(1.0, ge=0.0)
     """Of each turn of a model; 0 is greedy."""
@@ -69,9 +69,9 @@ class TeacherConfig(CommandConfig):
     @model_validator(mode="after")
     def _one_teacher(self) -> TeacherConfig:
         if self.expert + self.own + (self.server is not None) != 1:
-            raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
+            raise ValueError("say who teaches: `expert`, `own`, or `server` with `model`")
         if (self.server is None) != (self.model is None):
-            raise ValueError("--server and --model go together")
+            raise ValueError("`server` and `model` go together")
         return self
 
     @property
@@ -84,7 +84,7 @@ class AgentRunConfig(CommandConfig):
     """What is to be done, and where."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
-    """What the agent is asked, in your own words. No goal is known then: only a --judge can say whether it
+    """What the agent is asked, in your own words. No goal is known then: only a `judge` can say whether it
     is done."""
 
     template: str | None = None
@@ -105,9 +105,9 @@ class AgentRunConfig(CommandConfig):
     @model_validator(mode="after")
     def _one_task(self) -> AgentRunConfig:
         if self.template is not None and self.instruction is not None:
-            raise ValueError("--template brings its own instruction; leave yours out")
+            raise ValueError("`template` brings its own instruction; leave yours out")
         if self.template is None and not (self.instruction or "").strip():
-            raise ValueError("say what is to be done, or take a kind of task with --template NAME")
+            raise ValueError("say what is to be done, or take a kind of task with `template`")
         return self
 
 
@@ -115,10 +115,10 @@ class ActorConfig(CommandConfig):
     """Who acts."""
 
     expert: bool = False
-    """With --template: a script that knows the way acts, so that no model is needed."""
+    """With `template`: a script that knows the way acts, so that no model is needed."""
 
     model: str | None = None
-    """The model that acts: a folder or a hub id; with --server its name there."""
+    """The model that acts: a folder or a hub id; with `server` its name there."""
 
     server: str | None = None
     """An OpenAI-compatible server behind which the model is."""
@@ -145,14 +145,14 @@ class ActorConfig(CommandConfig):
     """The most tokens of a turn."""
 
     timeout: float = Field(120.0, ge=0.1)
-    """With --server: the most seconds that one answer may take."""
+    """With `server`: the most seconds that one answer may take."""
 
     @model_validator(mode="after")
     def _one_actor(self) -> ActorConfig:
         if self.expert + (self.server is not None or self.model is not None) != 1:
-            raise ValueError("say who acts: --expert, --model PATH, or --server URL with --model NAME")
+            raise ValueError("say who acts: `expert`, `model`, or `server` with `model`")
         if self.server is not None and self.model is None:
-            raise ValueError("--server needs --model: the model's name there")
+            raise ValueError("`server` needs `model`: the model's name there")
         return self
 
 
@@ -165,7 +165,7 @@ class AgentSessionConfig(CommandConfig):
     """An OpenAI-compatible server whose model judges what is handed in, three times, two of which decide."""
 
     judge_model: str | None = None
-    """With --judge: the model's name there."""
+    """With `judge`: the model's name there."""
 
     output: Path = Path("agent.html")
     """The page to write."""
@@ -173,9 +173,9 @@ class AgentSessionConfig(CommandConfig):
     @model_validator(mode="after")
     def _together(self) -> AgentSessionConfig:
         if self.actor.expert and self.task.template is None:
-            raise ValueError("--expert knows the way of a --template only, not of an instruction of your own")
+            raise ValueError("`expert` knows the way of a `template` only, not of an instruction of your own")
         if (self.judge is None) != (self.judge_model is None):
-            raise ValueError("--judge and --judge-model go together")
+            raise ValueError("`judge` and `judge_model` go together")
         return self
 
     def options(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class _Model:
         pictures = [
             (_digest(data), len(data), image.size) for data, image in zip(encoded, images, strict=True)
         ]
-        opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
+        opened = row | {"images": [ImageRef(row["id"], image) for image in images]}
         kind = kind_of(row)
         prompt = self._prompt(kind, opened)
         asked = [row.get(name) for name in _ASKED]
@@ -297,9 +297,7 @@ def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 3) -> Check
             row = rows[index]
             found, prompt = model.read(index, row)
         except DataError as error:
-            place = rows.place(index)
-            reason = str(error).removeprefix(f"{place}: ")
-            broken.append(BadRow(str(place.file), place.number, reason, str(place)))
+            broken.append(BadRow.of(rows.place(index), error))
         else:
             usable.append(found)
             if len(kept) < samples:
@@ -407,7 +405,7 @@ def summary(c: Checked) -> list[str]:
             ]
         more = len(c.broken) - MOST_BROKEN
         lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:MOST_BROKEN])]
-        lines += [f"  and {more} more; --json has them all"] if more > 0 else []
+        lines += [f"  and {more} more"] if more > 0 else []
     for sample in c.samples:
         sizes = ", ".join(f"{w} x {h}" for w, h in sample.images) or "no image"
         lines += ["", f"--- {sample.id}: {sample.tokens} tokens; {sizes}; target {shown(sample.target, 200)}"]

@@ -90,7 +90,7 @@ class Filter:
             )
         count = task.count("train")
         if count is None and problems is None:
-            raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
+            raise ConfigError(f"task {task.name} makes problems without end: say how many to sample")
         if isinstance(policy, ServerAnswerer):
             policy.introduce(task)
             weights = policy.weights()

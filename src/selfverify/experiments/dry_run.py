@@ -110,7 +110,7 @@ def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, hear
         heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
     stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
     if heard is None and (begins or limits.turns > 1):
-        stated += ", and what their environment says is NOT counted: give --reply-tokens"
+        stated += ", and what their environment says is NOT counted: say how long it is"
     reply, said = [False] * (heard or 0), [True] * recipe.sampling.max_new_tokens
     trained = [*(reply if begins else []), *(said + reply) * (limits.turns - 1), *said]
     if limits.tokens is not None:

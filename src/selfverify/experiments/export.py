@@ -346,7 +346,7 @@ def export_atif(
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
     """What a store's header says, its samples, and problems of which nothing is known."""
     logged = any((source / ROLLOUTS_FOLDER).glob("step-*.jsonl"))
-    store = find_store(source, "--rollouts exports its rollout log" if logged else "")
+    store = find_store(source, "its rollout log can be exported instead" if logged else "")
     settings, rows = read_journal(store, StoredProblem)
     by_id = {row.samples[0].problem: row for row in rows.values() if row.samples}
     if not by_id:
@@ -375,7 +375,8 @@ def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Ite
     files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise ConfigError(
-            f"{source} holds no rollout log; a run writes one with learner.rollout_log=all (or recent)"
+            f"{source} holds no rollout log; a run writes one with learner.checkpoint.rollout_log=all (or "
+            "recent)"
         )
     read = [(path, *read_journal(path, RecordedGroup)) for path in files]
     for path, header, _ in read:
@@ -404,7 +405,7 @@ def _chosen(ids: Mapping[str, Any], portion: Portion, source: Path) -> list[str]
     """The ids of the problems that are exported, in their order."""
     if missing := [name for name in portion.only if name not in ids]:
         some = ", ".join(list(ids)[:3])
-        raise ConfigError(f"--only {missing[0]}: {source} holds no such problem; it holds {some}, ...")
+        raise ConfigError(f"{source} holds no problem {missing[0]}; it holds {some}, ...")
     return [name for name in ids if not portion.only or name in portion.only][: portion.problems]
 
 

@@ -83,9 +83,9 @@ class PlannedStep:
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(lambda p: self.meter.relabel([p.grad], "gradients"))
         self.apart = ApartGradients(lambda: self.trainable)
-        self.moments = [""] if recipe.learner.channels == "joint" else [*method.channels]
+        self.moments = [""] if recipe.learner.optim.channels == "joint" else [*method.channels]
         """The channels that have moments of their own."""
-        self.gradients = self.moments if recipe.learner.channels == "separate" else []
+        self.gradients = self.moments if recipe.learner.optim.channels == "separate" else []
         """The channels that have gradients of their own."""
         self.optimizer = self._optimizer(recipe.learner)
         with torch.no_grad():
@@ -99,7 +99,7 @@ class PlannedStep:
             for channel in self.gradients or self.moments[:1]:
                 if self.gradients:
                     self.apart.lend(channel)
-                torch.nn.utils.clip_grad_norm_(self.trainable, recipe.learner.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self.trainable, recipe.learner.optim.max_grad_norm)
                 if self.optimizer is not None:
                     _step(self.optimizer, channel)
 
@@ -208,12 +208,12 @@ class PlannedStep:
     def _optimizer(self, learner: TrainerConfig) -> torch.optim.Optimizer | None:
         """Return the trainer's optimiser after a first step, which makes its state; None with 8 bits."""
         masters = self.recipe.policy.master_weights
-        if learner.optimizer == "adamw_8bit":
+        if learner.optim.name == "adamw_8bit":
             with self.meter.span("optimiser"):
                 self._moments = [_eight_bits(p) for p in self.trainable for _ in self.moments]
                 self._masters = [p.float() for p in self.trainable if masters and p.dtype in LOW_PRECISION]
             return None
-        optimizer = make_optimizer(learner, self.policy.model.named_parameters(), masters)
+        optimizer = make_optimizer(learner.optim, self.policy.model.named_parameters(), masters)
         for parameter in self.trainable:
             parameter.grad = torch.zeros_like(parameter)
         with self.meter.span("optimiser"):
@@ -225,8 +225,8 @@ class PlannedStep:
     def _learn(self, groups: Sequence[TokenStreams], reference: Policy | None) -> None:
         """Learn from the longest groups of one update, and scale their operations up to the step."""
         learner, policy = self.recipe.learner, self.policy
-        per_update = -(-len(groups) // learner.updates_per_rollout)
-        size = min(learner.micro_batch_groups, per_update)
+        per_update = -(-len(groups) // learner.batch.updates_per_rollout)
+        size = min(learner.batch.micro_batch_groups, per_update)
         [every] = micro_batches(groups, len(groups))
         batch = [groups[part.group] for part in every.slices[-size:]]
         scale = _tokens(groups) / _tokens(batch)
@@ -252,7 +252,7 @@ class PlannedStep:
                 updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
             if per_update > size:  # a second micro-batch finds the gradients of the first one
                 updater.gradient(batch, passes, UpdateMetrics(), apart=self.gradients)
-        self.flops["update"] = first.flops * scale * learner.inner_epochs
+        self.flops["update"] = first.flops * scale * learner.batch.inner_epochs
 
 
 def _step(optimizer: torch.optim.Optimizer, channel: str) -> None:

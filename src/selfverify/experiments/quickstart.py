@@ -43,7 +43,7 @@ class Showcase:
         title: What is trained.
         recipe: The recipe.
         changes: What it changes of the recipe, so that it takes no more than ten minutes.
-        fast: What ``--fast`` changes besides, so that it takes about a minute.
+        fast: What a fast run changes besides, so that it takes about a minute.
         stored: The rows that qualify the effect, where measuring them would take longer than that.
         notes: What has to be known to read the figures.
     """
@@ -75,7 +75,7 @@ SHOWCASES: dict[Paper, Showcase] = {
         "ADPO: a policy whose scores mean nothing learns to verify its answers",
         "quickstart",
         fast=(
-            "learner.steps=8", "learner.warmup_steps=2", "learner.groups_per_step=8",
+            "learner.steps=8", "learner.optim.warmup=2", "learner.groups_per_step=8",
             "evaluation.problems=48",
         ),
         notes=("The rule on the text: the written sum is the target, and no question mark stands there.",),
@@ -85,8 +85,8 @@ SHOWCASES: dict[Paper, Showcase] = {
         "adapo-digits-check",
         ("evaluation.problems=512",),
         (
-            "learner.steps=4", "learner.warmup_steps=1", "learner.groups_per_step=8",
-            "learner.micro_batch_groups=8", "evaluation.problems=48",
+            "learner.steps=4", "learner.optim.warmup=1", "learner.groups_per_step=8",
+            "learner.batch.micro_batch_groups=8", "evaluation.problems=48",
         ),
         (
             Stored("fixed rewards, acc@t1", 0.480322265625, 0.455078125, _FIXED),
@@ -109,8 +109,8 @@ SHOWCASES: dict[Paper, Showcase] = {
         "looking-digits",
         ("evaluation.problems=128",),
         (
-            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.warmup_steps=1",
-            "learner.groups_per_step=4", "learner.micro_batch_groups=4", "evaluation.problems=32",
+            "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.optim.warmup=1",
+            "learner.groups_per_step=4", "learner.batch.micro_batch_groups=4", "evaluation.problems=32",
         ),
     ),
 }  # fmt: skip
@@ -151,10 +151,10 @@ def quickstart(
             if changed := differences(held, recipe.model_dump(mode="json")):
                 more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
                 raise ConfigError(
-                    f"{folder} holds a run with other settings: {'; '.join(changed[:3])}{more}. --output "
-                    "OTHER writes elsewhere, --overwrite deletes it and starts over"
+                    f"{folder} holds a run with other settings: {'; '.join(changed[:3])}{more}; "
+                    "choose another folder, or overwrite it"
                 )
-            console.print(f"It goes on with what is in {folder} already; --overwrite starts over.")
+            console.print(f"It goes on with what is in {folder} already.")
         with TrainingProgress() as progress:
             run = _trained if recipe.stopping is None else _looked
             metrics, table = run(recipe, shown, not overwrite, progress)

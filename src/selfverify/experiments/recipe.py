@@ -1,6 +1,6 @@
 """A recipe: all that defines an experiment, in one YAML file that is checked before anything starts.
 
-    recipe = load_recipe("adpo-digits", ["learner.learning_rate=5e-5", "method.kl=0"])
+    recipe = load_recipe("adpo-digits", ["learner.optim.learning_rate=5e-5", "method.kl=0"])
 
 A key that does not exist, a value that does not fit, and settings that fit each by themselves and cannot work
 together or change nothing are errors at once, with the file, the line and the nearest key that does exist.
@@ -38,7 +38,6 @@ from selfverify.experiments.recipe_yaml import (
     complaints,
     dump_yaml,
     overridden_name,
-    parse_override,
     read_document,
 )
 
@@ -89,8 +88,8 @@ def missing_packages(recipe: Recipe) -> list[str]:
     wanted = [(f"task {recipe.task.name}", extra, package) for extra, package in packages.items()]
     if recipe.policy.lora is not None:
         wanted.append(("policy.lora", "lora", "peft"))
-    if recipe.learner.optimizer == "adamw_8bit":
-        wanted.append(("learner.optimizer=adamw_8bit", "8bit", "bitsandbytes"))
+    if recipe.learner.optim.name == "adamw_8bit":
+        wanted.append(("learner.optim.name=adamw_8bit", "8bit", "bitsandbytes"))
     return [
         f"{who} needs {package}, which is not installed: pip install 'selfverify[{extra}]'"
         for who, extra, package in wanted
@@ -305,7 +304,7 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     if Path(path_or_name).expanduser().is_dir():
         _stay_in(file.parent, document)
     for override in overrides:
-        parse_override(override, document)
+        document.override(override)
     return build_recipe(document)
 
 
@@ -335,7 +334,7 @@ def build_recipe(document: Document) -> Recipe:
     try:
         recipe = Recipe.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError("\n".join(complaints(error, Recipe, document))) from None
+        raise ConfigError("\n".join(complaints(error.errors(), Recipe, document))) from None
     # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
     from selfverify.experiments import registry
 
@@ -407,6 +406,6 @@ def _complete(
     except ValidationError as error:
         about = f" ({section} {choice.name})"
         raise ConfigError(
-            "\n".join(complaints(error, model, document, (written_in or section,), about))
+            "\n".join(complaints(error.errors(), model, document, (written_in or section,), about))
         ) from None
     return NamedConfig(name=choice.name, options=options.model_dump())

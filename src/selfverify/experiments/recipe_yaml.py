@@ -1,4 +1,4 @@
-"""Reads and writes recipes and other settings files: YAML 1.2, with every key's line for messages.
+"""Reads and writes recipes and other settings files: YAML 1.2, with the place of every key for messages.
 
 YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
 `complaints` turns pydantic's validation errors into lines: the file and line, what is wrong, what was meant.
@@ -9,121 +9,172 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
-from ruamel.yaml.resolver import VersionedResolver
 
-from selfverify.core.config import secret_places
 from selfverify.core.errors import ConfigError
-from selfverify.core.files import open_regular
+from selfverify.core.files import read_regular
 
 Key = tuple[str | int, ...]
-"""The path of a value in a document, such as ``("learner", "betas", 0)``."""
-
-MOST_DEPTH = 50
-"""How many sections and lists may stand inside each other."""
-
-MOST_BYTES = 1_000_000
-"""How large a file may be."""
-
-MOST_VALUES = 10_000
-"""How many values a file may have, those counted again that its aliases repeat."""
+"""The path of a value in a document, such as ``("learner", "optim", "betas", 0)``."""
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_PARSER_FAULTS = {
-    "maximum depth": f"more than {MOST_DEPTH} sections and lists stand inside each other",
-    "but found another document": "a second document begins here; a file is one document",
-    "found undefined alias": "an alias of nothing; a text that begins with * has to be quoted",
-}
-"""Our words for what the parser says about its own settings, in half a sentence, or with a value."""
+_WITH_USER = re.compile(r"//[^/\s]*@")
+"""An address with a user, who may have a password."""
+_SHORT = {"task": "name", "method": "name"} | dict.fromkeys(("train", "validation", "test"), "path")
+"""Sections that may be written as one text, and the key that the text is for: `task: math` is
+`task: {name: math}`."""
 
 
-class _PlainForAll(SafeRepresenter):
-    """Writes scalars so that readers of YAML 1.1, such as PyYAML, understand the same."""
+class Section(dict[str, Any]):
+    """A mapping, and the place where each key was written, such as ``file.yaml:12``."""
 
-    other = VersionedResolver(version=(1, 1))
-
-    def represent_str(self, data: str) -> ScalarNode:
-        """Quote what YAML 1.1 would not read as a text; escape what editors and readers may change."""
-        tag = self.other.resolve(ScalarNode, data, (True, False))
-        style = "'" if tag != self.other.DEFAULT_SCALAR_TAG else None
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", data, style=style if data.isprintable() else '"'
-        )
-
-    def represent_float(self, data: float) -> ScalarNode:
-        """Write ``5.0e-07``: YAML 1.1 reads ``5e-07`` as a text."""
-        node = super().represent_float(data)
-        if "." not in node.value:
-            node.value = node.value.replace("e", ".0e")
-        return node
+    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(data or {})
+        self.places: dict[str, str] = {**data.places} if isinstance(data, Section) else {}
 
 
-_PlainForAll.add_representer(str, _PlainForAll.represent_str)
-_PlainForAll.add_representer(float, _PlainForAll.represent_float)
+class _Reader(SafeConstructor):
+    """Makes plain values of YAML, and of mappings `Section`; the keys that YAML 1.1 has more are texts."""
+
+    place: Callable[[StreamMark], str]
+
+    def section(self, node: MappingNode) -> Section:
+        """Return a mapping, after a check that its keys are words and that none stands twice."""
+        found = Section()
+        for name, value in node.value:
+            key = self.construct_object(name, deep=True)
+            if not isinstance(key, str):
+                raise _fault(name, f"{key!r} cannot be a key; keys are words")
+            if key in found:
+                raise _fault(name, f"{key} stands twice (first in {found.places[key]})")
+            found[key] = self.construct_object(value, deep=True)
+            found.places[key] = self.place(name.start_mark)
+        return found
+
+    def text(self, node: Node) -> str:
+        """Return a text that files and paths may hold."""
+        if _NO_TEXT.search(node.value):
+            raise _fault(node, "a text that holds a null character or half of one (a lone surrogate)")
+        return str(node.value)
+
+
+_Reader.add_constructor("tag:yaml.org,2002:map", _Reader.section)
+for _kind in ("str", "timestamp", "value", "merge"):  # of YAML 1.1: 2024-01-01, = and <<
+    _Reader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Reader.text)
+
+
+class _Writer(SafeRepresenter):
+    """Escapes in texts what editors and readers may change."""
+
+    def text(self, data: str) -> ScalarNode:
+        """Quote a text that cannot be printed as it is."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Writer.add_representer(str, _Writer.text)
+
+
+def _fault(node: Node, problem: str) -> MarkedYAMLError:
+    return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _yaml() -> Any:
     yaml: Any = YAML(typ="safe", pure=True)  # Any: its attributes are declared as None
-    yaml.Representer, yaml.max_depth = _PlainForAll, MOST_DEPTH
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 10**6
+    yaml.Constructor, yaml.max_depth, yaml.default_flow_style, yaml.width = _Reader, 50, False, 10**6
+    yaml.Representer, yaml.sort_base_mapping_type_on_output = _Writer, False
     return yaml
 
 
-def dump_yaml(data: dict[str, Any]) -> str:
-    """Return plain values as YAML, in their order; readers of YAML 1.1 and 1.2 read them back unchanged."""
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """Return plain values as YAML, in their order."""
     text = StringIO()
     _yaml().dump(data, text)
     return text.getvalue()
 
 
-SHORT: dict[Key, str] = {
-    ("task",): "name",
-    ("method",): "name",
-    **{("task", split): "path" for split in ("train", "validation", "test")},
-}
-"""Sections that may be written as one text, and the key that the text is for: `task: math` is
-`task: {name: math}`."""
+def load_yaml(text: str, source: str, numbered: bool = False) -> Any:
+    """Return the plain value of a YAML text, which messages call ``source``, with lines if ``numbered``.
+
+    Raises:
+        ConfigError: It is broken YAML.
+    """
+
+    def place(mark: StreamMark) -> str:
+        return f"{source}:{mark.line + 1}" if numbered else source
+
+    yaml = _yaml()
+    yaml.constructor.place = place
+    try:
+        return yaml.load(text)
+    except MarkedYAMLError as error:
+        where = place(error.problem_mark or error.context_mark)
+        problem = str(error.problem or error.context).partition(" '")[0]  # what it quotes may be a secret
+    except (YAMLError, ValueError, LookupError):
+        problem, where = "a value does not fit its tag", source
+    raise ConfigError(f"{where}: broken YAML: {problem}")
 
 
-@dataclass
 class Document:
-    """A recipe, or another file of settings, as it was read, with the origin of its keys.
+    """A recipe, or another file of settings.
 
     Args:
         source: The file's path, for messages.
         data: The plain values.
-        lines: The line (from 1) of each key in the file.
-        overridden: The override that set each key which does not come from the file.
         kind: What it is, for messages.
     """
 
-    source: str
-    data: dict[str, Any]
-    lines: dict[Key, int] = field(default_factory=dict)
-    overridden: dict[Key, str] = field(default_factory=dict)
-    kind: str = "recipe"
+    def __init__(self, source: str, data: Mapping[str, Any], kind: str = "recipe") -> None:
+        self.source, self.data, self.kind = source, Section(data), kind
 
     def place(self, key: Key) -> str:
         """Return where ``key``, or else the section around it, was written, such as ``file.yaml:12``."""
-        for length in range(len(key), 0, -1):
-            if key[:length] in self.overridden:
-                return f"override {self.overridden[key[:length]]!r}"
-            if key[:length] in self.lines:
-                return f"{self.source}:{self.lines[key[:length]]}"
-        # A fault of a whole section that an override made: `seed.x=1` turns `seed` into a section.
-        inside = [text for path, text in self.overridden.items() if path[: len(key)] == key]
-        return f"override {inside[0]!r}" if key and inside else self.source
+        found, here = self.source, self.data
+        for part in key:
+            if not isinstance(here, Section) or part not in here:
+                break
+            found, here = here.places.get(str(part), found), here[str(part)]
+        return found
+
+    def override(self, override: str) -> None:
+        """Apply ``section.key=value``.
+
+        Raises:
+            ConfigError: There is no ``=`` or no key, the value is broken YAML, or a part of the key is not a
+                section.
+        """
+        dotted, equals, text = override.partition("=")
+        *above, last = (part.strip() for part in dotted.split("."))
+        source, target = f"override {override!r}", self.data
+        if not equals or not all((*above, last)):
+            raise ConfigError(f"{source}: write section.key=value, such as learner.steps=100")
+        value = load_yaml(text, source)
+        for part in above:
+            inner = target.get(part)
+            if isinstance(inner, str) and part in _SHORT:
+                inner = {_SHORT[part]: inner}
+            if not isinstance(inner, dict | None):
+                raise ConfigError(f"{source}: {part} is {inner!r:.80}, not a section")
+            target.places.setdefault(part, source)
+            target[part] = target = Section(inner)  # an alias may repeat it, which stays as it is
+        target[last], target.places[last] = value, source
+
+
+def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
+    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
+    parts = [override.partition("=") for override in overrides]
+    names = [text for key, _, text in parts if key.strip() == f"{section}.name"]
+    return str(load_yaml(names[-1], f"override {section}.name")) if names else None
 
 
 def read_document(path: Path, kind: str = "recipe") -> Document:
@@ -133,194 +184,53 @@ def read_document(path: Path, kind: str = "recipe") -> Document:
         ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
     """
     try:
-        with open_regular(path) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"{path}: a {kind} has at most {MOST_BYTES:,} bytes")
-        text = content.decode("utf-8")
+        text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this {kind}: {error}") from None
-    document = Document(str(path), {}, kind=kind)
-    document.data = load_yaml(text, str(path), document.lines)
-    if not isinstance(document.data, dict):
-        raise ConfigError(f"{path}: a {kind} is a mapping of keys to values, this is {_kind(document.data)}")
-    return document
-
-
-def parse_override(override: str, document: Document) -> None:
-    """Apply ``section.key=value`` to a document.
-
-    Raises:
-        ConfigError: There is no ``=`` or no key, the value is broken YAML, or a part of the key is not a
-            section.
-    """
-    dotted, equals, text = override.partition("=")
-    parts = tuple(part.strip() for part in dotted.split("."))
-    if not equals or not all(parts):
-        raise ConfigError(f"override {override!r}: write section.key=value, such as learner.steps=100")
-    value, target = load_yaml(text, f"override {override!r}"), document.data
-    for depth, part in enumerate(parts[:-1], start=1):
-        inner = target.get(part)
-        if isinstance(inner, str) and (short := SHORT.get(parts[:depth])):
-            inner = {short: inner}
-        if not isinstance(inner, dict | None):
-            raise ConfigError(
-                f"override {override!r}: {'.'.join(parts[:depth])} is {_kind(inner)}, not a section"
-            )
-        target[part] = dict(inner or {})
-        target = target[part]
-    target[parts[-1]] = value
-    document.overridden[parts] = override
-    for key in [key for key in document.lines if key[: len(parts)] == parts]:
-        del document.lines[key]  # what stood in the file is no longer there
-
-
-def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
-    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
-    document = Document("overrides", {})
-    for override in overrides:
-        if override.partition("=")[0].strip() == f"{section}.name":
-            parse_override(override, document)
-    name = document.data.get(section, {}).get("name")
-    return None if name is None else str(name)
-
-
-def load_yaml(text: str, source: str, lines: dict[Key, int] | None = None) -> Any:
-    """Return the plain value of a YAML text.
-
-    Args:
-        text: The text.
-        source: What messages call it.
-        lines: Gets the line of every key, and messages name lines; None for the value of an override.
-
-    Raises:
-        ConfigError: It is broken YAML.
-    """
-    yaml = _yaml()
-    try:
-        node = yaml.compose(text)
-        return None if node is None else _plain(node, (), {} if lines is None else lines, yaml.constructor)
-    except MarkedYAMLError as error:
-        mark, problem = error.problem_mark or error.context_mark, str(error.problem or error.context)
-        ours = (words for begin, words in _PARSER_FAULTS.items() if problem.startswith(begin))
-        place = source if lines is None else f"{source}:{mark.line + 1}"
-        raise ConfigError(f"{place}: broken YAML: {next(ours, problem)}") from None
-    except YAMLError as error:
-        raise ConfigError(f"{source}: broken YAML: {error}") from None
-
-
-def _plain(node: Node, key: Key, lines: dict[Key, int], constructor: Any) -> Any:
-    """Return a node's plain value, and note the line of every key in it.
-
-    An alias becomes a copy of what it repeats, so that an override changes one of them only.
-    """
-    kind = str(node.tag).rpartition(":")[2]
-    if len(key) > MOST_DEPTH:
-        raise _fault(node, "a value that contains itself")
-    if len(lines) > MOST_VALUES:
-        raise _fault(node, f"more than {MOST_VALUES:,} values, counting what aliases repeat")
-    if isinstance(node, ScalarNode):
-        return _scalar(node, kind, constructor)
-    if kind not in ("map", "seq"):
-        raise _fault(node, f"{node.tag} is no section and no list; leave the tag out")
-    inner: list[tuple[Any, Node, Node]] = [(n, item, item) for n, item in enumerate(node.value)]
-    if isinstance(node, MappingNode):
-        inner = [(_plain(name, key, lines, constructor), name, value) for name, value in node.value]
-    found = {}
-    for part, written, value in inner:
-        path = (*key, part)
-        if isinstance(node, MappingNode) and not isinstance(part, str):
-            shown = f"{written.value!r}" if isinstance(written, ScalarNode) else "a list or a section"
-            raise _fault(written, f"{shown} cannot be a key; keys are words")
-        if path in lines:
-            dotted = ".".join(map(str, path))
-            raise _fault(written, f"{dotted} stands twice (first in line {lines[path]})")
-        lines[path] = written.start_mark.line + 1
-        found[part] = _plain(value, path, lines, constructor)
-    return found if isinstance(node, MappingNode) else [*found.values()]
-
-
-def _scalar(node: ScalarNode, kind: str, constructor: Any) -> Any:
-    if _NO_TEXT.search(node.value):
-        raise _fault(
-            node,
-            "a text that holds a null character or half of one (a lone surrogate), which no name and no "
-            "path can have",
-        )
-    if kind in ("timestamp", "value", "merge"):  # of YAML 1.1: 2024-01-01, = and <<
-        return node.value
-    try:
-        return constructor.construct_object(node)
-    except (ValueError, LookupError):
-        raise _fault(node, f"this is no {kind}") from None
-
-
-def _fault(node: Node, problem: str) -> MarkedYAMLError:
-    return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "empty"
-    names: dict[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
-    return names.get(type(value), f"the value {value!r}")
-
-
-_SECTION = "should be a section of keys and values"
-WORDS = {
-    **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "should be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "should be true or false"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), _SECTION),
-}
-"""Our words for the commonest kinds of pydantic's errors; other errors keep pydantic's words."""
-
-_WITH_USER = re.compile(r"//[^/\s]*@")
-"""An address with a user, who may have a password."""
+    data = load_yaml(text, str(path), numbered=True)
+    if not isinstance(data, Section):
+        raise ConfigError(f"{path}: a {kind} is a mapping of keys to values")
+    return Document(str(path), data, kind)
 
 
 def complaints(
-    error: ValidationError, model: type[BaseModel], document: Document, prefix: Key = (), about: str = ""
+    faults: Iterable[ErrorDetails],
+    model: type[BaseModel],
+    document: Document,
+    prefix: Key = (),
+    about: str = "",
 ) -> list[str]:
-    """Return one line per fault.
+    """Return one line per fault that validating ``model`` has found.
 
     Args:
-        error: The error that validating ``model`` raised.
+        faults: What `pydantic.ValidationError.errors` returns.
         model: The class that was validated.
         document: The document of the values, which knows their files and lines.
         prefix: The path of ``model``'s section in the document.
         about: A text after the key, such as which method the options belong to.
     """
-    faults = error.errors(include_url=False)
-    return [line for fault in faults for line in complaint(fault, model, document, prefix, about)]
+    lines = []
+    for fault in faults:
+        key = (*prefix, *fault["loc"])
+        said = reason(fault)
+        if fault["type"] == "extra_forbidden":
+            said = f"there is no such key{_nearest(fault['loc'], model, prefix)}"
+        begin = f"{document.place(key)}: {'.'.join(map(str, key)) + about or document.kind}"
+        lines += [f"{begin}: {line}" for line in said.splitlines()]
+    return lines
 
 
-def complaint(
-    fault: ErrorDetails, model: type[BaseModel], document: Document, prefix: Key = (), about: str = ""
-) -> list[str]:
-    """Return the lines of one fault; see `complaints`."""
-    inner: Key = tuple(fault["loc"])
-    key = (*prefix, *inner)
-    if fault["type"] == "extra_forbidden":
-        said = f"there is no such key{_nearest(inner, model, prefix)}"
-    elif fault["type"] == "missing":
-        said = "is missing"
-    else:
-        said = reason(fault, quoted=inner not in secret_places(model))
-    dotted = ".".join(map(str, key)) + about
-    return [f"{document.place(key)}: {dotted or document.kind}: {line}" for line in said.splitlines()]
-
-
-def reason(fault: ErrorDetails, quoted: bool = True) -> str:
+def reason(fault: ErrorDetails) -> str:
     """Return what is wrong with a value, as a phrase that follows the value's key.
 
-    The value is ``quoted``, unless an address with a password may stand in it.
+    The value is quoted, unless an address with a password may stand in it.
     """
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
-    said = WORDS.get(fault["type"]) or fault["msg"].replace("Input should", "should")
-    shown = repr(fault["input"])
-    return f"{said}, but is {shown:.80}" if quoted and not _WITH_USER.search(shown) else said
+    if fault["type"] == "missing":
+        return "is missing"
+    said, shown = fault["msg"].replace("Input should", "should"), repr(fault["input"])
+    return f"{said}, but is {shown:.80}" if not _WITH_USER.search(shown) else said
 
 
 def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
@@ -339,12 +249,6 @@ def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:
 def _all_keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, info in model.model_fields.items():
         yield (*above, name)
-        for inner in _models_in(info.annotation):
-            if len(above) < 8:  # a model that contains itself must not recurse for ever
+        for inner in (info.annotation, *get_args(info.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel) and len(above) < 8:
                 yield from _all_keys(inner, (*above, name))
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]

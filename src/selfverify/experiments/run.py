@@ -33,7 +33,7 @@ from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
 from selfverify.experiments.recipe import Recipe, missing_packages, to_yaml
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.methods.base import Method, Training
+from selfverify.methods.base import Method, StepCallback, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
@@ -43,7 +43,7 @@ from selfverify.tasks.base import Task
 from selfverify.trainer.logging import MetricsLog
 from selfverify.trainer.parallel import make_accelerator
 from selfverify.trainer.rollout_source import ROLLOUTS_FOLDER
-from selfverify.trainer.trainer import StepCallback, Trainer
+from selfverify.trainer.trainer import Trainer
 
 
 @contextmanager
@@ -140,10 +140,10 @@ def learn(
         resume: Whether to go on from the newest checkpoint in ``output``. The policy has to be loaded anew
             before, because the KL reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
-        validation: What to measure every ``learner.evaluate_every`` steps; by default `VALIDATION`.
+        validation: What to measure every ``learner.log.evaluate_every`` steps; by default `VALIDATION`.
         save_as: A folder within ``output`` for the trained model. With None it is in the checkpoints only.
-        replay: The folder of a run that logged all its rollouts (``learner.rollout_log: all``). They are
-            learnt from and nothing is sampled; with the same settings the weights are the same.
+        replay: The folder of a run that logged all its rollouts (``learner.checkpoint.rollout_log: all``).
+            They are learnt from and nothing is sampled; with the same settings the weights are the same.
 
     Returns:
         The same policy, trained.
@@ -158,32 +158,33 @@ def learn(
         raise ConfigError("\n".join(faults))
     ranks.start(cpu=policy.device.type == "cpu")
     folder, checks = Path(output), validation or VALIDATION
+
+    def check(current: Policy) -> dict[str, float]:
+        return _figures(evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens))
+
     with held_folder(folder):
-        training = Training(policy, task, method, learner, sampling, folder, seed, resume)
-
-        def check(current: Policy) -> dict[str, float]:
-            return _figures(evaluate(current, training.task, checks, max_new_tokens=sampling.max_new_tokens))
-
+        source = None if replay is None else Path(replay)
+        training = Training(
+            policy, task, method, learner, sampling, folder, seed, resume, replay=source, evaluate=check
+        )
         trained: list[Training] = []
-        for stage in training.method.stages(training):
-            if replay is not None:
-                stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(folder))
+        for stage in method.stages(training):
             before = sum(earlier.learner.steps for earlier in trained)
             tell = None if on_step is None else partial(_later, on_step, before)
-            loop = Trainer(stage, check, tell)
+            trainer = Trainer(dataclasses.replace(stage, on_step=tell))
             try:
-                loop.run()
+                trainer.run()
             finally:
                 if policy.engine is not None:
                     policy.engine.close()
                     policy.engine = None
             if save_as is not None:
-                loop.save_model(folder / save_as)
-            loop.parallel.release()
+                trainer.save_model(folder / save_as)
+            trainer.parallel.release()
             trained.append(stage)
             if stage.folder != folder:
                 ranks.on_first(partial(_join_logs, folder, trained))
-            if loop.step < stage.learner.steps:
+            if trainer.step < stage.learner.steps:
                 break  # the time is up
     return policy
 
@@ -366,10 +367,11 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
 
 def _check_replay(replay: Path, folder: Path) -> None:
     if replay.resolve() == folder.resolve():
-        raise ConfigError(f"{replay} is the folder of this run; --resume goes on with it, and its log")
+        raise ConfigError(f"{replay} is the folder of this run; resume it to go on with it and its log")
     if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
         raise ConfigError(
-            f"{replay}: there is no rollout log to replay; a run writes one with learner.rollout_log=all"
+            f"{replay}: there is no rollout log to replay; a run writes one with "
+            "learner.checkpoint.rollout_log=all"
         )
 
 

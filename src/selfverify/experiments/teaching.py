@@ -436,7 +436,7 @@ def reanswer(
     """
     check_output(output)
     if teacher.server is None:
-        raise ConfigError("conversations are answered anew by a model: name it with --server and --model")
+        raise ConfigError("conversations are answered anew by a model: name its server and model")
     task = Conversations(ConversationsConfig.model_validate({"train": str(source), "sample": sample}))
     total = task.count("train")
     problems = partial(task.numbered, "train", seed)

@@ -42,9 +42,9 @@ from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, to_yaml
 from selfverify.experiments.run import clear_run, held_folder, recipe_task, start_processes, train
 from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
+from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
-from selfverify.trainer.trainer import StepCallback
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.stopping import (
     Kind,
@@ -113,8 +113,8 @@ class CappedLooks:
             task = VisualToolTask(task, VisualConfig(tools=[*self.tools], **given))
         elif self.tools or self.max_steps is not None:
             raise ConfigError(
-                f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave --tool "
-                "and --max-steps out"
+                f"task {task.name} looks in its own way: set the cap with task.max_steps=N, and leave "
+                "tools and cap out here"
             )
         if not task.judges:
             raise ConfigError(f"task {task.name} knows no right answers, so that there is nothing to compare")

@@ -326,7 +326,7 @@ def branch_looks(
     """
     if teacher.expert:
         raise ConfigError(
-            "a script cannot go on from the middle; name --own or --server URL with --model NAME"
+            "a script cannot go on from the middle; name the recipe's own policy or a server with a model"
         )
     about, held = read_traces(folder, "sampled")
     task = recipe_task(recipe)
@@ -483,7 +483,7 @@ def judge_looks(folder: Path, judge: TeacherConfig, progress: Progress | None = 
         DataError: The journal is damaged, or a problem has no question or target in words.
     """
     if judge.server is None:
-        raise ConfigError("answers are judged by a model behind a server: name it with --server and --model")
+        raise ConfigError("answers are judged by a model behind a server: name its server and model")
     asked = [
         (trace, _question(row.about, trace))
         for row, trace in _lines_and_traces(folder, [source for source in SOURCES if source != "induced"])

@@ -65,7 +65,6 @@ class AdaPOConfig(TwoTurnConfig):
     drop_truncated: bool = Field(
         True, description="Leave out trajectories with a turn that was cut off, before any statistic."
     )
-    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation.")
 
     @property
@@ -138,7 +137,7 @@ class AdaPO(TwoTurnMethod):
             reward = reward - c.turn_format_weight * spoilt
         for trajectory, value in zip(group.trajectories, reward.tolist(), strict=True):
             trajectory.rewards["trajectory"] = value
-        advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
+        advantage = group_advantage(reward, valid, scale=c.scale_advantage)
         if c.zero_advantage == "second_turn" and len(second[valid].unique()) < 2:
             advantage = torch.zeros_like(advantage)
         betas = self._betas(table)

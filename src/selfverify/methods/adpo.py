@@ -190,7 +190,7 @@ class ADPO(Method):
         )
 
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
-        return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)
+        return group_advantage(reward, valid, scale=self.config.scale_advantage)
 
 
 def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -52,6 +52,12 @@ class MethodConfig(Config):
         return bool(getattr(self, option) != type(self).model_fields[option].default)
 
 
+Metrics = dict[str, float]
+StepCallback = Callable[[int, int, Metrics, Metrics], None]
+"""A function that is called after each step, with its number (from 1), how many steps there are as far as is
+known, its metrics and its timings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """All that defines a training: a whole run, or one of the stages that a run consists of.
@@ -69,6 +75,8 @@ class Training:
         resume: Whether what an earlier process left in ``folder`` is continued or removed.
         labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
         replay: The folder of a run whose logged rollouts are learnt from; nothing is sampled then.
+        evaluate: Called every ``log.evaluate_every`` steps. Its figures are logged as ``eval/...``.
+        on_step: Called after each step by the first process.
     """
 
     policy: Policy
@@ -81,6 +89,8 @@ class Training:
     resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
     replay: Path | None = None
+    evaluate: Callable[[Policy], Metrics] | None = None
+    on_step: StepCallback | None = None
 
 
 class Method(ABC):
@@ -190,18 +200,17 @@ class Method(ABC):
         Raises:
             ConfigError: The trainer is to make passes over problems of a task that never end.
         """
-        learner, problems = run.learner, None
-        if learner.epochs is None and learner.warmup_share is None:
+        learner = run.learner
+        if learner.epochs is None:
             yield run
             return
-        if learner.epochs is not None:
-            kept = None if learner.keep is None else read_verdicts(learner.keep)[1]
-            problems = run.task.count("train") if kept is None else sum(not v.dropped for v in kept)
-            if problems is None:
-                raise ConfigError(
-                    f"learner.epochs={learner.epochs:g}: the problems of task {run.task.name} never end; "
-                    "leave it out, so that learner.steps says how long the run is"
-                )
+        kept = None if learner.keep is None else read_verdicts(learner.keep)[1]
+        problems = run.task.count("train") if kept is None else sum(not v.dropped for v in kept)
+        if problems is None:
+            raise ConfigError(
+                f"learner.epochs={learner.epochs:g}: the problems of task {run.task.name} never end; "
+                "leave it out, so that learner.steps says how long the run is"
+            )
         yield replace(run, learner=learner.lasting(problems))
 
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
@@ -218,9 +227,9 @@ class Method(ABC):
                 "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt "
                 "from comparing them; use a temperature above 0"
             )
-        if unknown := sorted(learner.channel_rates.keys() - set(self.channels)):
+        if unknown := sorted(learner.optim.channel_rates.keys() - set(self.channels)):
             faults.append(
-                f"learner.channel_rates: {self.name} has no channel {unknown[0]!r}; it trains "
+                f"learner.optim.channel_rates: {self.name} has no channel {unknown[0]!r}; it trains "
                 f"{', '.join(self.channels)}"
             )
         return faults
@@ -243,7 +252,6 @@ class PolicyGradientConfig(MethodConfig):
     score_format_weight: float | None = Field(
         None, ge=0, description="What a malformed score loses; None is `format_weight`."
     )
-    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
 
     @property

@@ -9,18 +9,14 @@ from selfverify.methods.base import Method, PolicyGradientConfig, column
 from selfverify.objectives import group_advantage
 
 
-class GRPOConfig(PolicyGradientConfig):
-    """Options of GRPO."""
-
-
 class GRPO(Method):
     """All tokens learn from the answer's reward; a score is written but never taught."""
 
     name = "grpo"
     summary = "group-relative policy optimisation of the answer"
-    config_class = GRPOConfig
+    config_class = PolicyGradientConfig
     compares = True
-    config: GRPOConfig
+    config: PolicyGradientConfig
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """normalise(R^a) on all channels of the policy, with the format parts in R^a.
@@ -34,7 +30,7 @@ class GRPO(Method):
             tags = torch.minimum(tags, column(group, "score_opened"))
             spoilt = tags - torch.minimum(tags, column(group, "score_format"))
         reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
-        advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
+        advantage = group_advantage(reward, valid, scale=c.scale_advantage)
         own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
         channels = dict.fromkeys((ANSWER, SCORE, *own))
         return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in channels]

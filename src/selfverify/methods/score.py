@@ -113,7 +113,7 @@ class SCoRe(TwoTurnMethod):
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
         """Return the default faults, several updates for a rollout, and a stage II without a step."""
         faults = super().faults(learner, sampling)
-        updates = learner.updates_per_rollout * learner.inner_epochs
+        updates = learner.batch.updates_per_rollout * learner.batch.inner_epochs
         if updates > 1:
             faults.append(
                 f"learner: {self.name} is REINFORCE, with one update for each rollout, not {updates}"

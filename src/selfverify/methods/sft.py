@@ -142,7 +142,7 @@ class ConversationSFTConfig(MethodConfig):
     share_turns: bool = Field(
         False,
         description="Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), "
-        "together with `learner.denominator: trajectory`.",
+        "together with `learner.loss.denominator: trajectory`.",
     )
     observed: float = Field(
         0.0,

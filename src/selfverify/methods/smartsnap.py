@@ -22,7 +22,6 @@ class SmartSnapConfig(MethodConfig):
     """Options of SmartSnap."""
 
     kl: float = Field(0.0, ge=0, description="Coefficient of the KL to the reference policy (§4.2: 0).")
-    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
 
     @property
@@ -33,8 +32,8 @@ class SmartSnapConfig(MethodConfig):
 class SmartSnap(Method):
     """GRPO on the channel ``action`` with the composite reward; the paper has no KL.
 
-    Eq. 1 has one ratio per trajectory: ``learner.ratio`` and ``learner.denominator`` are ``trajectory`` then.
-    The authors' release takes ratios of tokens and their mean over the batch: ``token`` and ``batch``.
+    Eq. 1 has one ratio per trajectory: ``ratio`` and ``denominator`` in ``learner.loss`` are ``trajectory``
+    then. The authors' release takes ratios of tokens and their mean over the batch: ``token`` and ``batch``.
     """
 
     name = "smartsnap"
@@ -50,7 +49,7 @@ class SmartSnap(Method):
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """normalise(R) on the agent's turns (Eq. 1), over the trajectories that have a verdict."""
         c = self.config
-        advantage = group_advantage(column(group, "answer"), valid, c.advantage_eps, c.scale_advantage)
+        advantage = group_advantage(column(group, "answer"), valid, scale=c.scale_advantage)
         return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:

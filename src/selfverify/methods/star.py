@@ -141,6 +141,7 @@ class STaR(TwoTurnMethod):
                 method=STaR(self.config, kept, own),
                 learner=learner.lasting(len(kept), self.config.epochs),
                 folder=folder,
+                replay=None if run.replay is None else run.replay / folder.name,
                 labels={"star/iteration": number},
             )
 
@@ -157,7 +158,9 @@ class STaR(TwoTurnMethod):
             "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
         }
         path = folder / CONVERSATIONS_FILE
-        sweep = ResumableBatches(path, Collected, settings, config.problems, run.learner.micro_batch_groups)
+        sweep = ResumableBatches(
+            path, Collected, settings, config.problems, run.learner.batch.micro_batch_groups
+        )
         for share in sweep.shares():
             problems, unusable = make_problems(task, "train", run.seed, share, policy.encoder)
             for index, error in unusable.items():

@@ -38,6 +38,9 @@ _FEWEST = 4
 class TooLongError(DataError):
     """A text that alone takes more tokens than the model reads."""
 
+    code = "context_length_exceeded"
+    """OpenAI's name of the fault."""
+
 
 def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
     """A reply's content as parts.

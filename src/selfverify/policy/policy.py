@@ -527,7 +527,7 @@ class Policy:
         """
         for prompt in prompts:
             kind = bool(prompt.images)
-            # Where several processes learn in step, none may compute more than the others: see `TrainStep`.
+            # Where several processes learn in step, none may compute more than the others: see `Trainer`.
             if kind in self._checked_plain or (self._checked_plain and ranks.count() > 1):
                 continue
             banned = self._banned()

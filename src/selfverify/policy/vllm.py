@@ -176,8 +176,7 @@ def _named_failures() -> Iterator[None]:
         raise
     except Exception as error:
         raise SamplingError(
-            f"vLLM has failed: {type(error).__name__}: {error}; go on from the newest checkpoint with "
-            "--resume"
+            f"vLLM has failed: {type(error).__name__}: {error}; resume from the newest checkpoint"
         ) from error
 
 

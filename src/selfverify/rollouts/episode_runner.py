@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 SAID, SHOWN, RELEASED, AWAITED, JUDGED = "said", "shown", "released", "awaited", "judged"
 """Kinds of things that are waited for: turns of the policy, observations, environments that are given back,
 and behind a conversation's end verdicts and results."""
-_BEHIND = (AWAITED, JUDGED)
 
 
 class HungThreads:
@@ -94,6 +93,7 @@ class _Call:
         run: Is called on a thread; None for a future.
         name: The thread's name.
         bounded: Whether the rollout's end and the number of threads bound it.
+        joins: Whether what is waited for together waits for it.
         thread: The thread.
         deadline: When the thread is given up.
     """
@@ -103,6 +103,7 @@ class _Call:
     run: Callable[[], Any] | None = None
     name: str = ""
     bounded: bool = True
+    joins: bool = True
     thread: threading.Thread | None = None
     deadline: float = math.inf
 
@@ -136,6 +137,7 @@ class EpisodeRunner:
         run: Callable[[], Any],
         name: str,
         bounded: bool = True,
+        joins: bool = True,
     ) -> None:
         """Call an episode: now, or on a thread as soon as one is free.
 
@@ -145,8 +147,9 @@ class EpisodeRunner:
             run: The call.
             name: The thread's name in messages.
             bounded: Whether the rollout's end and the number of threads bound the call.
+            joins: Whether what is waited for together waits for it.
         """
-        call = _Call(kind, [index], run, name, bounded)
+        call = _Call(kind, [index], run, name, bounded, joins)
         if self.limits.step_threads:
             self._waiting.append(call)
             self._start_threads()
@@ -160,7 +163,7 @@ class EpisodeRunner:
         Its outcome is that of all its conversations; what is said comes by conversation.
         """
         number = next(self._numbers)
-        self._running[number] = _Call(kind, indices)
+        self._running[number] = _Call(kind, indices, joins=kind not in (AWAITED, JUDGED))
         future.add_done_callback(lambda done: self._done.put((number, outcome(done.result))))
 
     def watched(self, kind: str) -> set[SampleIndex]:
@@ -175,12 +178,12 @@ class EpisodeRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether anything but verdicts and results has yet to come."""
-        return bool(self._waiting or self._arrived) or self._unfinished
+        """Whether anything that joins, which no verdict does, has been asked for and not been returned."""
+        return bool(self._arrived) or self._joining
 
     @property
-    def _unfinished(self) -> bool:
-        return any(call.kind not in _BEHIND for call in self._running.values())
+    def _joining(self) -> bool:
+        return any(call.joins for call in (*self._waiting, *self._running.values()))
 
     def wait(self, everything: bool) -> dict[str, dict[SampleIndex, Any]]:
         """Wait until something has come, and return it by kind and in the order of the conversations.
@@ -189,7 +192,7 @@ class EpisodeRunner:
         `TimeoutError`.
 
         Args:
-            everything: Wait for all that has been asked for; verdicts are waited for only if nothing else is.
+            everything: Wait for all that joins; what does not is waited for only if nothing else is.
 
         Raises:
             HungError: More threads hang than `RolloutLimits.hung_threads`.
@@ -198,7 +201,7 @@ class EpisodeRunner:
             while self._collect(block=False):
                 pass
             self._start_threads()
-            if self._arrived and not (everything and (self._waiting or self._unfinished)):
+            if self._arrived and not (everything and self._joining):
                 break
             self._collect(block=True)
         kinds = (SAID, SHOWN, RELEASED, AWAITED, JUDGED)

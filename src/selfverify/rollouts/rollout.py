@@ -219,12 +219,16 @@ class _Loop:
                 if self.talks[index].over:
                     self._release(index)
                 else:
-                    self._start(index, self.talks[index].reset)
+                    # Where environments are lent, others go on: only then may one become free. Such tasks are
+                    # not repeatable anyway; all others keep to batches that no clock decides.
+                    joins = self.limits.concurrent is None or self.task.repeatable
+                    self._start(index, self.talks[index].reset, joins)
 
-    def _start(self, index: SampleIndex, run: Callable[[], Observation | None]) -> None:
+    def _start(self, index: SampleIndex, run: Callable[[], Observation | None], joins: bool = True) -> None:
         talk = self.talks[index]
         when = f"turn {len(talk.turns) - 1}" if talk.spoken else "before the first turn"
-        self.runner.start(SHOWN, index, run, f"problem {talk.problem.id}, sample {index[1]}, {when}")
+        name = f"problem {talk.problem.id}, sample {index[1]}, {when}"
+        self.runner.start(SHOWN, index, run, name, joins=joins)
 
     def _speak(self) -> None:
         """Show the policy what is ready, and let it speak; probes first, so that rounds stay together."""

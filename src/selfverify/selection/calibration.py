@@ -88,8 +88,8 @@ def fusion_of(verifier: str, fitted: Fusion | None) -> Fusion | None:
         return Fusion(float(weight))
     if fitted is None:
         raise ConfigError(
-            "verifier fused needs to know what a log-probability weighs: fit it with `selfverify eval "
-            "--calibrate --verifier fused` and give that --calibration, or say the weight, as in fused:2"
+            "verifier fused needs to know what a log-probability weighs: fit a calibration of it with "
+            "`selfverify eval` and give it, or say the weight, as in fused:2"
         )
     return fitted
 
@@ -167,9 +167,7 @@ class Calibration:
             if found.kind == "temperature" or (found.x and len(found.x) == len(found.y) and rising):
                 return found
             fault = "x has to rise, y may not fall, and both need the same number of values"
-        raise DataError(
-            f"{path} is not a calibration: {fault}. Fit it anew with `selfverify eval --calibrate`."
-        )
+        raise DataError(f"{path} is not a calibration: {fault}. Fit it anew.")
 
 
 def fit_calibration(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import re
 import secrets
@@ -23,31 +22,27 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from selfverify.clients.replies import Completion, text_of
+from selfverify.clients.replies import Completion
 from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
-from selfverify.core.errors import ConfigError, ServerError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import (
     AnswerRequest,
     Backend,
-    Events,
     Selection,
     Tell,
-    check_abstaining,
-    check_verifier,
+    check_choosing,
     select,
 )
 from selfverify.serving.completions import (
     REQUEST_ID,
     EventStream,
+    chunk_of,
     chunks,
     completion,
-    figures,
-    piece_of,
     progress,
 )
-from selfverify.serving.config import BestOf, GatewayConfig
+from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
     ApiError,
@@ -56,16 +51,17 @@ from selfverify.serving.schemas import (
     VerifyRequest,
     api_error,
     best_of,
-    error_response,
     invalid_value,
     is_formatted,
     json_response,
     read_as,
-    refuse_misspelt,
+    refuse_unknown,
     split_model,
     take_images,
+    unsupported,
     wants_instruction,
     with_instruction,
+    with_places,
 )
 
 if TYPE_CHECKING:
@@ -102,11 +98,6 @@ class Metrics:
             "selfverify_batch_candidates", "Candidates sampled together by the own model.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), registry=registry,
         )  # fmt: skip
-
-    def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that is over. ``path`` is a route's own, not what a client wrote."""
-        self.requests.labels(path, str(status)).inc()
-        self.seconds.labels(path).observe(seconds)
 
     def text(self) -> bytes:
         """Return the counters in Prometheus's format."""
@@ -213,8 +204,7 @@ class Gateway:
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""
-        most = int(self.settings.max_body_mb * 2**20)
-        app = web.Application(middlewares=[self.guard], client_max_size=most)
+        app = web.Application(middlewares=[self.guard], client_max_size=self.settings.most_bytes)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
@@ -249,7 +239,8 @@ class Gateway:
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
             seconds, path = time.perf_counter() - begun, _route(request)
-            self.metrics.observe(path, status, seconds)
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
             own_id, method = request[REQUEST_ID], request.method
             logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
 
@@ -266,7 +257,7 @@ class Gateway:
         except ConnectionResetError:  # the client left while it was written to
             raise
         except Exception as error:
-            return error_response(told(request, error))
+            return told(request, error).response
 
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
@@ -277,26 +268,26 @@ class Gateway:
             return
         if not self.keys.admit(request.headers.get("Authorization")):
             text = "a valid key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, text, "invalid_api_key")
+            raise ApiError(401, text, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if not request.path.startswith("/v1/"):
             return
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
-            raise ApiError(503, text, "overloaded", retry_after=1.0)
+            raise ApiError(503, text, "overloaded", headers={"Retry-After": "1"})
 
     def _check_host(self, host: str | None) -> None:
         """Raise `ApiError` if a page asks that had a name of its own point here."""
         name = "localhost" if host is None else name_of(host)
-        if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
-            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
+        if not is_loopback(name):
+            text = f"the name {name!r} is not served here without a key; set api_key_file"
             raise ApiError(403, text, "host_refused")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
         raw, asked = await read_as(request, ChatRequest, self.settings.timeout)
-        ask, is_chosen = await self._ask(request, raw, asked, begun)
-        if not is_chosen and self.backend.passes_on() and ask.look is None:
+        ask, passes_on = await self._ask(request, asked, begun)
+        if passes_on:
             return await self._pass_on(request, raw, ask)
         head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -304,32 +295,32 @@ class Gateway:
             "model": asked.model,
         }
         if asked.stream:
-            return await self._streamed(
-                request, lambda stream: self._answer(stream, request, head, ask, asked)
-            )
-        outcome = await self._select(request, ask, asked.n)
-        return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
+            return await self._streamed(request, lambda stream: self._answer(stream, head, ask, asked))
+        outcome = await self._select(ask, asked.n)
+        return json_response(completion(head, ask, outcome))
 
     async def _ask(
-        self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
+        self, request: web.Request, asked: ChatRequest, begun: float
     ) -> tuple[AnswerRequest, bool]:
-        """Return the request as the backend gets it, and whether one of several answers is chosen.
+        """Return the request as the backend gets it, and whether a server answers it by itself.
 
         It is checked, and has the model's own name.
         """
         model, chosen = best_of(asked, self.settings.best_of)
-        settings = chosen or BestOf(
+        settings = chosen or BestOfConfig(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
         if settings.n > most:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
-        if chosen is not None:
-            refuse_misspelt(raw)
-        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
-        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
-            body[name] = getattr(asked, name)
+        is_server, others = self.backend.is_server, asked.model_extra or {}
+        passes_on = is_server and chosen is None and asked.look is None
+        if not passes_on:
+            refuse_unknown(others, not is_server)
+            if asked.stream_options is not None and any((asked.stream_options.model_extra or {}).values()):
+                raise unsupported("stream_options", "there is include_usage alone where an answer is chosen")
+        body = {name: getattr(asked, name) for name in asked.model_fields_set - _OURS} | others
         pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
         instruct = wants_instruction(settings, body)
         body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
@@ -340,35 +331,34 @@ class Gateway:
         ask = AnswerRequest(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
-        self._check(ask)
-        if self.settings.log_prompts:
-            texts = [text_of(message.get("content")) for message in body["messages"]]
-            logger.info("%s asks %s", request[REQUEST_ID], json.dumps(texts, ensure_ascii=False))
-        return ask, chosen is not None
+        self.backend.check(ask)
+        check_choosing(self.backend, ask.best_of, self.calibration)
+        return ask, passes_on
 
     async def _pass_on(
         self, request: web.Request, raw: Mapping[str, Any], ask: AnswerRequest
     ) -> web.StreamResponse:
         """Answer without selection: with all that the server says."""
-        usage, until = ask.usage, ask.deadline
         body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
+        events = self.backend.pass_on(body, ask.usage, ask.deadline)
+
+        async def copy(stream: EventStream) -> None:
+            async with asyncio.timeout_at(ask.deadline), aclosing(events):
+                async for chunk in events:
+                    await stream.event(chunk)
+
         try:
             if ask.streams:
-                events = self.backend.stream(body, usage, until)
-                return await self._streamed(request, lambda stream: _copy_events(stream, events, until))
-            async with asyncio.timeout_at(until):
-                reply = await self.backend.reply_to(body, usage, until)
-            return json_response(reply)
-        except TimeoutError:
-            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
+                return await self._streamed(request, copy)
+            async with asyncio.timeout_at(ask.deadline):
+                return json_response(await anext(events))
         finally:
-            self._count(usage)
+            self._count(ask.usage)
 
     def _look(self, given: dict[str, Any], ask: AnswerRequest) -> VisualToolTask:
         """Return how the model looks at the images again."""
         if self.looking is None:
-            text = "look: nothing is looked at again here; start the gateway with --look"
-            raise ApiError(400, text, "unsupported_parameter", "look")
+            raise unsupported("look", "nothing is looked at again here; the gateway was started without it")
         if not ask.pictures:
             raise invalid_value("look", "the messages have no image that could be looked at")
         return self.looking.look(given, ask.body, ask.best_of.answers)
@@ -377,34 +367,17 @@ class Gateway:
         self, messages: list[dict[str, Any]], looks: bool = False
     ) -> tuple[list[Picture], list[dict[str, Any]]]:
         """Return the checked images, if anybody here looks at them, and the messages for the backend."""
-        if self.backend.passes_on() and not looks:
-            return [], messages
-        return await take_images(messages, self.settings.images), self.backend.own_messages(messages)
+        if self.backend.is_server:
+            return await take_images(messages, self.settings.most_pixels) if looks else [], messages
+        return await take_images(messages, self.settings.most_pixels), with_places(messages)
 
-    def _check(self, ask: AnswerRequest) -> None:
-        self.backend.check(ask)
-        try:
-            verifier = ask.best_of.verifier or self.backend.default_verifier
-            check_verifier(self.backend, verifier, self.calibration)
-        except ConfigError as error:
-            raise invalid_value("best_of.verifier", str(error)) from None
-        try:
-            check_abstaining(ask.best_of, verifier, self.calibration)
-        except ConfigError as error:
-            raise invalid_value("best_of.abstain_below", str(error)) from None
-
-    async def _select(
-        self, request: web.Request, ask: AnswerRequest, wanted: int, tell: Tell | None = None
-    ) -> Selection:
+    async def _select(self, ask: AnswerRequest, wanted: int, tell: Tell | None = None) -> Selection:
         count = self.metrics
         outcome = await select(self.backend, ask, wanted, self.calibration, tell)
         count.candidates.inc(len(outcome.candidates))
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
-        if self.settings.log_prompts:
-            texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
-            logger.info("%s gets %s", request[REQUEST_ID], texts)
         return outcome
 
     def _count(self, usage: Usage) -> None:
@@ -430,7 +403,6 @@ class Gateway:
     async def _answer(
         self,
         stream: EventStream,
-        request: web.Request,
         head: dict[str, Any],
         ask: AnswerRequest,
         asked: ChatRequest,
@@ -441,9 +413,9 @@ class Gateway:
 
         def write(piece: str) -> None:
             nonlocal sent
-            if not sent:
-                stream.put_event(piece_of(head, {"role": "assistant", "content": ""}, asked.include_usage))
-            stream.put_event(piece_of(head, {"content": piece}, asked.include_usage))
+            begun = [] if sent else [{"role": "assistant", "content": ""}]
+            for delta in (*begun, {"content": piece}):
+                stream.put_event(chunk_of(head, asked.include_usage, delta=delta))
             sent += len(piece)
 
         chosen = ask.best_of
@@ -463,7 +435,7 @@ class Gateway:
         def tell(place: int, candidate: Completion) -> None:
             progress(stream, ask.best_of, place, candidate)
 
-        working = asyncio.ensure_future(self._select(request, ask, asked.n, tell))
+        working = asyncio.ensure_future(self._select(ask, asked.n, tell))
         try:
             await stream.follow(working, self.keep_alive_s)
             outcome = working.result()
@@ -476,18 +448,15 @@ class Gateway:
         """``POST /v1/verify``: scores of given answers."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         _, asked = await read_as(request, VerifyRequest, self.settings.timeout)
-        answers = asked.answers
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
-        settings = BestOf(n=1, verifier=asked.verifier)
+        settings = BestOfConfig(n=1, verifier=asked.verifier)
         ask = AnswerRequest(body, pictures, settings, deadline, id=request[REQUEST_ID])
-        self._check(ask)
-        try:
-            async with asyncio.timeout_at(deadline):
-                scores = await self.backend.verify(ask, answers)
-        except TimeoutError:
-            raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
+        self.backend.check(ask)
+        check_choosing(self.backend, ask.best_of, self.calibration, "verifier")
+        async with asyncio.timeout_at(deadline):
+            scores = await self.backend.verify(ask, asked.answer)
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
         counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}
@@ -529,17 +498,3 @@ class Gateway:
         """``GET /metrics``: the counters in Prometheus's format."""
         text = self.metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-async def _copy_events(stream: EventStream, events: Events, deadline: float) -> None:
-    """Send a server's chunks as they come.
-
-    Raises:
-        ServerError: They did not end in time.
-    """
-    try:
-        async with asyncio.timeout_at(deadline), aclosing(events):
-            async for chunk in events:
-                await stream.event(chunk)
-    except TimeoutError:
-        raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None

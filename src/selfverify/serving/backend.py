@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from PIL import Image
@@ -25,26 +23,28 @@ from selfverify.clients.replies import (
     without_score,
 )
 from selfverify.clients.usage import Usage
-from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import TURN_1, Trajectory
-from selfverify.data.images import ImageRef
 from selfverify.rollouts.score_reading import answer_logprob
 from selfverify.selection.calibration import Calibration, Fusion, fusion_of
 from selfverify.selection.rules import Candidate, Kind, read_answer
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.selection.strategies import STRATEGIES, Choice, choose
-from selfverify.serving.config import BestOf, Choosing
+from selfverify.serving.config import BestOfConfig, ChoosingConfig
+from selfverify.serving.schemas import Picture, invalid_value
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Task, Verdict, user_turn
 
 if TYPE_CHECKING:
-    from selfverify.serving.schemas import Picture
     from selfverify.visual.task import VisualToolTask
 
 
 Events = AsyncGenerator[dict[str, Any], None]
-"""A streamed chat completion: the chunks as a model server sends them."""
+"""What a model server sends: a chat completion, or its chunks."""
+
+NO_JUDGE = "{!r} reads only what the model wrote itself; leave it out, or name a judge"
+"""What is said of a verifier that cannot score given answers."""
 
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
@@ -73,7 +73,7 @@ class AnswerRequest:
 
     body: dict[str, Any]
     pictures: list[Picture]
-    best_of: BestOf
+    best_of: BestOfConfig
     deadline: float
     streams: bool = False
     id: str = ""
@@ -99,6 +99,7 @@ class Draws:
         fusion: Makes the final scores of those that the verifier gave, and of log-probabilities, which the
             backend then has to get.
         candidates: All so far, in the order in which they came.
+        scoring: What scores the candidates that say the same, once for all of them.
     """
 
     verifier: str
@@ -106,6 +107,7 @@ class Draws:
     tell: Tell | None = None
     fusion: Fusion | None = None
     candidates: list[Completion] = field(default_factory=list)
+    scoring: dict[str, asyncio.Future[float | None]] = field(default_factory=dict)
     _fused: set[int] = field(default_factory=set)
 
     def arrived(self, reply: Completion) -> float | None:
@@ -144,11 +146,14 @@ class Backend(ABC):
 
     Attributes:
         name: ``local`` or ``upstream``.
+        is_server: Whether requests go to a server: messages as they are, and those without selection through
+            `pass_on`. A model that runs here gets messages with places for images.
         default_verifier: The verifier where a request names none.
         strict: Whether answers have to be in tags to be read, if the format was asked for.
     """
 
     name: str
+    is_server: bool
     default_verifier: str
     strict: bool
 
@@ -175,28 +180,8 @@ class Backend(ABC):
             ApiError: The question has such a field.
         """
 
-    def own_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a request's messages as `draw` and `verify` want them.
-
-        Raises:
-            ApiError: A message holds what this backend does not understand.
-        """
-        return messages
-
-    def passes_on(self) -> bool:
-        """Whether requests without selection go through as they are, by `reply_to` and `stream`."""
-        return False
-
-    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> dict[str, Any]:
-        """Return a completion without selection, with all fields that the model server wrote.
-
-        Raises:
-            ServerError: The server failed.
-        """
-        raise NotImplementedError
-
-    def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
-        """Yield a streamed completion without selection.
+    def pass_on(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+        """Yield what a server answers by itself, with all fields: a completion, or a stream's chunks.
 
         Raises:
             ServerError: The server failed.
@@ -204,11 +189,12 @@ class Backend(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """Draw ``n`` candidates after the ``first`` ones.
 
-        Returns:
-            Why candidates are missing; None where none are.
+        Raises:
+            ApiError: The request cannot be answered.
+            SelfVerifyError: Why candidates are missing; others are there nevertheless.
         """
 
     @abstractmethod
@@ -298,44 +284,68 @@ async def select(
     fits = calibration is not None and not missing and stopped == "samples"
     if not fits or calibration is None or calibration.misfit(use_of(settings, verifier)):
         calibration = None
-    selected = [
-        with_probability(
-            with_known_confidence(choice, settings.strategy, fusion),
-            candidates[choice.index],
-            calibration,
-            settings.abstain_below,
-        )
-        for choice in rank(candidates, settings, wanted)
-    ]
+    return selection_of(
+        candidates, settings, verifier, fusion, calibration, wanted, stopped, missing, settings.abstain_below
+    )
+
+
+def selection_of(
+    candidates: list[Completion],
+    settings: ChoosingConfig,
+    verifier: str,
+    fusion: Fusion | None = None,
+    calibration: Calibration | None = None,
+    wanted: int = 1,
+    stopped: str = "samples",
+    missing: int = 0,
+    abstain_below: float | None = None,
+) -> Selection:
+    """Choose the ``wanted`` best answers. It abstains below ``abstain_below``, or without that below the
+    calibration's threshold.
+
+    Choices by fused scores have no confidence where that is none: a sum that is not calibrated is no
+    probability; and where no candidate has a fused score, a vote has chosen instead of the strategy, and its
+    share of votes says nothing of what the fused score would have been.
+    """
+    selected = []
+    for choice in rank(candidates, settings, wanted):
+        counted = STRATEGIES[choice.strategy].confidence == "agreement"
+        known = choice.strategy == settings.strategy and (fusion is None or fusion.is_probability or counted)
+        choice = choice if fusion is None or known else replace(choice, confidence=None)
+        probability, threshold = None, abstain_below
+        if calibration is not None and choice.confidence is not None:
+            probability = float(calibration(choice.confidence))
+            threshold = calibration.threshold if abstain_below is None else abstain_below
+        sure = choice.confidence if probability is None else probability
+        abstained = threshold is not None and (choice.answer is None or (sure or 0.0) < threshold)
+        selected.append(Selected(choice, candidates[choice.index], probability, abstained))
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
 
 
-def check_verifier(backend: Backend, verifier: str, calibration: Calibration | None) -> None:
-    """Refuse a verifier that a backend does not have.
+def check_choosing(
+    backend: Backend, settings: BestOfConfig, calibration: Calibration | None, param: str = "best_of.verifier"
+) -> None:
+    """Refuse a choice that a backend cannot make; ``param`` is the field that names the verifier.
 
     Raises:
-        ConfigError: There is no such verifier; or it is ``fused``, whose weight nobody knows.
+        ApiError: There is no such verifier; or it is ``fused``, whose weight is not known; or an answer is to
+            be withheld by a confidence that is no probability, and no calibration makes it one.
     """
-    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
-    backend.check_verifier("soft" if fusion else verifier)
-
-
-def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration | None) -> None:
-    """Refuse to abstain by a confidence that is no probability and that no calibration makes one.
-
-    Raises:
-        ConfigError: The settings ask for that; the message says what to do.
-    """
-    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
-    counts = STRATEGIES[settings.strategy].confidence == "agreement"
-    if settings.abstain_below is None or fusion is None or fusion.is_probability or counts:
-        return
-    if calibration is None or calibration.misfit(use_of(settings, verifier)):
-        text = (
+    verifier = settings.verifier or backend.default_verifier
+    try:
+        fusion = fusion_of(verifier, calibration.fusion if calibration else None)
+        backend.check_verifier("soft" if fusion else verifier)
+        counts = STRATEGIES[settings.strategy].confidence == "agreement"
+        fits = calibration is not None and not calibration.misfit(use_of(settings, verifier))
+        if settings.abstain_below is None or fusion is None or fusion.is_probability or counts or fits:
+            return
+        param = "best_of.abstain_below"
+        raise ConfigError(
             f"the scores of verifier {verifier} are no probabilities that could be compared with it; leave "
-            "it out, or use fused with the --calibration that it was fitted with"
+            "it out, or use fused with the calibration that it was fitted with"
         )
-        raise ConfigError(text)
+    except ConfigError as error:
+        raise invalid_value(param, str(error)) from None
 
 
 async def _draw_until_sure(
@@ -359,9 +369,13 @@ async def _draw_until_sure(
                     alike = stopped == "samples" and stopping.max_samples < settings.n
                     return "greedy" if alike else stopped, 0
                 asked_for = len(candidates) + n
-                fault = await backend.draw(ask, n, len(candidates), drawing)
-                if fault and not candidates:
-                    raise fault
+                fault = None
+                try:
+                    await backend.draw(ask, n, len(candidates), drawing)
+                except SelfVerifyError as error:
+                    if not candidates:
+                        raise
+                    fault = error
                 missing = asked_for - len(candidates)
                 if settings.stop != "never" and is_sure(
                     candidates, stopping, settings.strategy, settings.options
@@ -375,7 +389,7 @@ async def _draw_until_sure(
         return "deadline", max(0, asked_for - len(candidates))
 
 
-def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
+def use_of(settings: ChoosingConfig, verifier: str) -> dict[str, Any]:
     """Return the settings that a calibration has to have been fitted with."""
     return {
         "verifier": verifier,
@@ -385,7 +399,7 @@ def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
     }
 
 
-def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> list[Choice]:
+def rank(candidates: Sequence[Candidate], settings: ChoosingConfig, wanted: int) -> list[Choice]:
     """Return the ``wanted`` best answers, each different from those before it while there are such.
 
     After the last distinct answer, the other candidates follow in order. The strategy ``first`` keeps all
@@ -410,33 +424,7 @@ def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> li
     return choices + [choose_from([i]) for i in rest[: wanted - len(choices)]]
 
 
-def with_known_confidence(choice: Choice, strategy: str, fusion: Fusion | None) -> Choice:
-    """Return a choice by fused scores, without a confidence where that is none.
-
-    A sum that is not calibrated is no probability. Where no candidate has a fused score, a vote has chosen
-    instead of the ``strategy``, and its share of votes says nothing of what the fused score would have been.
-    """
-    if fusion is None:
-        return choice
-    summed = not fusion.is_probability and STRATEGIES[choice.strategy].confidence != "agreement"
-    return replace(choice, confidence=None) if summed or choice.strategy != strategy else choice
-
-
-def with_probability(
-    choice: Choice, reply: Completion, calibration: Calibration | None, abstain_below: float | None = None
-) -> Selected:
-    """Return a choice with its calibrated probability; it abstains below ``abstain_below``, or without that
-    below the calibration's threshold."""
-    probability, threshold = None, abstain_below
-    if calibration is not None and choice.confidence is not None:
-        probability = float(calibration(choice.confidence))
-        threshold = calibration.threshold if abstain_below is None else abstain_below
-    sure = choice.confidence if probability is None else probability
-    abstained = threshold is not None and (choice.answer is None or (sure or 0.0) < threshold)
-    return Selected(choice, reply, probability, abstained)
-
-
-def visible(selected: Selected, settings: BestOf) -> str:
+def visible(selected: Selected, settings: BestOfConfig) -> str:
     """Return the text that a client gets of an answer."""
     if settings.content == "raw":
         return selected.reply.text
@@ -470,10 +458,6 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
     )
 
 
-MOST_PIXELS = 50_000_000
-"""The largest image that is decoded; its pixels take 150 MB."""
-
-
 class FreeQuestion(Task):
     """A question without a known answer: it can be parsed and compared, not judged."""
 
@@ -500,22 +484,3 @@ def free_problem(question: str, images: Sequence[Image.Image]) -> Problem:
     """The problem that a person's question makes: the images, the question, the request for the format."""
     text = f"{question.strip()} {SCORE_INSTRUCTION}".strip()
     return Problem("question", user_turn(text, len(images)), list(images), meta={"question": question})
-
-
-def open_image(path: Path) -> Image.Image:
-    """A person's image, decoded.
-
-    Raises:
-        DataError: The file is missing, is no image, or has more than `MOST_PIXELS` pixels.
-    """
-    if not path.is_file():
-        raise DataError(f"the image {path}: there is no such file")
-    image = ImageRef("--image", path)
-    with warnings.catch_warnings():  # PIL's own limit is a warning here and an error there; ours is an error
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise DataError(
-            f"the image {path} has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller"
-        )
-    return image.open(tries=1)

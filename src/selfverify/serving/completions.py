@@ -7,7 +7,6 @@ text in pieces while it writes, and `likeliest` the likeliest tokens in each pla
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import AnswerRequest, Selected, Selection, reply_of, visible
-from selfverify.serving.config import BestOf
+from selfverify.serving.config import BestOfConfig
 from selfverify.serving.schemas import json_bytes
 from selfverify.visual.episode import steps_of
 
@@ -115,10 +114,6 @@ def _event(data: dict[str, Any], name: str = "") -> bytes:
     return b"".join([head.encode(), b"data: ", json_bytes(data), b"\n\n"])
 
 
-_PIECE = re.compile(r"(?:\s*\S+\s*){1,4}")
-"""Up to four words with the spaces around them."""
-
-
 def verification(selected: Selected, outcome: Selection) -> dict[str, Any]:
     """Return how sure an answer is, and why it was chosen."""
     choice = selected.choice
@@ -169,7 +164,7 @@ def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def progress(stream: EventStream, settings: BestOf, index: int, candidate: Completion) -> None:
+def progress(stream: EventStream, settings: BestOfConfig, index: int, candidate: Completion) -> None:
     """Tell a stream of a candidate."""
     if settings.progress == "events":
         about = {name: candidate.about[name] for name in {"conversation"} & candidate.about.keys()}
@@ -179,7 +174,7 @@ def progress(stream: EventStream, settings: BestOf, index: int, candidate: Compl
         stream.put_comment(f"candidate {index + 1} of {settings.n}, score {score}")
 
 
-def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
+def message(selected: Selected, settings: BestOfConfig) -> dict[str, Any]:
     """Return the assistant's message. A withheld answer has a ``refusal`` instead of a content."""
     if selected.abstained:
         sure = selected.choice.confidence if selected.probability is None else selected.probability
@@ -199,7 +194,7 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     return found
 
 
-def logprobs(selected: Selected, settings: BestOf) -> dict[str, Any] | None:
+def logprobs(selected: Selected, settings: BestOfConfig) -> dict[str, Any] | None:
     """Return the log-probabilities of the text that is returned; None if that is none that was written."""
     reply, text = selected.reply, visible(selected, settings)
     start = reply.text.find(text)
@@ -240,61 +235,39 @@ def completion(head: dict[str, Any], ask: AnswerRequest, outcome: Selection) -> 
     }
 
 
-def piece_of(head: dict[str, Any], delta: dict[str, Any], include_usage: bool) -> dict[str, Any]:
-    """Return a chunk of the first answer before its end; ``head`` is that of `completion`."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+def chunk_of(head: dict[str, Any], include_usage: bool, **choice: Any) -> dict[str, Any]:
+    """Return a chunk; ``head`` is that of `completion`, and ``choice`` what is known of an answer."""
+    choice = {"index": 0, "logprobs": None, "finish_reason": None, **choice}
     chunk = {**head, "object": "chat.completion.chunk", "choices": [choice]}
     return chunk | ({"usage": None} if include_usage else {})
 
 
 def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification.
+    """Yield a completion in chunks: of each answer its role, its text, its end and verification.
 
     ``sent`` characters of the first answer, and its role, have been sent before.
     """
-    own = ("choices", "usage", "best_of")
-    head = {name: whole[name] for name in whole if name not in own} | {"object": "chat.completion.chunk"}
-    bare = {"logprobs": None, "finish_reason": None}
-
-    def chunk(choice: dict[str, Any]) -> dict[str, Any]:
-        return {**head, "choices": [choice]} | ({"usage": None} if include_usage else {})
-
+    head = {name: whole[name] for name in whole if name not in ("choices", "usage", "best_of")}
     for choice in whole["choices"]:
         index, said = choice["index"], choice["message"]
         rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
         calls = [{**call, "index": k} for k, call in enumerate(said.get("tool_calls", ()))]
         known = sent if index == 0 else 0
+        text = (said["content"] or "")[known:]
         deltas = [
             {} if known else {"role": "assistant", "content": ""},
             rest,
-            *({"content": piece} for piece in pieces((said["content"] or "")[known:])),
+            {"content": text} if text else {},
             {"refusal": said["refusal"]} if said["refusal"] else {},
             {"tool_calls": calls} if calls else {},
         ]
         for delta in filter(None, deltas):
-            yield chunk({"index": index, "delta": delta, **bare})
-        last = chunk({name: choice[name] for name in choice if name != "message"} | {"delta": {}})
-        yield last | ({"best_of": whole["best_of"]} if choice is whole["choices"][-1] else {})
+            yield chunk_of(head, include_usage, index=index, delta=delta)
+        last = {name: choice[name] for name in choice if name != "message"} | {"delta": {}}
+        summed = {"best_of": whole["best_of"]} if choice is whole["choices"][-1] else {}
+        yield chunk_of(head, include_usage, **last) | summed
     if include_usage:
-        yield {**head, "choices": [], "usage": whole["usage"]}
-
-
-def pieces(text: str) -> list[str]:
-    """Return a text in parts of a few words, which together are the text."""
-    return _PIECE.findall(text) or ([text] if text else [])
-
-
-def figures(ask: AnswerRequest, outcome: Selection) -> dict[str, str]:
-    """Return a completion's figures as headers."""
-    best = outcome.selected[0]
-    sure = {"score": best.choice.score, "confidence": best.choice.confidence, "probability": best.probability}
-    return {
-        "x-best-of-samples": str(len(outcome.candidates)),
-        "x-best-of-stopped": outcome.stopped,
-        **{f"x-best-of-{name}": f"{value:.4f}" for name, value in sure.items() if value is not None},
-        "x-best-of-abstained": str(best.abstained).lower(),
-        "x-best-of-calls": str(ask.usage.calls),
-    }
+        yield {**head, "object": "chat.completion.chunk", "choices": [], "usage": whole["usage"]}
 
 
 Likeliest = list[list[tuple[int, float]]]
@@ -371,7 +344,7 @@ def completion_of(
     reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
     told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
     reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    places = [place for stop in stops if stop and (place := reply.text.find(stop)) >= 0]
+    places = [place for stop in stops if (place := reply.text.find(stop)) >= 0]
     if places:
         reply.text, reply.finish = reply.text[: min(places)], "stop"
     if with_logprobs:
@@ -400,10 +373,10 @@ class OwnStream:
         put: Gets the pieces.
     """
 
-    def __init__(self, policy: Policy, stops: Sequence[str], put: Callable[[str], None]) -> None:
+    def __init__(self, policy: Policy, stops: Sequence[str], put: Callable[[str], object]) -> None:
         self._tokenizer, self._ends, self._put = policy.tokenizer, policy.stop_tokens, put
-        self._stops = [stop for stop in stops if stop]
-        self._held = max((len(stop) - 1 for stop in self._stops), default=0)
+        self._stops = stops
+        self._held = max((len(stop) - 1 for stop in stops), default=0)
         self.sent = 0
         """Characters that were put."""
         self.restart()

@@ -1,17 +1,17 @@
 """Configs of `solve` and `serve`, which become options of commands.
 
-`Choosing` says how one of several answers is chosen. A request says so in its object `best_of` (`BestOf`).
+`ChoosingConfig` says how one of several answers is chosen. A request says so in its object `best_of`
+(`BestOfConfig`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import SECRET, SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
+from selfverify.core.config import SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -25,7 +25,17 @@ MOST_SAMPLES = 256
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
 
 
-class Choosing(CommandConfig):
+def _divides(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < 1e-5:
+        raise ValueError("logits cannot be divided by so small a number; 0 takes the likeliest tokens")
+    return temperature
+
+
+Temperature = AfterValidator(_divides)
+"""Refuses sampling temperatures between 0 and the smallest that can be computed with."""
+
+
+class ChoosingConfig(CommandConfig):
     """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
@@ -35,7 +45,7 @@ class Choosing(CommandConfig):
 
     verifier: str | None = None
     """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
-    model's tokens expect), `judge` (the model is asked about each answer), `fused` or `fused:A` (soft and A
+    model's tokens expect), judge (the model is asked about each answer), `fused` or `fused:A` (soft and A
     times the log-probability; A from the calibration or as given) or `none`. A model that runs here
     also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
     `inline`."""
@@ -51,6 +61,12 @@ class Choosing(CommandConfig):
     confidence: float = Field(0.95, ge=0.5, le=1)
     """With early stopping: sampling ends when the leading answer is this sure."""
 
+    start: int = Field(2, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates before the first check."""
+
+    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates between two checks; null is n / 8."""
+
     budget_tokens: int | None = Field(None, ge=1)
     """The most tokens that all candidates may take together."""
 
@@ -63,14 +79,14 @@ class Choosing(CommandConfig):
     @property
     def stopping(self) -> Stopping:
         """How many candidates are drawn at first, how many between two looks, and when that ends."""
-        return self._stopping(2, None)
+        start = self.n if self.all_samples else min(self.start, self.n)
+        step = self.step or max(1, self.n // 8)
+        return Stopping(self.stop, self.confidence, start, step, self.n, self.budget_tokens)
 
-    def _stopping(self, start: int, step: int | None) -> Stopping:
-        at_once = self.stop == "never" and self.budget_tokens is None
-        start = self.n if at_once else min(start, self.n)
-        return Stopping(
-            self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
-        )
+    @property
+    def all_samples(self) -> bool:
+        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
+        return self.stop == "never" and self.budget_tokens is None
 
     @field_validator("strategy")
     @classmethod
@@ -86,17 +102,11 @@ class Choosing(CommandConfig):
         return StrategyConfig(self.vote_temperature, self.share)
 
 
-class BestOf(Choosing):
+class BestOfConfig(ChoosingConfig):
     """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
     object too."""
 
-    start: int = Field(2, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates before the first check."""
-
-    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
-    """With early stopping: the candidates between two checks; null is n / 8."""
-
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     """The sampling temperature; it replaces the request's own."""
 
     abstain_below: float | None = Field(None, ge=0, le=1)
@@ -111,7 +121,7 @@ class BestOf(Choosing):
     answer in a `response_format` is always returned as it is."""
 
     refusal: Literal["field", "content"] = "field"
-    """Where it says that no answer is sure enough: in OpenAI's field `refusal`, or for clients that do not
+    """Where it says that no answer is sure enough: in OpenAI's field of that name, or for clients that do not
     show that also in the content."""
 
     samples: bool = False
@@ -124,26 +134,6 @@ class BestOf(Choosing):
     timeout_s: float | None = Field(None, gt=0)
     """Seconds after which the answer is chosen from the candidates that are there."""
 
-    @property
-    def stopping(self) -> Stopping:
-        """As in `Choosing`, with the request's own ``start`` and ``step``."""
-        return self._stopping(self.start, self.step)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """Which images are accepted.
-
-    Args:
-        bytes: The largest encoded image.
-        pixels: The most pixels that a request's images have together, by their headers.
-        count: The most images of a request.
-    """
-
-    bytes: int = 20 * 2**20
-    pixels: int = 20_000_000
-    count: int = 16
-
 
 class BackendConfig(CommandConfig):
     """What writes the candidates: a model that is run here, or a server."""
@@ -155,28 +145,20 @@ class BackendConfig(CommandConfig):
     """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
 
     judge: list[str] = []
-    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+    """With `model`: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
 
     max_tokens: int = Field(256, ge=1)
-    """With --model: the most tokens of a candidate, for requests that do not say."""
+    """With `model`: the most tokens of a candidate, for requests that do not say."""
 
     max_batch: int = Field(64, ge=1)
-    """With --model: the most candidates that are sampled together."""
-
-    separate: bool = False
-    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
-
-    tries: int = Field(3, ge=1)
-    """With --upstream: how often a request is sent before it counts as failed."""
+    """With `model`: the most candidates that are sampled together."""
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendConfig:
         if (self.model is None) == (self.upstream is None):
-            raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
+            raise ValueError("give either `model` (run one here) or `upstream` (an address of a server)")
         if self.upstream is not None and self.judge:
-            raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
-        if self.model is not None and self.separate:
-            raise ValueError("--separate needs --upstream")
+            raise ValueError("`judge` needs `model`; in front of a server say `verifier` judge:MODEL")
         return self
 
     @field_validator("upstream")
@@ -206,26 +188,20 @@ class ListeningConfig(CommandConfig):
 class GatewayConfig(CommandConfig):
     """How a gateway treats requests."""
 
-    best_of: BestOf = BestOf()
+    best_of: BestOfConfig = BestOfConfig()
     """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
-    """A file that `selfverify eval --calibrate` wrote; it serves the requests that it was fitted for."""
+    """A file that `selfverify eval` fitted; it serves the requests that it was fitted for."""
 
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
 
-    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
-    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
-
     api_key_file: Path | None = None
-    """The file that holds this key, in a line of its own."""
+    """The file that holds the key that clients have to send, in a line of its own."""
 
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
-
-    max_image_mb: float = Field(20.0, ge=0.001)
-    """The largest image, in MiB."""
 
     max_megapixels: float = Field(20.0, ge=0.001)
     """The most megapixels that the images of a request have together. A model that runs here also decodes at
@@ -237,29 +213,20 @@ class GatewayConfig(CommandConfig):
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
 
-    allowed_host: list[str] = []
-    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
-
-    log_prompts: bool = False
-    """Write questions and answers into the log, which otherwise has neither."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> GatewayConfig:
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("there is one key: give --api-key or --api-key-file")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
-        return self
-
     @property
     def most_samples(self) -> int:
         """The most candidates that a request may ask for; never fewer than it gets by default."""
         return max(self.max_n, self.best_of.n)
 
     @property
-    def images(self) -> ImageLimits:
-        """Which images are accepted."""
-        return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
+    def most_bytes(self) -> int:
+        """The bytes of the largest request."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels that the images of a request have together."""
+        return int(self.max_megapixels * 1e6)
 
 
 class ServeConfig(CommandConfig):
@@ -269,7 +236,7 @@ class ServeConfig(CommandConfig):
     """
 
     config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
-    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
+    """A YAML file with the settings below; options that are typed win over it."""
 
     backend: BackendConfig
     listening: ListeningConfig = ListeningConfig()
@@ -291,17 +258,17 @@ class QuestionConfig(CommandConfig):
     """Ask a problem of this built-in task instead, such as `digits-pick`."""
 
     index: int = Field(0, ge=0)
-    """With --task: the number of the problem in the test split."""
+    """With `task`: the number of the problem in the test split."""
 
     save_image: Path | None = None
-    """With --task: write the problem's image to this file, print its question, and stop."""
+    """With `task`: write the problem's image to this file, print its question, and stop."""
 
     @model_validator(mode="after")
     def _one_question(self) -> QuestionConfig:
         if self.task is not None and (self.question is not None or self.image):
-            raise ValueError("--task brings its own question and image; leave yours out")
+            raise ValueError("`task` brings its own question and image; leave yours out")
         if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
-            raise ValueError("a question is missing: give one, or take a task's problem with --task NAME")
+            raise ValueError("a question is missing: give one, or take a task's problem with `task`")
         return self
 
 
@@ -312,16 +279,16 @@ class AnswererConfig(CommandConfig):
     """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
 
     server: str | None = None
-    """Ask this OpenAI-compatible server instead; --model is the model's name there."""
+    """Ask this OpenAI-compatible server instead; `model` is the model's name there."""
 
     timeout: float = Field(120.0, ge=0.1)
-    """With --server: the most seconds to wait."""
+    """With `server`: the most seconds to wait."""
 
 
 class DrawsConfig(CommandConfig):
     """How one candidate is sampled."""
 
-    temperature: float = Field(1.0, ge=0.0)
+    temperature: Annotated[float, Temperature] = Field(1.0, ge=0.0)
     """The sampling temperature; 0 always takes the likeliest token."""
 
     top_p: float = Field(0.99, ge=0.01, le=1.0)
@@ -337,7 +304,7 @@ class DrawsConfig(CommandConfig):
     """2: the model re-examines every answer, and its second answer counts."""
 
     second_turn: str | None = None
-    """With --turns 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
+    """With `turns` 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
 
     def sampling(self, n: int) -> SamplingConfig:
         """How ``n`` candidates are sampled."""
@@ -349,7 +316,7 @@ class DrawsConfig(CommandConfig):
         )
 
 
-class CandidateConfig(Choosing):
+class CandidateConfig(ChoosingConfig):
     """How candidates are verified and chosen from."""
 
     n: int = Field(8, ge=1, le=1024)
@@ -362,12 +329,7 @@ class CandidateConfig(Choosing):
     `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
 
     calibration: Path | None = None
-    """A file of `selfverify eval --calibrate`. By default the one in the model's folder, if it fits."""
-
-    @property
-    def all_samples(self) -> bool:
-        """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
-        return self.stop == "never" and self.budget_tokens is None
+    """A file that `selfverify eval` fitted. By default the one in the model's folder, if it fits."""
 
 
 class SolveConfig(CommandConfig):
@@ -383,7 +345,7 @@ class SolveConfig(CommandConfig):
     def _together(self) -> SolveConfig:
         choosing, looking = self.choosing, self.looking
         if looking.look and self.drawing.turns == 2:
-            raise ValueError("--turns 2 and --look are two ways of going on; take one")
+            raise ValueError("`turns` 2 and `look` are two ways of going on; take one")
         if self.answerer.server is None:
             if choosing.calibration is not None and not choosing.all_samples:
                 raise ValueError(
@@ -391,10 +353,10 @@ class SolveConfig(CommandConfig):
                     "not draw"
                 )
             return self
-        if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
-            raise ValueError("--look with a --server draws all candidates and reads the scores they write")
+        if looking.look and choosing.verifier not in ("soft", "inline"):
+            raise ValueError("`look` with a `server` reads the scores that candidates write; no `verifier`")
         if self.drawing.turns == 2:
-            raise ValueError("--turns 2 needs a model that runs here, not a --server")
+            raise ValueError("`turns` 2 needs a model that runs here, not a `server`")
         if choosing.n > MOST_SAMPLES:
-            raise ValueError(f"-n: a server is asked for at most {MOST_SAMPLES} candidates")
+            raise ValueError(f"`n`: a server is asked for at most {MOST_SAMPLES} candidates")
         return self

@@ -71,8 +71,8 @@ def add_page(
             "needs_key": needs_key,
             "looks": looks,
             "examples": 0 if example is None else EXAMPLES,
-            "image_bytes": gateway.images.bytes,
-            "image_pixels": gateway.images.pixels,
+            "image_bytes": gateway.most_bytes * 3 // 4,  # of base64
+            "image_pixels": gateway.most_pixels,
         }
         return json_response(found, headers=_HEADERS)
 

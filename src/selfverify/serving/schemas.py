@@ -1,8 +1,9 @@
 """The formats of the gateway: requests with their images, and errors.
 
-A request has OpenAI's fields, and ``best_of``, which says how one of several answers is chosen. Its images
-are read from data URLs and checked; messages get the request for the answer format, and a place for each
-image. Errors are told in OpenAI's envelope.
+A request has OpenAI's fields, and ``best_of``, which says how one of several answers is chosen. `ChatRequest`
+lists the fields that the gateway honours. A model that runs here refuses all others; a server gets them as
+they are, but for misspelt ones (`refuse_unknown`). Images are read from data URLs and checked; messages get
+the request for the answer format, and a place for each image. Errors are told in OpenAI's envelope.
 """
 
 from __future__ import annotations
@@ -13,24 +14,32 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import ceil
-from typing import Any, TypeVar
+from math import ceil, isfinite
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.clients.usage import MOST_TOKENS
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
 from selfverify.data.images import FORMATS
-from selfverify.serving.config import BestOf, ImageLimits
+from selfverify.serving.config import BestOfConfig, Temperature
 
 
 def json_bytes(data: Any) -> bytes:
@@ -43,13 +52,8 @@ def json_bytes(data: Any) -> bytes:
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a response of JSON."""
-    return web.Response(
-        body=json_bytes(data),
-        status=status,
-        headers=headers,
-        content_type="application/json",
-        charset="utf-8",
-    )
+    headers = {"Content-Type": "application/json; charset=utf-8", **(headers or {})}
+    return web.Response(body=json_bytes(data), status=status, headers=headers)
 
 
 _TYPES = {
@@ -60,6 +64,7 @@ _TYPES = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error that a client is told.
 
@@ -68,28 +73,28 @@ class ApiError(Exception):
         message: The text for people.
         code: The code for programs, such as ``invalid_image``.
         param: The field of the request that is wrong.
-        retry_after: Seconds after which the client may ask again.
+        headers: What the response says besides, such as when to ask again.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def response(self) -> web.Response:
+        """The error in OpenAI's envelope, with its status and headers."""
+        return json_response(self.body, status=self.status, headers=self.headers)
 
     @property
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's envelope."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def api_error(error: Exception) -> ApiError | None:
@@ -101,21 +106,31 @@ def api_error(error: Exception) -> ApiError | None:
         return error
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), "invalid_value")
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "there was no answer within the time allowed", "timeout")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        methods = ", ".join(sorted(error.allowed_methods))
+        return ApiError(405, f"this path takes {methods}", "method_not_allowed", headers={"Allow": methods})
     if isinstance(error, web.HTTPException):  # aiohttp's own refusals
-        if error.status == 413:
-            return ApiError(413, "the request is too large", "request_too_large")
-        if error.status == 404:
-            text = "there is no such path; chat completions are at /v1/chat/completions"
-            return ApiError(404, text, "not_found")
-        return ApiError(error.status, error.reason or "refused")
+        code, text = _REFUSALS.get(error.status, (None, error.reason or "refused"))
+        return ApiError(error.status, text, code)
+    if isinstance(error, DataError):
+        return ApiError(400, str(error), getattr(error, "code", "invalid_value"), "messages")
     if not isinstance(error, ServerError):
-        return None
+        return ApiError(500, str(error), "model_failed") if isinstance(error, SelfVerifyError) else None
     if error.status in (401, 403):
         # Not in the server's words: some quote the key.
         return ApiError(502, "the model server does not accept the gateway's key", "upstream_refused_key")
-    return ApiError(
-        error.status, error.message, error.code or "upstream_error", retry_after=error.retry_after
-    )
+    code, after = error.code or "upstream_error", error.retry_after
+    headers = {} if after is None else {"Retry-After": str(max(1, ceil(after)))}
+    param = "model" if code == "model_not_found" else None
+    return ApiError(error.status, error.message, code, param, headers)
+
+
+_REFUSALS = {
+    404: ("not_found", "there is no such path; chat completions are at /v1/chat/completions"),
+    413: ("request_too_large", "the request is too large; send fewer or smaller images"),
+}
 
 
 def invalid_value(param: str, why: str) -> ApiError:
@@ -123,42 +138,37 @@ def invalid_value(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", "invalid_value", param)
 
 
+def unsupported(param: str, why: str) -> ApiError:
+    """Return the error for a field of a request that cannot be honoured here."""
+    return ApiError(400, f"{param}: {why}", "unsupported_parameter", param)
+
+
 def invalid(error: ValidationError, prefix: str = "") -> ApiError:
     """Return the error for a request that does not validate: its first fault."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     names = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "tagged-union"))]
     param = ".".join([prefix, *names] if prefix else names)
-    code = "unknown_parameter" if fault["type"] == "extra_forbidden" else "invalid_value"
-    message = fault["msg"].removeprefix("Value error, ")
+    code, message = "invalid_value", fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        code, message = "unknown_parameter", "there is no such field; leave it out"
     return ApiError(400, f"{param}: {message}" if param else message, code, param or None)
-
-
-def error_response(error: ApiError) -> web.Response:
-    """Return the response that tells a client of an error."""
-    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, ceil(error.retry_after)))}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error.body, status=error.status, headers=headers)
-
-
-_SUFFIX = re.compile(
-    r"(?P<model>.+)@(?:bo(?P<n>[0-9]{1,4})(?P<settings>(?:,[a-z_]+=[^,@]*)*)|(?P<plain>plain))"
-)
 
 
 Asked = TypeVar("Asked", bound=BaseModel)
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool = False
 
 
 class ChatRequest(BaseModel):
-    """The fields of a chat completion request that the gateway reads. Others go to an upstream unchanged.
+    """The fields of a chat completion request that the gateway honours; `model_extra` holds the others.
 
-    As with OpenAI a text is no number and no boolean, whatever it says, and neither is the other.
+    As with OpenAI a text is no number and no boolean, and neither is the other.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -166,16 +176,18 @@ class ChatRequest(BaseModel):
     model: str = Field(min_length=1, max_length=512)
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
     n: int = Field(1, ge=1, le=128)
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: list[str] = Field(default_factory=list, max_length=16)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, max_length=16)
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     best_of: dict[str, Any] | None = None
     look: dict[str, Any] | None = None
 
@@ -183,8 +195,6 @@ class ChatRequest(BaseModel):
     @classmethod
     def _nulls(cls, data: Any) -> Any:
         """Drop nulls, which OpenAI takes for "not given"; ``stop`` may be one text, ``best_of`` false."""
-        if not isinstance(data, dict):
-            raise ValueError("the request has to be a JSON object")
         found = {name: value for name, value in data.items() if value is not None}
         if isinstance(found.get("stop"), str):
             found["stop"] = [found["stop"]]
@@ -192,10 +202,16 @@ class ChatRequest(BaseModel):
             found["best_of"] = {"plain": True}
         return found
 
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of a candidate."""
-        return self.max_completion_tokens or self.max_tokens
+    @field_validator("max_completion_tokens", "stream_options", "top_logprobs")
+    @classmethod
+    def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what would do nothing beside the fields before it."""
+        if info.field_name == "max_completion_tokens" and info.data.get("max_tokens") not in (None, value):
+            raise ValueError("max_tokens says another limit; leave one out")
+        needed = {"stream_options": "stream", "top_logprobs": "logprobs"}.get(str(info.field_name))
+        if value and needed and not info.data.get(needed):
+            raise ValueError(f"it needs {needed}: true")
+        return value
 
     @property
     def include_usage(self) -> bool:
@@ -210,20 +226,16 @@ class VerifyRequest(BaseModel):
 
     model: str = Field(min_length=1, max_length=512)
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
-    answer: str | list[str] = Field(description="One answer, or up to 64.")
+    answer: list[str] = Field(description="One answer, or up to 64.", min_length=1, max_length=64)
     verifier: str | None = None
 
-    @property
-    def answers(self) -> list[str]:
-        """The answers as a list.
-
-        Raises:
-            ApiError: There are none, or more than 64.
-        """
-        found = [self.answer] if isinstance(self.answer, str) else self.answer
-        if not 1 <= len(found) <= 64 or not all(text.strip() for text in found):
-            raise invalid_value("answer", "between 1 and 64 texts that are not empty")
-        return found
+    @field_validator("answer", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        texts = [given] if isinstance(given, str) else given
+        if isinstance(texts, list) and "" in [text.strip() for text in texts if isinstance(text, str)]:
+            raise ValueError("an answer is empty")
+        return texts
 
 
 async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> tuple[dict[str, Any], Asked]:
@@ -239,14 +251,17 @@ async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> t
         raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    if (request.content_length or 0) > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
     try:
         async with asyncio.timeout(within_s):
             data = await request.read()
     except TimeoutError:
         raise ApiError(408, f"the request did not arrive within {within_s:g} s", "timeout") from None
     try:
+        json.loads(data, object_pairs_hook=_checked)
         raw = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
     if not isinstance(raw, dict):
         raise ApiError(400, "the request has to be a JSON object", "invalid_json")
@@ -256,7 +271,18 @@ async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> t
         raise invalid(error) from None
 
 
-def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
+def _checked(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object in which a key stands twice (one value would be lost) or has no finite number."""
+    names = set[str]()
+    for name, value in pairs:
+        if name in names:
+            raise ValueError(f"the key {name[:64]!r} stands twice in one object")
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"the value of {name[:64]!r} is no finite number")
+        names.add(name)
+
+
+def best_of(request: ChatRequest, defaults: BestOfConfig) -> tuple[str, BestOfConfig | None]:
     """Return the model's own name and how its answer is chosen; None means without selection.
 
     The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
@@ -276,9 +302,9 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
         return model, None
     try:
         # Without those at their own default: `model_fields_set` says what somebody has decided.
-        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
+        chosen = BestOfConfig.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
         # A suffix is a text, so that its values are texts; those of an object have types of their own.
-        chosen = BestOf.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
+        chosen = BestOfConfig.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
     if request.n > chosen.n:
@@ -289,64 +315,100 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
     return model, chosen
 
 
+_SUFFIX = re.compile(r"(.+)@(?:plain|bo([0-9]{1,4})((?:,[a-z_]+=[^,@]*)*))")
+
+
 def split_model(name: str) -> tuple[str, dict[str, Any]]:
     """Return a model's name without its suffix, and the suffix's settings; see `best_of`.
 
     Raises:
         ApiError: What looks like a suffix is none.
     """
-    if "@" not in name:
-        return name, {}
-    found = _SUFFIX.fullmatch(name)
-    if not found:
-        if re.search(r"@(bo[0-9]|plain)", name):
-            text = f"{name!r}: a suffix looks like @bo8 or @bo8,strategy=best,verifier=inline"
-            raise invalid_value("model", text)
-        return name, {}
-    if found["plain"]:
-        return found["model"], {"plain": True}
-    pairs = [pair.partition("=") for pair in found["settings"].split(",") if pair]
-    return found["model"], {"n": int(found["n"])} | {key: value for key, _, value in pairs}
+    if found := _SUFFIX.fullmatch(name):
+        model, n, settings = found.groups()
+        pairs = [pair.split("=", 1) for pair in settings.split(",") if pair] if n else []
+        return model, {"n": int(n), **dict(pairs)} if n else {"plain": True}
+    if re.search(r"@(bo[0-9]|plain)", name):
+        text = f"{name!r}: a suffix looks like @bo8 or @bo8,strategy=best,verifier=inline"
+        raise invalid_value("model", text)
+    return name, {}
 
 
-_OF_SERVERS = (
+_OF_SERVERS = {
     "bad_words", "best_of_n", "ignore_eos", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids",
     "top_a", "top_k",
-)  # fmt: skip
+}  # fmt: skip
 """Fields of model servers that look like OpenAI's and ours."""
 
-KNOWN = {*CompletionCreateParamsBase.__annotations__, *ChatRequest.model_fields, *_OF_SERVERS}
+KNOWN = {*CompletionCreateParamsBase.__annotations__, *ChatRequest.model_fields} | _OF_SERVERS
 """OpenAI's fields, as its client knows them, ours, and those of servers."""
 
 _MOST_CHECKED = 16
 """The most unknown names that are compared: a request may have thousands."""
 
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "function_call": ("none", "auto"),
+    "length_penalty": (1,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "top_k": (-1,),
+}
+"""Values that change nothing, besides empty ones, of fields that a model that runs here does not know."""
 
-def refuse_misspelt(names: Iterable[str]) -> None:
-    """Refuse a field that is almost called like one of `KNOWN`.
+_FOR_RECORDS = {"metadata", "prompt_cache_key", "safety_identifier", "store", "user"}
+"""Fields for who keeps records of requests."""
 
-    Servers have many fields of their own, which pass; but a misspelt one would do nothing.
+
+def refuse_unknown(fields: Mapping[str, Any], here: bool) -> None:
+    """Refuse a field that would do nothing.
+
+    A model that runs here knows those of `ChatRequest` alone. Servers have many of their own, which pass, but
+    for one that is almost called like one of `KNOWN`.
+
+    Args:
+        fields: The fields that `ChatRequest` does not have.
+        here: Whether the model runs here.
 
     Raises:
-        ApiError: Such a field; the message says which one may be meant.
+        ApiError: There is such a field; the message says what to do.
     """
-    unknown = [name for name in names if name not in KNOWN and len(name) <= 32][:_MOST_CHECKED]
-    for name in unknown:
-        for meant in get_close_matches(name.lower(), KNOWN, 1, 0.85):
-            text = f"{name}: there is no such field; is {meant} meant? With MODEL@plain any field passes"
-            raise ApiError(400, text, "unknown_parameter", name)
+    unknown, known = [name for name in fields if name not in KNOWN], KNOWN
+    if here:
+        known = {*ChatRequest.model_fields}
+        unknown = [
+            name
+            for name, value in fields.items()
+            if value and value not in _NEUTRAL.get(name, ()) and name not in _FOR_RECORDS
+        ]
+    for name in unknown[:_MOST_CHECKED]:
+        for meant in get_close_matches(name[:32].lower(), known, 1, 0.85):
+            text = f"{name[:64]}: there is no such field; is {meant} meant? MODEL@plain passes it to a server"
+            raise ApiError(400, text, "unknown_parameter", name[:64])
+        if here:
+            text = "it is not supported by a model that runs here; leave it out, or serve an upstream"
+            raise unsupported(name[:64], text)
 
 
-_DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
+MOST_IMAGES = 16
+"""The most images of a request."""
+
+_DATA_URL = re.compile(
+    r"data:image/[a-z0-9.+-]{1,32}(;[a-z0-9-]{1,32}=[^;,]{0,64}){0,4};base64,", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A checked image: its encoded bytes, its format, such as ``PNG``, and how many pixels it has."""
+    """A checked image: its encoded bytes, its format (``PNG``), how many pixels it has, and its field."""
 
     data: bytes
     format: str
     pixels: int
+    place: str
 
     def decode(self) -> Image.Image:
         """Return the image decoded, in RGB: 24 bits a pixel.
@@ -359,110 +421,75 @@ class Picture:
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 return to_rgb(Image.open(io.BytesIO(self.data), formats=[self.format]))
         except Exception as error:  # PIL raises many types for broken files
-            raise _bad(f"the image cannot be decoded: {type(error).__name__}: {error}") from None
+            text = f"the image cannot be decoded: {type(error).__name__}: {error}"
+            raise _bad(text, param=self.place) from None
 
 
-async def take_images(messages: Sequence[Mapping[str, Any]], limits: ImageLimits) -> list[Picture]:
-    """Return every image of a conversation, in order, checked.
+async def take_images(messages: Sequence[Mapping[str, Any]], most_pixels: int) -> list[Picture]:
+    """Return every image of a conversation, in order, checked by its header.
 
     Args:
         messages: OpenAI's messages, which are not changed.
-        limits: Which images are accepted.
+        most_pixels: The most pixels that the images may have together.
 
     Raises:
         ApiError: There are too many images, or one is missing, too large, no image, or
             elsewhere than in the request.
     """
-    urls = [
-        image_url(part, place)
-        for place, part in parts_of(messages)
+    places = [
+        (f"messages.{m}.content.{p}.image_url", part.get("image_url"))
+        for m, message in enumerate(messages)
+        for p, part in enumerate(_listed(message.get("content")))
         if isinstance(part, Mapping) and part.get("type") == "image_url"
     ]
-    if len(urls) > limits.count:
-        raise _bad(f"{len(urls)} images in a request, and {limits.count} are allowed", 413, "too_many_images")
+    if len(places) > MOST_IMAGES:
+        text = f"{len(places)} images in a request, and {MOST_IMAGES} are allowed"
+        raise _bad(text, 413, "too_many_images")
     found: list[Picture] = []
-    for url in urls:
-        if not url.startswith("data:"):
-            raise _bad(
-                "images are not fetched from addresses; send the image itself (data:image/png;base64,...)",
-                code="remote_image_refused",
-            )
-        found.append(await asyncio.to_thread(_from_data_url, url, limits))
+    for place, inner in places:
+        url = inner.get("url") if isinstance(inner, Mapping) else inner
+        if not isinstance(url, str) or not url:
+            raise invalid_value(f"{place}.url", "there is no url")
+        found.append(await asyncio.to_thread(_from_data_url, url, place))
         total = sum(picture.pixels for picture in found)
-        if total > limits.pixels:
-            text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
-            raise _bad(text, 413, "image_too_large")
+        if total > most_pixels:
+            text = f"the images have {total:,} pixels together, and {most_pixels:,} are allowed: shrink them"
+            raise _bad(text, 413, "image_too_large", place)
     return found
 
 
-def parts_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of all messages, each with its place, such as ``messages.0.content.1``."""
-    for m, message in enumerate(messages):
-        content = message.get("content")
-        for p, part in enumerate(content if isinstance(content, list) else ()):
-            yield f"messages.{m}.content.{p}", part
-
-
-def image_url(part: Mapping[str, Any], place: str) -> str:
-    """Return the address in an ``image_url`` part, which is an object or the address itself.
-
-    Raises:
-        ApiError: There is none.
-    """
-    inner = part.get("image_url")
-    url = inner.get("url") if isinstance(inner, Mapping) else inner
-    if not isinstance(url, str) or not url:
-        raise invalid_value(f"{place}.image_url.url", "there is no url")
-    return url
-
-
-def _from_data_url(url: str, limits: ImageLimits) -> Picture:
+def _from_data_url(url: str, place: str) -> Picture:
     head = _DATA_URL.match(url)
     if not head:
-        raise _bad("an image's data URL has to begin with data:image/TYPE;base64,")
-    if (len(url) - head.end()) * 3 // 4 > limits.bytes + 2:
-        raise _too_large(limits)
+        if url[:5].lower() == "data:":
+            raise _bad("an image's data URL has to begin with data:image/TYPE;base64,", param=place)
+        text = "images are not fetched from addresses; send the image itself (data:image/png;base64,...)"
+        raise _bad(text, code="remote_image_refused", param=place)
     try:
         data = binascii.a2b_base64(url[head.end() :], strict_mode=True)
     except ValueError as error:
-        raise _bad(f"an image's base64 is broken: {error}") from None
-    return check_image(data, limits)
-
-
-def check_image(data: bytes, limits: ImageLimits) -> Picture:
-    """Check an image by its header.
-
-    Raises:
-        ApiError: The bytes are no image, or the image is larger than allowed.
-    """
-    if len(data) > limits.bytes:
-        raise _too_large(limits)
+        raise _bad(f"an image's base64 is broken: {error}; it has no line breaks", param=place) from None
     try:
         with warnings.catch_warnings():  # PIL's own limits are a warning here and an error there
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                (width, height), kind = image.size, image.format
+                return Picture(data, str(image.format), image.width * image.height, place)
     except Image.DecompressionBombError:
-        raise _bad(f"an image has more than {limits.pixels:,} pixels", 413, "image_too_large") from None
+        raise _bad("an image has too many pixels: shrink it", 413, "image_too_large", place) from None
     except Exception:  # PIL raises many types for what is no image
-        raise _bad(
-            f"what was sent as an image is none, or in none of the formats {', '.join(FORMATS)}"
-        ) from None
-    if width * height > limits.pixels:
-        text = f"an image has {width} x {height} pixels, and {limits.pixels:,} are allowed: make it smaller"
-        raise _bad(text, 413, "image_too_large")
-    return Picture(data, str(kind), width * height)
+        text = f"what was sent as an image is none, or in none of the formats {', '.join(FORMATS)}"
+        raise _bad(text, param=place) from None
 
 
-def _too_large(limits: ImageLimits) -> ApiError:
-    return _bad(f"an image takes more than {limits.bytes:,} bytes", 413, "image_too_large")
+def _bad(message: str, status: int = 400, code: str = "invalid_image", param: str = "messages") -> ApiError:
+    return ApiError(status, message, code, param)
 
 
-def _bad(message: str, status: int = 400, code: str = "invalid_image") -> ApiError:
-    return ApiError(status, message, code, "messages")
+def _listed(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else []
 
 
-def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
+def wants_instruction(settings: BestOfConfig, body: Mapping[str, Any]) -> bool:
     """Whether the request for the answer format belongs to a question.
 
     A model that is to call tools, or to write another format, would have to do both; unless somebody says so.
@@ -482,38 +509,45 @@ def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A last message that is not a user's, or that mentions ``<score>``, stays as it is.
     """
-    last = messages[-1]
+    *before, last = messages
     content = last.get("content")
-    if last.get("role") != "user":
-        return messages
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
+    if last.get("role") != "user" or not isinstance(parts, list):
         return messages
-    texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    texts = [part for part in texts if part.get("type") == "text"]
-    if any("<score>" in part["text"] for part in texts):
+    texts = [
+        (place, part["text"])
+        for place, part in enumerate(parts)
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    if any("<score>" in text for _, text in texts):
         return messages
     if texts:
-        text = f"{texts[-1]['text'].strip()} {SCORE_INSTRUCTION}"
-        parts = [{**part, "text": text} if part is texts[-1] else part for part in parts]
+        place, text = texts[-1]
+        part = {**parts[place], "text": f"{text.strip()} {SCORE_INSTRUCTION}"}
+        parts = [*parts[:place], part, *parts[place + 1 :]]
     else:
         parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
-    changed = parts[0]["text"] if isinstance(content, str) else parts
-    return [*messages[:-1], {**last, "content": changed}]
+    return [*before, {**last, "content": parts[0]["text"] if isinstance(content, str) else parts}]
 
 
 def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages as parts of text, and a place for each image.
 
     Raises:
-        ApiError: A message or a part is of another kind.
+        ApiError: A message or a part is of another kind, or has fields that would be lost.
     """
     found = []
     for m, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         role = "system" if role == "developer" else role
         if role not in ("system", "user", "assistant"):
-            raise invalid_value(f"messages.{m}.role", f"{role!r} is not understood by this model")
+            text = f"{role!r} is not understood by this model; there are system, user and assistant"
+            raise invalid_value(f"messages.{m}.role", text)
+        lost = [name for name, value in message.items() if value and name not in ("role", "content")]
+        if lost:
+            raise unsupported(
+                f"messages.{m}.{lost[0][:64]}", "a model that runs here does not read it; leave it out"
+            )
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list) or not content:
@@ -525,8 +559,9 @@ def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _plain(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "image_url":
-        return {"type": "image"}
-    raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")
+    if kind not in ("text", "image_url") or (kind == "text" and not isinstance(part.get("text"), str)):
+        text = f"a part of type {kind!r} is not understood by this model; there are text and image_url"
+        raise invalid_value(place, text)
+    for name in part.keys() - {"type", kind, "cache_control"}:
+        raise unsupported(f"{place}.{name[:64]}", "a model that runs here does not read it; leave it out")
+    return {"type": "text", "text": part["text"]} if kind == "text" else {"type": "image"}

@@ -17,9 +17,10 @@ from selfverify.connectors.server import Keys, open_port, read_keys, stop_asked
 from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics, is_loopback
-from selfverify.serving.backend import Backend, check_abstaining, check_verifier
-from selfverify.serving.config import BackendConfig, GatewayConfig, ListeningConfig, ServeConfig
+from selfverify.serving.backend import Backend, check_choosing
+from selfverify.serving.config import BackendConfig, ListeningConfig, ServeConfig
 from selfverify.serving.page import digits_example
+from selfverify.serving.schemas import ApiError
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -37,7 +38,9 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         DataError: The calibration cannot be read.
     """
     asked = settings.gateway
-    keys = keys_of(asked)
+    keys = read_keys(asked.api_key_file) if asked.api_key_file else []
+    if len(keys) > 1:
+        raise ConfigError(f"api_key_file {asked.api_key_file}: it holds {len(keys)} keys; give one")
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend
@@ -45,44 +48,27 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         server = ServerConfig(
             settings.backend.upstream,
             timeout_s=asked.timeout,
-            tries=settings.backend.tries,
             longest_wait_s=10.0,  # whoever asks the gateway is told at once to come back later
         )
-        backend = upstream_of(server, metrics, settings.backend.separate)
+        backend = upstream_of(server, metrics)
     else:
-        backend = local_of(settings.backend, metrics, asked.images.pixels)
+        backend = local_of(settings.backend, metrics, asked.most_pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
-    if asked.best_of.verifier is not None:
-        check_verifier(backend, asked.best_of.verifier, calibration)
-        try:
-            check_abstaining(asked.best_of, asked.best_of.verifier, calibration)
-        except ConfigError as error:
-            raise ConfigError(f"--abstain-below: {error}") from None
+    try:
+        check_choosing(backend, asked.best_of, calibration)
+    except ApiError as error:
+        raise ConfigError(str(error)) from None
     gate = None
     if settings.looking.look:
         from selfverify.serving.visual import VisualGate  # it needs torch
 
         gate = VisualGate(settings.looking.settings())
-    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
+    return Gateway(backend, asked, Keys(keys), calibration, metrics, example, gate)
 
 
-def keys_of(settings: GatewayConfig) -> Keys:
-    """Return the key that clients have to send, if there is one.
-
-    Raises:
-        ConfigError: Its file cannot be read, or holds several.
-    """
-    if settings.api_key_file is None:
-        return Keys([] if settings.api_key is None else [settings.api_key.strip()])
-    keys = read_keys(settings.api_key_file)
-    if len(keys) != 1:
-        raise ConfigError(f"--api-key-file {settings.api_key_file}: it holds {len(keys)} keys; give one")
-    return Keys(keys)
-
-
-def upstream_of(server: ServerConfig, metrics: Metrics, separate: bool = False) -> Upstream:
+def upstream_of(server: ServerConfig, metrics: Metrics) -> Upstream:
     """Return a server as backend; ``metrics`` counts the tries."""
-    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()), separate)
+    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()))
 
 
 def local_of(settings: BackendConfig, metrics: Metrics, max_pixels: int) -> Backend:
@@ -136,7 +122,7 @@ async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Ca
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
     if not gateway.keys and not is_loopback(listening.host):
-        logger.warning("everybody who reaches %s may ask: set a key with --api-key-file", listening.host)
+        logger.warning("everybody who reaches %s may ask: set a key (api_key_file)", listening.host)
     async with AsyncExitStack() as stack:
         port = await start(gateway, listening.host, listening.port, stack, listening.grace)
         # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.

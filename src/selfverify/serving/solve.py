@@ -1,7 +1,6 @@
 """Answer one question: draw N candidates, choose one, and say how sure it is and why.
 
-An own model answers (`solve_here`), or a server, which is asked the way the gateway asks (`solve_on_server`).
-With ``--look`` a server's model holds several conversations in which it looks again (`look_on_server`).
+An own model answers (`solve_here`), or a server, which is asked as the gateway asks it (`solve_on_server`).
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import opening, rollout
-from selfverify.selection.calibration import CALIBRATION_FILE, FUSED, Calibration, Fusion
+from selfverify.selection.calibration import CALIBRATION_FILE, Calibration, Fusion
 from selfverify.selection.rules import Candidate
 from selfverify.selection.stopping import sample_adaptively
-from selfverify.selection.strategies import Choice, choose
-from selfverify.serving.backend import (
-    Selection,
-    reply_of,
-    use_of,
-    with_known_confidence,
-    with_probability,
-)
-from selfverify.serving.config import CandidateConfig, Choosing, DrawsConfig, SolveConfig
+from selfverify.selection.strategies import Choice
+from selfverify.serving.backend import Selection, reply_of, selection_of, use_of
+from selfverify.serving.config import CandidateConfig, ChoosingConfig, DrawsConfig, SolveConfig
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
@@ -72,14 +65,7 @@ class Solution:
     looks: Sequence[Sequence[Mapping[str, Any]]] = ()
 
     @classmethod
-    def of(
-        cls,
-        found: Selection,
-        tokens: int,
-        begun: float,
-        correct: bool | None,
-        looks: Sequence[Sequence[Mapping[str, Any]]] = (),
-    ) -> Solution:
+    def of(cls, found: Selection, tokens: int, begun: float, correct: bool | None) -> Solution:
         """Return the solution that a selection of one answer is.
 
         Args:
@@ -87,7 +73,6 @@ class Solution:
             tokens: The number of tokens written in all.
             begun: When it was asked, by `time.perf_counter`.
             correct: Whether the chosen candidate is right. A consensus of several candidates was not judged.
-            looks: By candidate what it looked at.
         """
         [best] = found.selected
         return cls(
@@ -100,7 +85,7 @@ class Solution:
             tokens=tokens,
             seconds=time.perf_counter() - begun,
             correct=correct if best.choice.answer == best.reply.answer else None,
-            looks=looks,
+            looks=[candidate.about.get("looks", ()) for candidate in found.candidates],
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -115,7 +100,7 @@ def solve(
     task: Task,
     problem: Problem,
     verifier: Verifier,
-    choosing: Choosing,
+    choosing: ChoosingConfig,
     drawing: DrawsConfig,
     calibration: Calibration | None = None,
     on_candidate: OnCandidate | None = None,
@@ -149,21 +134,18 @@ def solve(
         drawn = made.groups[0].trajectories
         trajectories.extend(drawn)
         found = [reply_of(t, verifier.name, task.kind == "continuous") for t in drawn]
-        for candidate in found:
+        for candidate, trajectory in zip(found, drawn, strict=True):
+            candidate.about["looks"] = steps_of(trajectory)
             if on_candidate:
                 on_candidate(candidate)
         return found
 
     candidates, stopped = sample_adaptively(draw, choosing.stopping, choosing.strategy, choosing.options)
     fusion = verifier.fusion if isinstance(verifier, Fused) else None
-    chosen = choose(candidates, choosing.strategy, choosing.options)
-    choice = with_known_confidence(chosen, choosing.strategy, fusion)
-    selected = with_probability(choice, candidates[choice.index], calibration)
-    found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
-    correct = bool(trajectories[choice.index].rewards["correct"]) if task.judges else None
-    tokens = sum(candidate.tokens for candidate in candidates)
-    looks = [steps_of(trajectory) for trajectory in trajectories]
-    return Solution.of(found, tokens, begun, correct, looks)
+    found = selection_of(candidates, choosing, verifier.name, fusion, calibration, stopped=stopped)
+    best = found.selected[0].choice.index
+    correct = bool(trajectories[best].rewards["correct"]) if task.judges else None
+    return Solution.of(found, sum(candidate.tokens for candidate in candidates), begun, correct)
 
 
 def solve_here(
@@ -183,37 +165,25 @@ def solve_here(
         looking.set_coordinate_space(policy.coordinate_space)
         looking.set_policy(policy)
         task, problem = looking, looking.asked(problem)
-    words, fitted = drawing.second_turn or SECOND_TURN, find_fusion(choosing, model)
-    verifier = make_verifier(choosing.verifier, policy, task, words, fitted)
-    calibration = find_calibration(choosing, model)
+    calibration, fusion = find_calibration(choosing, model)
+    words = drawing.second_turn or SECOND_TURN
+    verifier = make_verifier(choosing.verifier, policy, task, words, fusion)
     return solve(policy, task, problem, verifier, choosing, drawing, calibration, on_candidate)
 
 
-def find_fusion(choosing: CandidateConfig, model: str) -> Fusion | None:
-    """Return what the verifier ``fused`` makes its scores with: from the calibration that was asked for, or
-    the model folder's. A fusion holds for any strategy and number of candidates.
-
-    Raises:
-        DataError: The calibration cannot be read.
-    """
-    file = choosing.calibration or Path(model) / CALIBRATION_FILE
-    if choosing.verifier != FUSED or not (choosing.calibration or file.is_file()):
-        return None
-    return Calibration.load(file).fusion
-
-
-def find_calibration(choosing: CandidateConfig, model: str) -> Calibration | None:
-    """Return the calibration that was asked for, or the model folder's if it was fitted for these settings.
+def find_calibration(choosing: CandidateConfig, model: str) -> tuple[Calibration | None, Fusion | None]:
+    """Return the calibration that was asked for, or the model folder's if it was fitted for these settings;
+    and what the verifier ``fused`` makes its scores with, which holds for any strategy and number.
 
     Raises:
         ConfigError: The calibration that was asked for was fitted for something else.
         DataError: The calibration cannot be read.
     """
     asked, beside = choosing.calibration, Path(model) / CALIBRATION_FILE
-    if asked is None and not (choosing.all_samples and beside.is_file()):
-        return None
+    if asked is None and not beside.is_file():
+        return None, None
     found = Calibration.load(asked or beside)
     misfit = found.misfit(use_of(choosing, choosing.verifier))
     if misfit and asked is not None:
         raise ConfigError(f"{asked} was fitted with {misfit}")
-    return None if misfit else found
+    return None if misfit or not choosing.all_samples else found, found.fusion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,16 +14,17 @@ from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, r
 from selfverify.clients.openai_client import OpenAIClient
 from selfverify.clients.replies import Completion, soft_score, without_score
 from selfverify.clients.usage import Usage
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.serving.backend import AnswerRequest, Backend, Draws, Events
+from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events
 from selfverify.serving.schemas import ApiError, invalid_value, with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.serving.visual import Looked
     from selfverify.visual.task import VisualToolTask
 
-VERIFIERS = "inline, soft, judge, judge:MODEL, none"
+Scoring = Callable[[], Coroutine[Any, Any, float | None]]
+"""Returns a candidate's score; None where there is none."""
 
 _QUICK = 0.1
 """The share of a request's time in which candidates of a quick model are there."""
@@ -34,16 +35,15 @@ class Upstream(Backend):
 
     Args:
         client: The client of the server.
-        separate: Ask for every candidate in a request of its own, for servers whose ``n`` goes wrong.
     """
 
     name = "upstream"
+    is_server = True
     default_verifier = "inline"
     strict = False
 
-    def __init__(self, client: OpenAIClient, separate: bool = False) -> None:
+    def __init__(self, client: OpenAIClient) -> None:
         self.client = client
-        self.separate = separate
         self.sampler = CandidateSampler(client)
         self.reader = ScoreReader(client)
         self.listening = threading.Lock()
@@ -61,7 +61,8 @@ class Upstream(Backend):
     def check_verifier(self, verifier: str) -> None:
         """See `Backend`."""
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
-            raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
+            known = "inline, soft, judge, judge:MODEL, none"
+            raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {known}")
 
     def check(self, ask: AnswerRequest) -> None:
         """See `Backend`."""
@@ -69,31 +70,25 @@ class Upstream(Backend):
             text = "candidates that look again have the scores that they write: inline or none"
             raise invalid_value("best_of.verifier", text)
 
-    def passes_on(self) -> bool:
-        """See `Backend`."""
-        return True
-
-    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> dict[str, Any]:
-        """See `Backend`."""
-        reply = await self.client.chat(body, usage.lost, until)
-        usage.add(reply.get("usage"), _said(reply) // 4)
-        return reply
-
-    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
-        """See `Backend`."""
-        counted, begun, size, pieces = None, False, 0, 0
+    async def pass_on(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+        """See `Backend`. Where nobody counts, a chunk that says something is a token."""
+        if not body.get("stream"):
+            reply = await self.client.chat(body, usage.lost, until)
+            usage.add(reply.get("usage"), 0)
+            yield reply
+            return
+        counted, begun, pieces = None, False, 0
         try:
             async with aclosing(self.client.stream(body, usage.lost, until)) as chunks:
                 async for chunk in chunks:
-                    said = _said(chunk)
                     counted, begun = chunk.get("usage") or counted, True
-                    size, pieces = size + said, pieces + (said > 0)
+                    pieces += bool(chunk.get("choices"))
                     yield chunk
         finally:
             if begun:
-                usage.add(counted, max(size // 4, pieces))  # most servers send each token apart
+                usage.add(counted, pieces)
 
-    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> ServerError | None:
+    async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
 
         ``soft`` reads the score of each distinct candidate in a call of its own where the server continues
@@ -104,46 +99,36 @@ class Upstream(Backend):
             return await self._look(ask, ask.look, n, first, drawing)
         soft, reader, until = drawing.verifier == "soft", self.reader, ask.deadline
         reads = soft and await reader.can_read(ask.model, ask.usage, until)
-        readings: dict[str, asyncio.Task[float | None]] = {}
-        known = {reply.key or reply.text: reply.score for reply in drawing.candidates}
-        ratings: dict[str, asyncio.Task[float | None]] = {}
 
-        async def judged(reply: Completion, key: str) -> None:
-            if key not in ratings:
-                text = without_score(reply.text) or reply.text
-                ratings[key] = judging.create_task(self._rating(ask, str(judge), text))
-            reply.score = await ratings[key]
-            drawing.ready(reply)
-
-        async def soften(reply: Completion) -> None:
-            text = reply.text
-            if text not in readings:
-                readings[text] = judging.create_task(reader.read(ask.body, reply, ask.usage, until))
-            read = await readings[text]
-            reply.score = reply.score if read is None else read
+        async def scored(reply: Completion, key: str, score: Scoring) -> None:
+            if key not in drawing.scoring:
+                drawing.scoring[key] = judging.create_task(score())
+            found = await drawing.scoring[key]
+            reply.score = reply.score if found is None else found
             drawing.ready(reply)
 
         def deliver(reply: Completion) -> None:
-            written, key = drawing.arrived(reply), reply.key or reply.text
+            score: Scoring | None = None
+            written = drawing.arrived(reply)
+            key = reply.key or reply.text
             if reads and written is not None:
-                reply.score = written  # counts if time ends before the reading
-                judging.create_task(soften(reply))
-                return
-            if judge is None:
+                reply.score, key = written, reply.text  # counts if time ends before the reading
+                score = partial(reader.read, ask.body, reply, ask.usage, until)
+            elif judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
             elif reply.answer is not None:
-                reply.score = known.get(key)
-                if reply.score is None:
-                    judging.create_task(judged(reply, key))
-                    return
-            drawing.ready(reply)
+                score = partial(self._rating, ask, judge, without_score(reply.text) or reply.text)
+            if score is None:
+                drawing.ready(reply)
+            else:
+                judging.create_task(scored(reply, key, score))
 
         async def sample(more: dict[str, Any]) -> ServerError | None:
             body = ask.body | more
             return await self.sampler.draw(body, n, deliver, ask.usage, self._mode(ask), first, ask.deadline)
 
         now = asyncio.get_running_loop().time
-        begun, is_quick = now(), False
+        begun, is_quick, fault = now(), False, None
         async with asyncio.TaskGroup() as judging:
             try:
                 if soft and not (reads and drawing.fusion is None):
@@ -151,15 +136,16 @@ class Upstream(Backend):
                 else:
                     fault = await sample({})
                 is_quick = fault is None and now() - begun < _QUICK * (ask.deadline - begun)
-                return fault
             except ServerError as error:
-                return error
+                fault = error
             finally:
                 (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
+        if fault is not None:
+            raise fault
 
     async def _look(
         self, ask: AnswerRequest, look: VisualToolTask, n: int, first: int, drawing: Draws
-    ) -> ServerError | None:
+    ) -> None:
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
         from selfverify.serving.visual import AT_ONCE, look_once  # it needs torch
 
@@ -201,19 +187,12 @@ class Upstream(Backend):
                     conversations.create_task(one(first + number))
         finally:
             over.set()  # at the deadline, or where the client has left
-        for fault in faults:
-            if isinstance(fault, ApiError):
-                raise fault
-            if isinstance(fault, DataError):
-                raise ApiError(400, str(fault), "invalid_value", "messages")
-            return fault if isinstance(fault, ServerError) else ServerError(str(fault), 500, "model_failed")
-        return None
+        if faults:
+            raise faults[0]
 
     def _mode(self, ask: AnswerRequest) -> Mode:
         """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are
         there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
-        if self.separate:
-            return "separate"
         needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
         return "stream" if needed else "n"
 
@@ -224,12 +203,15 @@ class Upstream(Backend):
             return None  # an answer without a score is better than no answer
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`: a judge is asked, whatever the verifier.
+        """See `Backend`.
 
         Raises:
             ServerError: The judge failed on all answers.
         """
-        judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
+        name = ask.best_of.verifier or "judge"
+        judge = judge_of(name, ask.model)
+        if judge is None:
+            raise invalid_value("verifier", NO_JUDGE.format(name))
         asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
         return await rate_all(self.client, judge, asked, ask.usage)
 
@@ -240,24 +222,6 @@ class Upstream(Backend):
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return await self.client.models()
-
-
-def _said(chunk: Mapping[str, Any]) -> int:
-    """Return the bytes of what a chunk or a reply says; where nobody counts, four are a token."""
-    choices = chunk.get("choices")
-    return sum(
-        _bytes_of(choice.get("delta")) + _bytes_of(choice.get("message"))
-        for choice in (choices if isinstance(choices, list) else ())
-        if isinstance(choice, Mapping)
-    )
-
-
-def _bytes_of(value: Any) -> int:
-    """Return how many bytes all texts have together that are values."""
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "replace"))
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return sum(map(_bytes_of, inner))
 
 
 def own_score(reply: Completion, verifier: str, written: float | None) -> float | None:

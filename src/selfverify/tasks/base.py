@@ -184,7 +184,7 @@ class Task(ABC):
             to be called before problems are made.
         limits: How long its conversations may get.
         repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
-            asked. Where it does not, training logs what was said (``learner.rollout_log``).
+            asked. Where it does not, training logs what was said (``learner.checkpoint.rollout_log``).
         judges: Whether it knows which answers are right.
         packages: Packages that judging wants, by the names of the extras that bring them.
     """

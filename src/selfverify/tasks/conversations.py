@@ -281,10 +281,6 @@ class Conversations(RowTask):
         return "\n".join(written)
 
 
-class PreferencesConfig(RowTaskConfig):
-    """Which pairs there are."""
-
-
 class Preferences(RowTask):
     """A problem is what both sides of a pair begin with; each side is a conversation that goes on from it.
 
@@ -293,8 +289,8 @@ class Preferences(RowTask):
 
     name = "pairs"
     summary = "preferences among conversations from files, for direct preference optimisation"
-    config_class = PreferencesConfig
-    config: PreferencesConfig
+    config_class = RowTaskConfig
+    config: RowTaskConfig
     convert = staticmethod(convert_preference)
     needs = ("prompt", "chosen", "rejected")
     tags = ("answer",)

@@ -10,9 +10,9 @@ answer ("The correct answer is: D. 90", ``\boxed{D}``). Comparing runs in proces
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -32,8 +32,8 @@ from selfverify.tasks.math_answer import (
     compare,
     compare_values,
     decide,
-    same_number,
 )
+from selfverify.tasks.math_numbers import tokens
 from selfverify.tasks.math_text import committed, final_expression, plain, unwrap, words
 from selfverify.tasks.math_values import Named, Number, Value, read
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, with_images
@@ -371,23 +371,10 @@ def _hint(meta: Mapping[str, Any]) -> str:
 # math-verify finds no ``B`` in ``\\boxed{B}``, and searching a text for letters pays for "A or B". Here the
 # whole answer has to be a letter, an option's text or value, or a letter with its own option's text.
 
-_LETTER = re.compile(
-    r"(?:(?:option|choice) +)?(?:\((?P<a>[A-Za-z])\)|\[(?P<b>[A-Za-z])\]|(?P<c>[A-Za-z])(?![A-Za-z]))\s*"
-    r"(?P<mark>[.):]|(?<=\s)-+(?=\s))?\s*(?P<rest>.*)",
-    re.IGNORECASE | re.DOTALL,
-)
-_DENIED = re.compile(
-    r"(?:(?:is|was|are|would be)\b\s*)?(?:not|no|wrong|incorrect|false|never|isn't)\b", re.IGNORECASE
-)
-_AFFIRMED = re.compile(
-    r"(?:is(?: the)?(?: (?:correct|right|best|final))*(?: (?:answer|option|choice))?|选?项)", re.IGNORECASE
-)
-_JOIN = r"(?:\b(?:or|and|nor|vs)\b\.?|[/&,;|+-])"
-_LONE = r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?![A-Za-z])[)\].:]*"
-_JOINED = re.compile(rf"\s*{_JOIN}\s*{_LONE}\s*(?:$|{_JOIN})", re.IGNORECASE)
-"""Another letter right behind the first one: ``b. or c``, ``(B) / (c)``."""
-_LETTERS = re.compile(rf"(?:\s*(?:{_JOIN}|{_LONE}))*\s*", re.IGNORECASE)
-"""Nothing but letters: ``b) c) d)``."""
+_DENIALS = {"not", "no", "wrong", "incorrect", "false", "never", "isn't"}
+_AFFIRMED = {"is", "the", "correct", "right", "best", "final", "answer", "option", "choice"}
+_JOINS = {"or", "and", "nor", "vs", "option", "choice", *"/&,;|+-()[].:"}
+"""What stands between letters that are listed: ``b. or c``, ``(B) / (c)``."""
 
 
 def read_choice(text: str, options: Mapping[str, str]) -> str | None:
@@ -399,80 +386,84 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     content = final_expression(text)
     if not content:
         return None
-    match = _LETTER.fullmatch(content)
-    letter = (match["a"] or match["b"] or match["c"]).upper() if match is not None else ""
-    if match is not None and letter in options and not match["rest"]:
+    letter, marked, rest = _letter(content)
+    if letter in options and not rest:
         return letter  # even if it is another option's text: letters were asked for
     by_text = _by_text(content, options)
-    if by_text is not None or match is None or letter not in options:
+    if by_text is not None or letter not in options:
         return by_text
-    rest = unwrap(match["rest"])
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
-        return letter if _spelt_alike(options[said], options[letter]) else None
-    if _AFFIRMED.fullmatch(rest):
+        return letter if _is_alike(options[said], options[letter]) else None
+    told = words(rest).split() or [""]
+    if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
-    marked = bool(match["mark"]) or match["c"] is None
-    if not marked or _DENIED.match(rest):
+    denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
+    if not marked or {*denied} & _DENIALS:
         return None
     return letter if _names_no_other(rest, letter, options) else None
 
 
+def _letter(content: str) -> tuple[str, bool, str]:
+    """Return the letter with which an answer begins, or nothing; whether a mark sets it apart; the rest."""
+    for lead in ("option ", "choice "):
+        content = content[len(lead) :].lstrip() if content.casefold().startswith(lead) else content
+    bracket = content[:1] in ("(", "[")
+    letter, rest = content[bracket:][:1].upper(), content[bracket + 1 :]
+    if rest[:1] not in (")", "]") if bracket else rest[:1].isascii() and rest[:1].isalpha():
+        return "", False, ""
+    spaced, rest = rest[:1] == " ", rest[bracket:].lstrip()
+    mark = rest[:1] in (".", ")", ":") or (spaced and rest.startswith("- "))
+    return letter, bracket or mark, unwrap(rest[1:] if mark else rest)
+
+
 def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
     """Return the target's letter, and the letters of options with the same text."""
-    return {key for key, text in options.items() if key == target or _spelt_alike(text, options[target])}
+    return {key for key, text in options.items() if key == target or _is_alike(text, options[target])}
 
 
 def _by_text(content: str, options: Mapping[str, str]) -> str | None:
     """Return the option with this text, else the one of this value; None if different ones are."""
-    for same in (_spelt_alike, _same_value):
+    for same in (_is_alike, _is_equal):
         found = [letter for letter, text in options.items() if same(text, content)]
         if found:
-            return found[0] if all(_spelt_alike(options[f], options[found[0]]) for f in found) else None
+            return found[0] if all(_is_alike(options[f], options[found[0]]) for f in found) else None
     return None
 
 
-def _spelt_alike(a: str, b: str) -> bool:
-    (words_a, compact_a, _), (words_b, compact_b, _) = _spelt(a), _spelt(b)
-    return bool(words_a) and (words_a == words_b or compact_a == compact_b)
+def _is_alike(a: str, b: str) -> bool:
+    """Whether texts have the same words, or are spellings of one value with its unit."""
+    (words_a, x), (words_b, y) = _spelt(a), _spelt(b)
+    return bool(words_a) and (words_a == words_b or (x is not None and x == y))
 
 
-def _same_value(a: str, b: str) -> bool:
-    x, y = _spelt(a)[2], _spelt(b)[2]
-    if isinstance(x, Number) and isinstance(y, Number):
-        # Two options may differ in the percent sign only: here nothing is forgiven but spelling and a unit.
-        return x.percent == y.percent and same_number(x, y)
-    if x is None or y is None or isinstance(x, Number) or isinstance(y, Number):
-        return False
-    return compare_values(x, y, Target("")).verdict == "right"
+def _is_equal(a: str, b: str) -> bool:
+    x, y = _spelt(a)[1], _spelt(b)[1]
+    if isinstance(x, Number) and isinstance(y, Number) and x.percent != y.percent:
+        return False  # two options may differ in the percent sign only
+    return x is not None and y is not None and compare_values(x, y, Target("")).verdict == "right"
 
 
 @lru_cache(maxsize=4096)
-def _spelt(text: str) -> tuple[str, str, Value | None]:
-    """Return a text as words, as LaTeX and as a value."""
+def _spelt(text: str) -> tuple[str, Value | None]:
+    """Return a text as words and as a value."""
     text = unwrap(plain(text))
     value = read(text)
-    compact = re.sub(r"\{(\w)\}", r"\1", re.sub(r"[\s$]", "", text))
-    return words(text), compact, value.value if isinstance(value, Named) and value.rounded is None else value
+    return words(text), value.value if isinstance(value, Named) and value.rounded is None else value
 
 
 def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
     """Whether an explanation after "B." names neither another letter nor another option's text.
 
-    Small letters are words and variables, but for those that are joined to the first letter or stand alone.
+    Small letters are words and variables, but for those that are listed behind the first one or stand alone.
     """
-    joined = _JOINED.match(rest)
-    small = set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", rest)) if _LETTERS.fullmatch(rest) else set()
-    if ({found.upper() for found in small} | ({joined[1].upper()} if joined else set())) & (
-        set(options) - {letter}
-    ):
+    said = [part.text.strip("\\'") for part in tokens(rest)]
+    listed = list(takewhile(lambda text: len(text) == 1 or text.casefold() in _JOINS, said))
+    named = {text for text in said if len(text) == 1 and text.isupper()}
+    if listed == said or said[0].casefold() in _JOINS:
+        named |= {text.upper() for text in listed}
+    if named & (options.keys() - {letter}):
         return False
-    capitals = set(re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", rest))
-    if capitals & (set(options) - {letter}):
-        return False
-    said, own = f" {words(rest)} ", words(options[letter])
-    for other, text in options.items():
-        spelt = words(text)
-        if other != letter and spelt and spelt not in own and spelt in said:
-            return False
-    return True
+    told, own = f" {words(rest)} ", words(options[letter])
+    others = (words(text) for key, text in options.items() if key != letter)
+    return not any(text and text not in own and text in told for text in others)

@@ -2,86 +2,36 @@
 vote together.
 
 Both sides are read by `math_values.read`. Numbers, labels, lists and intervals of them are decided here.
-What one expression is goes to math-verify in a worker process, as LaTeX in one box: never as a text in which
-it would look for an answer, which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which
-evaluates Python. What would keep it busy for seconds or take gigabytes is not asked (`is_costly`).
+An expression goes to math-verify in a worker process, as LaTeX in one box: never as a text in which it would
+look for an answer, which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which evaluates
+Python.
+It is not asked about letters, rare commands and huge powers that the target does not have.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
 from selfverify.selection.rules import UNIT_MARK
-from selfverify.tasks.math_numbers import FUNCTION_NAMES, MAX_WRITTEN, number_latex, read_unit, size, tokens
-from selfverify.tasks.math_text import depths, words
+from selfverify.tasks.math_numbers import MAX_WRITTEN, Exact, apart, number_latex, read_unit, size, tokens
+from selfverify.tasks.math_text import words
 from selfverify.tasks.math_values import (
-    Clock,
     Expression,
-    Interval,
     Items,
     Label,
     Named,
     Number,
     Value,
-    as_interval,
     has_names,
-    number_of,
     read,
 )
 
-_ENDLESS = re.compile(
-    r"\d{21}|\^\s*[{(]?\s*[-+]?\d{4}|\^\s*\{[^{}]*\^|\^\s*\{?\s*\([^()]*\^|\^\s*[\w.]+\s*\^|\d{4}\s*!|[)}\]!|]\s*!"
-)
-"""Huge powers, towers of powers, and factorials of large numbers or of expressions."""
-_BRACED = re.compile(r"\{\s*(\d{1,3}|[A-Za-z])\s*\}(?=\s*!)")
-_POWER = re.compile(r"[)}\]]\s*\^\s*[{(]?\s*[-+]?(\d+)")
-_NUMBERS = re.compile(r"(?:[\d.\s{}+\-*/]|\\frac|\\cdot|\\times)*")
-_ONE_TERM = re.compile(r"[^+\-!^]*")
-_HEAVY = re.compile(r"\\(?:int|iint|iiint|oint|sum|prod|lim|limsup|liminf|binom|max|min|gcd|lcm)(?![A-Za-z])")
-"""Signs that are evaluated only where the target has one of them, too."""
-_SPACE = re.compile(
-    r"(?<![\dA-Za-z.])\s+|\s+(?![\dA-Za-z.])|(?<=[\d.])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[\d.])"
-)
-"""Spaces that mean nothing: all but those between two numbers or two letters."""
-_SUBSCRIPT = re.compile(r"_\s*(?:\w|\{[^{}]*\})")
-_SIDE_BY_SIDE = re.compile(r"[\d.}](?:\s+|\s*[eE]\s*)[\d.]")
-"""Two numbers are a product or a mixed number to LaTeX, and "3 e 8" is 300,000,000."""
-_RUN = re.compile(r"\\?[A-Za-z]+")
-
-MOST_POWER = 20
-"""The largest power of a sum with letters or roots: expanded, it has a term for every way to choose."""
-MAX_ASKED, DEEPEST_ASKED = 300, 12
-"""Characters of an expression that math-verify is asked about, and brackets in brackets."""
-
-
-def is_costly(text: str) -> bool:
-    """Whether an expression in LaTeX would keep math-verify busy for seconds or take gigabytes."""
-    text = _BRACED.sub(r"\1", text)
-    if _ENDLESS.search(text):
-        return True
-    for match in _POWER.finditer(text):
-        base = _inside(text, match.start())
-        cheap = _NUMBERS.fullmatch(base) or _ONE_TERM.fullmatch(base)
-        if len(match[1]) > 3 or (int(match[1]) > MOST_POWER and not cheap):
-            return True
-    return False
-
-
-def _inside(text: str, end: int) -> str:
-    """Return what stands inside the bracket that closes at ``end``."""
-    depth = 0
-    for place in range(end, -1, -1):
-        depth += (text[place] in ")]}") - (text[place] in "([{")
-        if depth == 0:
-            return text[place + 1 : end]
-    return text[:end]
-
+MAX_ASKED = 300
+"""Characters of an expression that math-verify is asked about."""
 
 Kind = Literal["integer", "float", "list", "text"]
 Decision = Literal["right", "wrong", "ask"]
@@ -125,59 +75,43 @@ def compare(target: Target, answer: str) -> Comparison:
     gold, own = read(target.text, target.unit), read(answer, target.unit)
     if gold is None or own is None:
         return _verdict(gold is own and words(answer) == words(target.text))
-    if isinstance(gold, Expression) and isinstance(own, Expression):
-        if _compact(gold.latex) == _compact(own.latex) and gold.unit == own.unit:
-            costly = own.value is not None or is_costly(own.latex) or _HEAVY.search(own.latex)
-            valued = not costly and _askable(own.latex, own.latex)
-            return Comparison("right", own.latex, own.latex) if valued else RIGHT
-    elif gold == own:
-        return RIGHT
+    if gold == own:  # an expression without letters has a value to vote by
+        valued = isinstance(own, Expression) and not own.signs and len(own.latex) <= MAX_ASKED
+        return Comparison("right", own.latex, own.latex) if valued else RIGHT
     return compare_values(gold, own, target)
 
 
 def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare the value of an answer with that of its target."""
-    gold, own = _as_asked(gold), _as_asked(own)
+    if gold == own:
+        return RIGHT
     if isinstance(gold, Named) or isinstance(own, Named):
         return _compare_named(gold, own, target)
-    if isinstance(gold, Clock) or isinstance(own, Clock):
-        return _verdict(gold == own)
-    if isinstance(gold, Label) and gold.measured and isinstance(own, Number) and own.unit:
-        gold = gold.measured
-    if isinstance(own, Label) and own.measured and isinstance(gold, Number):
-        own = own.measured
     if isinstance(gold, Label) or isinstance(own, Label):
-        return _verdict(_same_label(gold, own))
-    if (isinstance(gold, Expression) and gold.equation) or (isinstance(own, Expression) and own.equation):
-        if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
-            return _ask(gold, own)
+        same = isinstance(gold, Label) and isinstance(own, Label)
+        return _verdict(same and gold.text.replace(" ", "") == own.text.replace(" ", ""))
+    if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
+        return _ask(gold, own)
+    if any(isinstance(value, Expression) and value.equation for value in (gold, own)):
         return WRONG
-    if isinstance(gold, Interval) or isinstance(own, Interval):
-        return _compare_intervals(gold, own, target)
     if isinstance(gold, Items) or isinstance(own, Items):
         return _compare_items(gold, own, target)
     if isinstance(gold, Number) and isinstance(own, Number):
-        return _verdict(_same(gold, own, target))
-    return _ask(gold, own, target)
-
-
-def _as_asked(value: Value) -> Value:
-    """Take off a name that says nothing: that of ``= 5``, whose value may be rounded."""
-    return value.value if isinstance(value, Named) and not value.name and value.rounded is None else value
+        return _compare_numbers(gold, own, target)
+    return _ask(gold, own)
 
 
 def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     """Compare values of which at least one has a name. Names count where both sides name a variable."""
+    if any(isinstance(value, Expression) and value.equation for value in (gold, own)):
+        named = isinstance(own, Named) or (isinstance(gold, Named) and gold.name)
+        return _ask(gold, own) if named else WRONG
     g, a = (value if isinstance(value, Named) else Named("", value) for value in (gold, own))
-    if isinstance(gold, Expression) and gold.equation and isinstance(own, Named):
-        return _ask(gold, Expression(f"{own.name} = {latex(own.value)}", equation=True))
-    if isinstance(own, Expression) and own.equation:
-        if isinstance(gold, Named) and gold.name:
-            return _ask(Expression(f"{gold.name} = {latex(gold.value)}", equation=True), own)
-        return WRONG
     same = g.name == a.name or g.name.partition("_")[0] == a.name or a.name.partition("_")[0] == g.name
     if g.name and a.name and not same and {g.name, a.name} != {"y", "f(x)"}:
         return WRONG
+    if g.name.islower() and isinstance(a.value, Items) and not a.value.kind:
+        return WRONG  # "-1, 1" are roots and no interval
     found = WRONG
     for left in (g.value, g.rounded):
         for right in (a.value, a.rounded):
@@ -189,38 +123,8 @@ def _compare_named(gold: Value, own: Value, target: Target) -> Comparison:
     return found
 
 
-def _same_label(gold: Value, own: Value) -> bool:
-    if not isinstance(gold, Label):
-        return False
-    if isinstance(own, Label):
-        if gold.base or own.base:
-            return gold.text == own.text and gold.base == own.base
-        return gold.text == own.text or "".join(gold.text.split()) == "".join(own.text.split())
-    # The question names the base: an answer may leave it out, as it may a unit.
-    return (
-        bool(gold.base)
-        and isinstance(own, Number)
-        and size(own.value) <= MAX_WRITTEN
-        and str(own.value) == gold.text
-    )
-
-
-def _compare_intervals(gold: Value, own: Value, target: Target) -> Comparison:
-    left, right = as_interval(gold), as_interval(own)
-    if left is None or right is None or left.closed != right.closed:
-        return WRONG
-    if left.name and right.name and left.name != right.name:
-        return WRONG
-    asked = None
-    for a, b in ((left.low, right.low), (left.high, right.high)):
-        if (a is None) != (b is None):
-            return WRONG
-        if a is not None and b is not None:
-            told = compare_values(a, b, target)
-            if told.verdict == "wrong":
-                return WRONG
-            asked = told if told.verdict == "ask" else asked
-    return Comparison("ask", latex(left), latex(right)) if asked is not None else RIGHT
+_LOOSE = {"": ("", "{}"), "{}": ("", "{}"), "()": ("", "()")}
+"""The brackets that an answer may have instead of the target's."""
 
 
 def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
@@ -229,22 +133,17 @@ def _compare_items(gold: Value, own: Value, target: Target) -> Comparison:
     golds, owns = (value.items if isinstance(value, Items) else (value,) for value in (gold, own))
     if len(golds) != len(owns):
         # "\pm 3" is a list of two that has no comma.
-        return _ask(gold, own, target) if any(several) and not all(several) else WRONG
+        return _ask(gold, own) if any(several) and not all(several) else WRONG
     opened, kind = (value.kind if isinstance(value, Items) else "" for value in (gold, own))
-    if {opened, kind} & {"-", ":", "/", "x", "\\cup", "\\cap"} and opened != kind:
-        return WRONG
-    if opened == "{}" and kind not in ("", "{}"):
-        return WRONG
-    if opened not in ("", "{}") and kind != opened and target.kind != "list" and (kind or opened != "()"):
-        return WRONG
     named = has_names(golds)
-    if opened == "" and kind not in ("", "{}") and len(golds) > 1 and not named:
+    agree = kind in _LOOSE.get(opened, (opened,))
+    if len(opened) in (0, 2) and len(kind) == 2 and opened != "{}":
+        agree |= target.kind == "list" or (not opened and (named or len(golds) == 1))
+    if not agree and not (target.kind == "list" and not kind and len(opened) == 2):
         return WRONG
     ordered = opened not in ("", "{}", "\\cup", "\\cap") or named
     told = _matched(golds, owns, target, ordered)
-    if told == "ask":
-        return _ask(gold, own, target)
-    return _verdict(told == "right")
+    return _ask(gold, own) if told == "ask" else _verdict(told == "right")
 
 
 def _matched(golds: Iterable[Value], owns: Iterable[Value], target: Target, ordered: bool) -> Decision:
@@ -259,37 +158,48 @@ def _matched(golds: Iterable[Value], owns: Iterable[Value], target: Target, orde
     return "ask" if doubt else "right"
 
 
-def _same(gold: Number, answer: Number, target: Target) -> bool:
+def _compare_numbers(gold: Number, own: Number, target: Target) -> Comparison:
     kind = target.kind if target.kind in ("integer", "float") else None
-    if not gold.unit and not gold.percent and target.unit:
-        gold = Number(gold.value, gold.decimal, False, read_unit(tokens(target.unit)) or ())
-    return same_number(gold, answer, target.precision if kind != "integer" else None, kind)
+    precision = target.precision if kind != "integer" else None
+    if target.unit and not gold.unit and not gold.percent:
+        gold = replace(gold, unit=read_unit(tokens(target.unit)) or ())
+    irrational = [isinstance(value, float) for value in (gold.value, own.value)]
+    if precision is not None or not any(irrational):
+        return _verdict(same_number(gold, own, precision, kind))
+    distance = apart(gold.worth, own.worth)
+    if not _same_units(gold, own) or distance > Fraction(1, 10**5):
+        return WRONG
+    return RIGHT if all(irrational) and distance <= Fraction(1, 10**12) else _ask(gold, own)
 
 
-def _ask(gold: Value, own: Value, target: Target | None = None) -> Comparison:
-    units = [value.unit if isinstance(value, (Number, Expression)) else () for value in (gold, own)]
-    if target is not None and target.unit and not units[0]:
-        units[0] = read_unit(tokens(target.unit)) or ()
-    if units[0] and units[1] and units[0] != units[1]:
-        return WRONG
-    if isinstance(gold, Number) and gold.percent:
-        return WRONG
-    x, y = number_of(gold), number_of(own)
-    if isinstance(x, float) and isinstance(y, float) and math.isclose(x, y, rel_tol=1e-12):
-        return RIGHT
-    if any(isinstance(value, Number) and size(value.value) > MAX_WRITTEN for value in (gold, own)):
-        return WRONG  # no expression that math-verify is asked about is as large
+def _ask(gold: Value, own: Value) -> Comparison:
+    """Have math-verify compare expressions, if the answer's signs are signs of the target."""
     left, right = latex(gold), latex(own)
-    if not _askable(left, right):
-        return WRONG
-    return Comparison("ask", left, right)
+    asks = left and right and len(right) <= MAX_ASKED and _signs(own) <= _signs(gold)
+    return Comparison("ask", left, right) if asks else WRONG
+
+
+def _signs(value: Value | None) -> frozenset[str]:
+    match value:
+        case Expression():
+            return value.signs
+        case Label():
+            return frozenset([value.text])
+        case Named():
+            return _signs(value.value).union(filter(str.isalpha, value.name))
+        case Items():
+            return frozenset().union(*map(_signs, value.items))
+    return frozenset()
 
 
 def latex(value: Value) -> str:
-    """Return a value as LaTeX for math-verify."""
+    """Return a value as LaTeX for math-verify; empty for a number that is too long to be written."""
     match value:
         case Number():
-            return number_latex(value.worth)
+            worth = value.worth
+            if not isinstance(worth, Fraction):
+                return value.latex
+            return number_latex(worth) if size(worth) <= MAX_WRITTEN else ""
         case Expression():
             return value.latex
         case Named():
@@ -301,60 +211,36 @@ def latex(value: Value) -> str:
             pair = (value.kind[0], value.kind[1]) if len(value.kind) == 2 else ("(", ")")
             opened, closed = brackets.get(value.kind, pair)
             return f"{opened}{', '.join(map(latex, value.items))}{closed}"
-        case Interval():
-            low = r"-\infty" if value.low is None else latex(value.low)
-            high = r"\infty" if value.high is None else latex(value.high)
-            return f"{'[' if value.closed[0] else '('}{low}, {high}{']' if value.closed[1] else ')'}"
         case Label():
             return value.text
-        case Clock():
-            return str(value.seconds)
-
-
-def _askable(gold: str, answer: str) -> bool:
-    """Whether the answer is one expression of a size and kind that math-verify can be trusted with."""
-    deep = depths(answer)  # half-open intervals mix the kinds of brackets
-    if len(answer) > MAX_ASKED or not answer.isascii():
-        return False
-    if deep and (min(deep) < 0 or max(deep) > DEEPEST_ASKED or deep[-1]):
-        return False
-    if is_costly(answer) and not is_costly(gold):
-        return False
-    if _HEAVY.search(answer) and not _HEAVY.search(gold):
-        return False
-    if _SIDE_BY_SIDE.search(_SUBSCRIPT.sub("", answer)):
-        return False
-    if answer.count("^") + answer.count("!") + answer.count("\\frac") > 40:
-        return False
-    letters = {letter for run in _RUN.findall(gold) if run[0] != "\\" for letter in run}
-    for run in _RUN.findall(answer):
-        known = run[0] == "\\" or len(run) == 1 or run.casefold() in FUNCTION_NAMES
-        if len(run) == 1 and run not in letters and run.swapcase() in letters:
-            return False  # to math-verify r is R
-        if not known and not set(run) <= letters:
-            return False  # a word, as in "5 minus 2" or "not 7"
-    return True
 
 
 def _verdict(right: bool) -> Comparison:
     return RIGHT if right else WRONG
 
 
-def _compact(text: str) -> str:
-    return _SPACE.sub("", text).replace(r"\{", "{").replace(r"\}", "}")
-
-
 def decide(target: Target, told: dict[str, Any]) -> bool:
     """Return the verdict on two expressions, given what `math_worker.compare` found.
 
-    With a data set's precision the values decide, as for plain numbers: math-verify finds ``2\\sqrt{3}``
-    unequal to 3.46. Otherwise values have to be close, too: math-verify rounds to six decimals, which would
+    With a precision the values decide, as for plain numbers: math-verify finds ``10\\sin 40^\\circ``
+    unequal to 6.43. Otherwise values have to be close, too: math-verify rounds to six decimals, which would
     make 0 right for every small target.
     """
     gold, answer = told["gold"], told["answer"]
     if gold is not None and answer is not None and target.precision is not None and target.kind != "integer":
         return same_number(Number(Fraction(gold)), Number(Fraction(answer)), target.precision, "float")
     return bool(told["equal"]) and told.get("close") is not False
+
+
+def _same_units(gold: Number, answer: Number) -> bool:
+    """Whether units allow for equality: one that is missing does, unless it is the target's code (``12A``) or
+    the base of the answer.
+    """
+    if not answer.unit and not answer.percent:
+        return not gold.code
+    if not gold.unit and not gold.percent:
+        return not any(name.startswith("_") for name, _ in answer.unit)
+    return (gold.unit, gold.percent) == (answer.unit, answer.percent)
 
 
 def same_number(
@@ -374,20 +260,18 @@ def same_number(
     * Otherwise integers and fractions must be equal; where one of the two is written as a decimal, they may
       differ by a millionth of the target and by no more than 1e-6.
     """
-    marked = (gold.unit or gold.percent) and (answer.unit or answer.percent)
-    if marked and (gold.unit, gold.percent) != (answer.unit, answer.percent):
+    if not _same_units(gold, answer):
         return False
-    target = gold.worth
-    if gold.percent or answer.percent:
-        if _near(gold.worth, answer.worth, gold.decimal or answer.decimal, precision, kind):
-            return True
-        if gold.percent == answer.percent or not (gold.percent or abs(gold.value) > 1):
-            return False
-        target = gold.value
-    return _near(target, answer.value, gold.decimal or answer.decimal, precision, kind)
+    decimal = gold.decimal or answer.decimal
+    if _near(gold.worth, answer.worth, decimal, precision, kind):
+        return True
+    if gold.percent == answer.percent or not (gold.percent or abs(gold.value) > 1):
+        return False
+    return _near(gold.value, answer.value, decimal, precision, kind)
 
 
-def _near(gold: Fraction, answer: Fraction, decimal: bool, precision: int | None, kind: str | None) -> bool:
+def _near(left: Exact, right: Exact, decimal: bool, precision: int | None, kind: str | None) -> bool:
+    gold, answer = Fraction(left), Fraction(right)
     if kind == "integer":
         return gold == answer
     if precision is not None:
@@ -419,47 +303,33 @@ def answer_key(answer: str, precision: int | None = None, value: str | float | N
 def _key(found: Value, precision: int | None, value: str | float | None = None) -> str:
     match found:
         case Number():
-            exact = found.value if precision is None else rounded(found.value, precision)
-            unit = "".join(f"{UNIT_MARK}{name}^{power}" for name, power in found.unit)
-            return _digits(exact / 100 if found.percent else exact) + unit
-        case Clock():
-            return f"{found.seconds} s" if found.half_known else f"{found.seconds // 60}:00"
+            number = _number_key(found.value, precision, found.percent)
+            return number + "".join(f"{UNIT_MARK}{name}^{power}" for name, power in found.unit)
         case Label():
-            if found.measured:
-                return _key(found.measured, precision)
-            return f"{found.text}_{found.base}" if found.base else found.text
+            return found.text
         case Named():
             return _key(found.value, precision, value)
-        case Items() if (span := as_interval(found)) is not None:
-            return _key(span, precision)
         case Items():
             keys = [_key(item, precision) for item in found.items]
             kind = found.kind or ("()" if has_names(found.items) else "{}")
             joined = ",".join(sorted(keys) if kind in ("{}", "\\cup", "\\cap") else keys)
             return f"{kind[0]}{joined}{kind[1]}" if len(kind) == 2 else f"{kind}({joined})"
-        case Interval():
-            low, high = ("" if side is None else _key(side, precision) for side in (found.low, found.high))
-            return f"{'[' if found.closed[0] else '('}{low},{high}{']' if found.closed[1] else ')'}"
         case Expression():
-            own = number_of(found)
-            number = Fraction(value) if value is not None else None if own is None else Fraction(own)
-            if number is None:
-                return _compact(found.latex)
-            simple = number.limit_denominator(10_000)
-            if number and abs(simple - number) <= abs(number) * Fraction(1, 10**11):
-                number = simple
-            elif precision is None:
-                return f"{_shown(number)}"
-            return _digits(number if precision is None else rounded(number, precision))
-    raise AssertionError(found)
+            return found.latex if value is None else _number_key(float(value), precision)
 
 
-def _digits(number: Fraction) -> str:
-    return str(number) if size(number) < 300 else _shown(number)
-
-
-def _shown(number: Fraction) -> str:
-    """Return a number by eleven significant digits and its power of ten."""
+def _number_key(value: Exact, precision: int | None, percent: bool = False) -> str:
+    """Return a fraction, or of an irrational number eleven significant digits and its power of ten."""
+    exact, number = isinstance(value, Fraction), Fraction(value)
+    if not exact:
+        simple = number.limit_denominator(10_000)
+        exact = abs(simple - number) <= abs(number) * Fraction(1, 10**11)
+        number = simple if exact else number
+    if precision is not None:
+        exact, number = True, rounded(number, precision)
+    number = number / 100 if percent else number
+    if exact and size(number) < 300:
+        return str(number)
     # Decimals hold what no float holds.
     top, bottom = Decimal(number.numerator), Decimal(number.denominator)
     found = Context(prec=11, rounding=ROUND_HALF_UP).divide(top, bottom)

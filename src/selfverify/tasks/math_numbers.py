@@ -1,58 +1,78 @@
-r"""Numbers and units in a plain text: its tokens, arithmetic without letters, and units with their powers.
+r"""Numbers, units and algebra in a plain text: its tokens, and the grammars of expressions and of units.
 
-Arithmetic is exact as long as it is rational. No function raises an error, and each is bounded: powers and
+Values are exact as long as they are rational. No function raises an error, and each is bounded: powers and
 factorials that are too large have no value.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 Exact = Fraction | float
-"""A Fraction is exact; a float stands for an irrational number."""
+"""A Fraction is exact; a float stands for an irrational number, and NaN for what has no value."""
 
-TOKEN = re.compile(
-    r"(?P<number>(?:(?<![_^])[1-9]\d{0,2}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
+_TOKEN = re.compile(
+    r"(?P<clock>(?<![\d:.])(?:(?:[01]?\d|2[0-3])(?::[0-5]\d){1,2}(?![\d:])(?:\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?)?"
+    r"|1?\d\s*[AaPp]\.?\s*[Mm](?![A-Za-z])\.?))"
+    r"|(?P<number>(?:(?<![_^])[1-9]\d{0,2}(?P<group>[,'_ ])\d{3}(?:(?P=group)\d{3})*(?!\d)|\d+)"
     r"(?:\.(?:\d+|(?=\\overline)|(?!\d)))?|\.\d+)(?:(?<=[\d.])[eE](?P<e>[+-]?\d{1,4})(?![\w.]))?"
-    r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!]=|\S)",
+    r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!:]=|\S)",
     re.ASCII,
 )
 GROUP = re.compile(r"[,'_ ]")
+OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
+CLOSING = frozenset(OPENING.values())
 CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "₹": "rupee"}
 CURRENCY |= {"USD": "dollar", "EUR": "euro"}
 MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-NUMBER_WORDS = {*MULTIPLES, "percent", "squared", "cubed", "square", "cubic"}
 MAX_BITS, MAX_WRITTEN, MAX_FACTORIAL, DEEPEST = 200_000, 1_000, 3_000, 20
 """Bounds: bits of what is computed exactly and of what is written out, factorials, brackets in brackets."""
-LONGEST = 4_000
-"""Python reads no longer text as a number."""
+MOST_POWER = 20
+"""The largest power of a sum with letters or roots: expanded, it has a term for every way to choose."""
 
 
 class Token(NamedTuple):
-    """A part of a text: its kind, how it is written, and whether a space stands before it."""
+    """A part of a text: its kind, how it is written, whether a space stands before it, and in how many
+    brackets it stands (brackets themselves as what is around them).
+    """
 
     kind: str
     text: str
-    spaced: bool
+    spaced: bool = False
+    depth: int = 0
     exponent: str | None = None
 
 
 @lru_cache(maxsize=8192)
 def tokens(text: str) -> tuple[Token, ...]:
-    """Split a plain text into numbers, words, commands and signs."""
-    found, end = [], 0
-    for match in TOKEN.finditer(text):
+    """Split a plain text into times, numbers, words, commands and signs.
+
+    Where brackets do not match (their kinds are not told apart), or are too deep, the first depth is -1.
+    """
+    found, end, depth, fits = [], 0, 0, True
+    for match in _TOKEN.finditer(text):
         kind = match.lastgroup if match.lastgroup not in ("e", "group") else "number"
         written = match.group()
-        found.append(Token(kind or "other", written, match.start() > end, match["e"]))
+        depth -= written in CLOSING
+        fits &= 0 <= depth <= DEEPEST
+        found.append(Token(kind or "other", written, match.start() > end, depth, match["e"]))
+        depth += written in OPENING
         end = match.end()
+    if found and (depth or not fits):
+        found[0] = found[0]._replace(depth=-1)
     return tuple(found)
+
+
+def written(parts: Sequence[Token]) -> str:
+    """Return tokens as a text."""
+    return "".join(f" {part.text}" if part.spaced else part.text for part in parts).strip()
 
 
 # ------------------------------------------------------------------------------------------------- units
@@ -116,6 +136,8 @@ def read_unit(parts: Sequence[Token]) -> Unit | None:
     """Return base units with their powers: ``m s^{-2}`` and ``meters/second squared``; None for others."""
     found, sign, how = Counter[str](), 1, 1
     texts = [f" {part.text}" if part.spaced and part.kind == "number" else part.text for part in parts]
+    if texts[-1] in ("/", "per", "\\frac", "\\cdot", "*") or texts[0] in (".", "\\cdot", "*"):
+        return None
     while texts:
         text = texts.pop(0)
         if text in ("/", "per") or (text == "}" and texts[:1] == ["{"]):
@@ -170,135 +192,220 @@ def read_noun(parts: Sequence[Token]) -> Unit | None:
     return ((" ".join(found), 1),)
 
 
-# --------------------------------------------------------------------------------------------- arithmetic
+# ----------------------------------------------------------------------------------------------- algebra
 
 
 class _Unreadable(Exception):
-    """The text is not arithmetic of numbers alone, or its value is too large."""
+    """The text does not belong to the grammar, or its value is too large."""
 
 
 TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"])
-_FUNCTIONS = TRIGONOMETRIC | {"arcsin", "arccos", "arctan", "ln", "log", "exp", "sqrt", "pi"}
-FUNCTION_NAMES = _FUNCTIONS | {"inf", "infinity", "frac", "max", "min", "gcd", "lcm", "det", "mod"}
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+FUNCTIONS = TRIGONOMETRIC | {"arcsin", "arccos", "arctan", "ln", "log", "exp"}
+KNOWN_WORDS = FUNCTIONS | {"sqrt", "pi", "inf", "infinity"}
 _CONSTANTS = {"\\pi": math.pi, "pi": math.pi, "e": math.e}
-_STARTS = {*_CLOSING, *_CONSTANTS, "\\frac", "\\sqrt", "sqrt", "|"}
+_CONSTANTS |= dict.fromkeys(("\\infty", "inf", "Inf", "infinity", "Infinity", "\\emptyset"), math.nan)
+_ROOTS = {"\\sqrt": 2, "sqrt": 2, "√": 2, "∛": 3}
+_STARTS = {*OPENING, *_CONSTANTS, *_ROOTS, "\\frac", "|"}
+_OPERATORS = {"+": operator.add, "-": operator.sub}
+_OPERATORS |= dict.fromkeys(("\\pm", "\\mp", "\\cup", "\\cap", "\\setminus"), lambda a, b: math.nan)
+_SIGNS = {*_OPERATORS, *CLOSING, "\\cdot", "\\times", "\\circ", "\\le", "\\ge", "\\ne", "\\approx", "\\in"}
+COSTLY = "!"
+"""A sign of expressions that would keep math-verify busy for seconds or take gigabytes."""
 
 
-class _Arithmetic:
-    """LaTeX without letters, read from left to right: a sum of products of powers.
+class Algebra:
+    """Numbers, functions and, if wanted, letters in LaTeX: a sum of products of powers.
 
-    Every method reads one part of that grammar at the current place and returns its value. What is no
-    arithmetic raises `_Unreadable`.
+    Every method reads one part of that grammar at the current place and returns its value, which is NaN where
+    it has letters or functions. What does not belong to the grammar raises `_Unreadable`, or ends it.
+
+    Args:
+        parts: The tokens.
+        letters: Whether letters, functions and unknown commands belong to it.
     """
 
-    def __init__(self, parts: Sequence[Token]) -> None:
-        self.parts, self.bars = list(reversed(parts)), 0
+    def __init__(self, parts: Sequence[Token], letters: bool = False) -> None:
+        self.rest, self.letters = list(reversed(parts)), letters
+        self.signs: set[str] = set()
+        self.decimal = False
+        self._bars = self._sums = self._powers = 0
 
-    def next(self) -> str:
-        return self.parts[-1].text if self.parts else ""
+    def read(self) -> Exact | None:
+        """Return the value of what is read, behind which ``rest`` is left (from the end), or None."""
+        try:
+            return self._sum()
+        except (_Unreadable, ValueError, RecursionError):
+            return None
 
-    def take(self, *texts: str) -> str:
+    def _next(self) -> str:
+        return self.rest[-1].text if self.rest else ""
+
+    def _take(self, *texts: str) -> str:
         """Take the next sign if it is one of ``texts``."""
-        return self.parts.pop().text if self.next() in texts else ""
+        return self.rest.pop().text if self._next() in texts else ""
 
-    def all(self) -> Exact:
-        value = self.sum()
-        if self.parts:
-            raise _Unreadable
+    def _begins(self) -> bool:
+        """Whether the next token may begin a factor."""
+        if not self.rest:
+            return False
+        part = self.rest[-1]
+        if part.kind == "number" or part.text in _STARTS:
+            return True
+        return self.letters and (part.kind == "word" or (part.kind == "command" and part.text not in _SIGNS))
+
+    def _sum(self) -> Exact:
+        value = self._product()
+        while (sign := self._next()) in (_OPERATORS if self.letters else ("+", "-")):
+            self.rest.pop()
+            self._sums += 1
+            value = _compute(_OPERATORS[sign], value, self._product())
         return value
 
-    def sum(self) -> Exact:
-        value = self.product()
-        while (sign := self.next()) in ("+", "-"):
-            self.parts.pop()
-            value += self.product() if sign == "+" else -self.product()
-        return value
-
-    def product(self) -> Exact:
-        value = self.signed()
-        while text := self.next():
-            if text in ("*", "\\cdot", "\\times"):
-                self.parts.pop()
-                value *= self.signed()
-            elif text == "/":
-                self.parts.pop()
-                value /= self.signed()
-            elif text in _STARTS and not (text == "|" and self.bars):
-                value *= self.power()
+    def _product(self) -> Exact:
+        value = self._signed()
+        while text := self._next():
+            if text in ("*", "\\cdot", "\\times", "/") or self._tens():
+                self.rest.pop()
+                value = _compute(operator.truediv if text == "/" else operator.mul, value, self._signed())
+            elif self._begins() and self.rest[-1].kind != "number" and not (text == "|" and self._bars):
+                if (factor := self._try(self._power)) is None:
+                    break
+                value = _compute(operator.mul, value, factor)
             else:
                 break
         return value
 
-    def signed(self) -> Exact:
+    def _tens(self) -> bool:
+        """Whether ``x`` stands between a number and a power of ten."""
+        after = [part.text for part in self.rest[-2:-4:-1]]
+        return self._next() in ("x", "X") and after in (["10", "^"], ["10", "**"])
+
+    def _signed(self) -> Exact:
         negative = False
-        while (sign := self.next()) in ("+", "-"):
-            self.parts.pop()
+        while sign := self._take("+", "-", *(("\\pm", "\\mp") if self.letters else ())):
             negative ^= sign == "-"
-        value = self.power()
+        value = self._power()
         return -value if negative else value
 
-    def power(self) -> Exact:
-        value = self.atom()
-        while self.take("!"):
-            if isinstance(value, float) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
-                raise _Unreadable
-            value = Fraction(math.factorial(int(value)))
-        return _power(value, self.signed()) if self.take("^", "**") else value
+    def _power(self) -> Exact:
+        sums = self._sums
+        value = self._atom()
+        summed = self._sums > sums
+        while self._take("!"):
+            whole = isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= MAX_FACTORIAL
+            value = Fraction(math.factorial(int(value))) if whole else self._beyond()
+        if self._next() not in ("^", "**"):
+            return value
+        if self.rest[-2:-1] and self.rest[-2].text == "\\circ":
+            if self.letters:
+                del self.rest[-2:]
+                return math.nan
+            return value  # a unit
+        powers = self._powers
+        exponent = self._try(self._signed, "^", "**")
+        if exponent is None:
+            return value
+        tower, self._powers = self._powers > powers, self._powers + 1
+        if self.letters and (tower or abs(exponent) >= 1_000 or (summed and abs(exponent) > MOST_POWER)):
+            return self._beyond()
+        if size(value) * abs(exponent) > MAX_BITS:
+            return self._beyond()
+        return _compute(_raise, value, exponent)
 
-    def atom(self) -> Exact:
-        if self.parts and self.parts[-1].kind == "number":
-            return self.number()
-        text = self.take(*_STARTS)
+    def _try(self, part: Callable[[], Exact], *signs: str) -> Exact | None:
+        """Read a part behind a sign, or end before both: in ``15^{th}`` and ``10 \\frac{m}{s}``."""
+        rest = self.rest.copy()
+        self._take(*signs)
+        try:
+            return part()
+        except _Unreadable:
+            if self.letters:
+                raise
+            self.rest = rest
+            return None
+
+    def _beyond(self) -> float:
+        """Note what is too large to be computed."""
+        if not self.letters:
+            raise _Unreadable
+        self.signs.add(COSTLY)
+        return math.nan
+
+    def _atom(self) -> Exact:
+        if not self._begins():
+            raise _Unreadable
+        part = self.rest.pop()
+        text = part.text
+        if part.kind == "number":
+            return self._number(part)
         if text == "\\frac":
-            return self.argument() / self.argument()
-        if text in ("\\sqrt", "sqrt"):
-            degree = self.argument() if self.next() == "[" else Fraction(2)
-            return _root(self.argument(), degree)
+            return self._fraction()
+        if text in _ROOTS:
+            degree = self._atom() if self._next() == "[" else Fraction(_ROOTS[text])
+            return _root(self._argument() if text == "\\sqrt" else self._atom(), degree)
         if text == "|":
-            self.bars += 1
-            inner = self.sum()
-            value = -inner if inner < 0 else inner
-            self.bars -= 1
-            if self.take("|"):
+            self._bars += 1
+            value = abs(self._sum())
+            self._bars -= 1
+            if self._take("|"):
                 return value
-        elif text in _CLOSING:
-            bars, self.bars = self.bars, 0
-            value = self.sum()
-            self.bars = bars
-            if self.take(_CLOSING[text]):
+        elif text in OPENING:
+            bars, self._bars = self._bars, 0
+            value = self._sum()
+            while self.letters and self._take(",", ";"):
+                self._sum()
+                value = math.nan
+            self._bars = bars
+            if self._take(*(CLOSING if self.letters else (OPENING[text],))):
                 return value
-        elif text:
+        elif text in _CONSTANTS:
             return _CONSTANTS[text]
+        else:
+            return self._letter(part)
         raise _Unreadable
 
-    def argument(self) -> Exact:
-        """Read the argument of a command: a group in brackets, or one sign (``\\frac12``)."""
-        if self.parts and self.parts[-1].kind == "number" and (text := self.parts[-1].text).isdecimal():
-            # LaTeX takes one digit; the others go on behind it.
-            self.parts[-1:] = [Token("number", text[1:], True)] if text[1:] else []
-            return Fraction(text[0])
-        return self.atom()
+    def _letter(self, part: Token) -> float:
+        """Read what has no value: a letter, a word as a product of letters, or a command; with its index."""
+        if part.text.lstrip("\\") in FUNCTIONS:
+            if self._take("_"):
+                self._argument()
+            if self._take("^"):
+                self._argument()
+            self._signed()
+            return math.nan
+        self.signs.update([part.text] if part.kind == "command" else part.text.rstrip("'"))
+        if self._take("_"):
+            self._argument()
+        elif len(part.text) == 1 and self._next().isdecimal() and not self.rest[-1].spaced:
+            self.rest.pop()  # x1
+        return math.nan
 
-    def number(self) -> Exact:
+    def _fraction(self) -> Exact:
+        return _compute(operator.truediv, self._argument(), self._argument())
+
+    def _argument(self) -> Exact:
+        """Read the argument of a command: a group in brackets, or one sign (``\\frac12``)."""
+        if self.rest and self.rest[-1].kind == "number" and (text := self.rest[-1].text).isdecimal():
+            # LaTeX takes one digit; the others go on behind it.
+            self.rest[-1:] = [Token("number", text[1:], True)] if text[1:] else []
+            return Fraction(text[0])
+        return self._atom()
+
+    def _number(self, token: Token) -> Exact:
         """Read a number, and the fraction of a mixed one behind it."""
-        token = self.parts.pop()
         value = self._literal(token)
-        after = self.parts[-1:-4:-1]
-        if (
-            token.text.isdecimal()
-            and [part.kind for part in after[::2]] == ["number"] * 2
-            and after[1].text == "/"
-        ):
-            top, _, bottom = (self.parts.pop() for _ in range(3))
-            part: Exact = self._literal(top) / self._literal(bottom)
-        elif token.text.isdecimal() and self.take("\\frac"):
-            part = self.argument() / self.argument()
-            if isinstance(part, float):
-                return value * part
+        if not token.text.isdecimal():
+            return value
+        after = self.rest[-1:-4:-1]
+        if [part.kind for part in after[::2]] == ["number"] * 2 and after[1].text == "/":
+            top, _, bottom = (self.rest.pop() for _ in range(3))
+            part: Exact = _compute(operator.truediv, self._literal(top), self._literal(bottom))
+        elif self._next() == "\\frac":
+            found = self._try(self._fraction, "\\frac")
+            if found is None or isinstance(found, float):
+                return value if found is None else _compute(operator.mul, value, found)
+            part = found
         else:
-            if after and after[0].kind == "number":
-                raise _Unreadable  # two numbers
             return value
         if not 0 < part < 1:
             raise _Unreadable  # "3 7/2" is no mixed number
@@ -307,62 +414,52 @@ class _Arithmetic:
     def _literal(self, token: Token) -> Fraction:
         """Return the number of a token, with what repeats behind it: ``1.5e3``, ``0.\\overline{3}``."""
         if token.text.isdecimal():
+            if len(token.text) > MOST_POWER:
+                self.signs.add(COSTLY)
             return Fraction(int(token.text))
+        self.decimal |= "." in token.text or bool(token.exponent)
         mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
         value = Fraction(GROUP.sub("", mantissa).rstrip(".") or "0")
         if token.exponent:
             return value * Fraction(10) ** int(token.exponent)
-        texts = [part.text for part in self.parts[-1:-5:-1]]
-        if (
-            texts[:2] == ["\\overline", "{"]
-            and texts[3:] == ["}"]
-            and "." in mantissa
-            and texts[2].isdecimal()
-        ):
-            del self.parts[-4:]
-            places = len(mantissa.partition(".")[2])
-            return value + Fraction(int(texts[2]), (10 ** len(texts[2]) - 1) * 10**places)
+        match [part.text for part in self.rest[-1:-5:-1]]:
+            case "\\overline", "{", digits, "}" if "." in mantissa and digits.isdecimal():
+                del self.rest[-4:]
+                places = len(mantissa.partition(".")[2])
+                return value + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
         return value
 
 
-def _power(base: Exact, exponent: Exact) -> Exact:
+def _compute(operation: Callable[[Exact, Exact], Exact], a: Exact, b: Exact) -> Exact:
+    """Return NaN for what is not defined, or not held by a float."""
+    try:
+        return operation(a, b)
+    except ArithmeticError:
+        return math.nan
+
+
+def _raise(base: Exact, exponent: Exact) -> Exact:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        if abs(exponent) * size(base) > MAX_BITS:
-            raise _Unreadable
         return Fraction(base ** int(exponent))
-    if base < 0:
-        raise _Unreadable
-    found: Exact = float(base) ** float(exponent)
-    return found
+    return math.nan if base < 0 else float(base) ** float(exponent)
 
 
 def _root(value: Exact, degree: Exact) -> Exact:
     if isinstance(degree, float) or degree.denominator != 1 or degree < 2 or (value < 0 and degree % 2 == 0):
-        raise _Unreadable
+        return math.nan
     sign, n = (-1 if value < 0 else 1), int(degree)
     if isinstance(value, Fraction):
         parts = [abs(value.numerator), value.denominator]
         roots = [round(part ** (1 / n)) if part < 2**52 else 0 for part in parts]
         if [root**n for root in roots] == parts:
             return Fraction(sign * roots[0], roots[1])
-    return sign * float(abs(float(value)) ** (1 / n))
+    return _compute(lambda a, b: sign * abs(float(a)) ** (1 / float(b)), value, degree)
 
 
-def evaluate(parts: Sequence[Token]) -> tuple[Exact, bool] | None:
-    """Return the value of arithmetic without letters, and whether a decimal stands in it; None for others."""
-    if sum(part.text in _CLOSING for part in parts) > DEEPEST:
-        return None
-    try:
-        value = _Arithmetic(parts).all()
-    except (_Unreadable, ArithmeticError, ValueError, RecursionError):
-        return None
-    if isinstance(value, float) and not (math.isfinite(value) and value):
-        return None  # a float that vanished is not 0
-    return value, any("." in part.text or part.exponent for part in parts if part.kind == "number")
-
-
-def size(value: Fraction) -> int:
+def size(value: Exact) -> int:
     """Return the bits of the longer part of a fraction. Python writes none of more than 14,000 in digits."""
+    if isinstance(value, float):
+        return 1
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
@@ -373,36 +470,47 @@ def number_latex(value: Fraction) -> str:
     return f"-{made}" if value < 0 else made
 
 
-_TO_LATEX = {"**": "^", "*": " \\cdot ", "<=": " \\le ", ">=": " \\ge ", "!=": " \\ne "}
-_TO_LATEX |= {name: f"\\{name} " for name in _FUNCTIONS}
-_TO_LATEX |= dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty ")
+_TO_LATEX = {
+    "**": "^", "*": "\\cdot", "<=": "\\le", ">=": "\\ge", "!=": "\\ne", "√": "\\sqrt", "∛": "\\sqrt[3]",
+    **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
+    **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
+}  # fmt: skip
 """What people write for LaTeX."""
-_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 
 
 def latex_of(parts: Sequence[Token]) -> str:
     """Return tokens as LaTeX in which numbers are written as their values. A degree is pi / 180."""
     out: list[str] = []
+    roots: set[int] = set()
     texts = [part.text for part in parts]
     for at, part in enumerate(parts):
-        written = _TO_LATEX.get(texts[at], texts[at])
+        made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
+        degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
         if part.kind == "number":
-            if texts[at + 1 : at + 3] == ["^", "\\circ"] and (value := _exact(part)) is not None:
-                angle = value / 180
-                written = rf"\frac{{{angle.numerator}\pi}}{{{angle.denominator}}}"
-                texts[at + 1] = texts[at + 2] = ""
-            elif (part.exponent or GROUP.search(written)) and (value := _exact(part)) is not None:
-                written = number_latex(value)
-            elif at and parts[at - 1].kind == "word" and len(texts[at - 1]) == 1 and not part.spaced:
-                written = f"_{{{written}}}"  # x1
+            value = Algebra([part]).read() if degrees or part.exponent or GROUP.search(made) else None
+            if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
+                made = number_latex(value)
+                if degrees:
+                    made = rf"\frac{{{value.numerator}\pi}}{{{180 * value.denominator}}}"
+                    texts[at + 1 : at + 3] = ["", ""]
+            elif len(before) == 1 and parts[at - 1].kind == "word" and not part.spaced:
+                made = f"_{{{made}}}"  # x1
+            elif before in _ROOTS and before != "\\sqrt":
+                made = f"{{{made}}}"
         elif texts[at : at + 2] == ["^", "\\circ"]:
-            written, texts[at + 1] = " \\cdot \\frac{\\pi}{180} ", ""
-        out.append((" " if part.spaced else "") + written)
-    return _ROOT.sub(r"\\sqrt{\1}", "".join(out)).strip()
+            made, texts[at + 1] = "\\cdot\\frac{\\pi}{180}", ""
+        elif made == "(" and before in _ROOTS:
+            made = "{"
+            roots.add(part.depth)
+        elif made == ")" and part.depth in roots:
+            made = "}"
+            roots.remove(part.depth)
+        apart = made[:1].isalnum() and out and out[-1][-1:].isalnum()
+        out.append(f" {made}" if apart else made)
+    return "".join(out)
 
 
-def _exact(part: Token) -> Fraction | None:
-    """Return the value of a number, unless it is too long to be written out."""
-    found = evaluate([part])
-    exact = found[0] if found else None
-    return exact if isinstance(exact, Fraction) and size(exact) <= MAX_WRITTEN else None
+def apart(a: Exact, b: Exact) -> Fraction:
+    """Return by how much numbers differ, relative to the larger one: nothing for equal ones."""
+    x, y = Fraction(a), Fraction(b)
+    return abs(x - y) / max(abs(x), abs(y)) if x != y else Fraction()

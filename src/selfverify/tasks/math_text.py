@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import accumulate
-
-from selfverify.tasks.math_numbers import TOKEN
+from itertools import pairwise
 
 _PLAIN = str.maketrans(
     {
@@ -46,10 +44,6 @@ _STYLES = re.compile(
 )
 _TAKES_AN_ARGUMENT = ("frac", "\\sqrt", "^", "_")
 _COMMAND = re.compile(r"\\(?:(!)\s*|([A-Za-z]+|[^A-Za-z!]))")
-_ROOT = re.compile(r"([√∛])\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
-_MATRIX = re.compile(r"\\(begin|end)\{[bB]matrix\}")
-_CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])\s*")
-_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _EMPHASIS = re.compile(r"(?<![\w*\\)\]}])(\*{1,3}|_{1,2})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w*({\\])")
 """Markdown's marks around a part; a star or a line between two values is none."""
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), *zip("`\"'{", "`\"'}", strict=True))
@@ -62,7 +56,7 @@ _LEAD = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HEDGE = re.compile(r"(?:\b(?:or|and|not|either|nor|isn't|maybe)\b|[,;/])\W*$", re.IGNORECASE)
-_TAIL = re.compile(r"[\s.,;:!$)\]*\\]*")
+_NEW_SENTENCE = re.compile(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", re.DOTALL)
 _STOP = re.compile(r"\.(?=\s+[A-Z$\\(\"*])")
 _SHORTENED = (
     "e.g", "i.e", "approx", "vs", "No", "St", "Mr", "Mrs", "Dr", "Fig", "Eq", "a.m", "p.m", "A.M", "P.M",
@@ -73,27 +67,22 @@ _PHRASE = re.compile(
     r"|\bfinal answer[*_ ]*$|^#### +|答案[*_ ]*(?:是|为)?[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
-_SEPARATOR = re.compile(
-    r"[,;()\[\]{}]|(?<=[\s,;])(?:and|or)(?=\s)|\\cup(?![A-Za-z])|(?<=[)\]])\s*U\s*(?=[(\[])", re.IGNORECASE
-)
 _SHORT = 200
 """The length of a line that is an answer by itself, if a response consists of nothing else."""
 
 
 def plain(text: str) -> str:
     """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
+    text = text.translate(_PLAIN)
     if not text.isascii():
-        text = _ROOT.sub(_as_root, text).translate(_PLAIN)
-        text = text if text.isascii() else _as_ascii(text)
-    else:
-        text = text.translate(_PLAIN)
+        text = _as_ascii(text)
     if "\\" in text:
         for _ in range(3):  # styles in styles
             text = _STYLES.sub(_styled, text)
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
-        text = _CIRCLE.sub(r"^\\circ ", _MATRIX.sub(r"\\\1{pmatrix}", text))
-    if "10" in text and "x" in text.casefold():
-        text = _TIMES_TEN.sub(r" \\times ", text)
+        for bracket in ("{bmatrix}", "{Bmatrix}"):
+            text = text.replace(bracket, "{pmatrix}")
+        text = text.replace("^{\\circ}", "^\\circ ")
     return text.replace("~", " ").replace("{,}", ",").strip()
 
 
@@ -101,12 +90,6 @@ def _styled(found: re.Match[str]) -> str:
     """Return the text in a style; behind a command that takes an argument it stays that argument."""
     before = found.string[: found.start()].rstrip()
     return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
-
-
-def _as_root(found: re.Match[str]) -> str:
-    root = r"\sqrt" if found[1] == "√" else r"\sqrt[3]"
-    inside = found[2] or found[3]
-    return root if inside is None else f"{root}{{{inside}}}"
 
 
 def _as_ascii(text: str) -> str:
@@ -175,48 +158,36 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
-def _last_box(text: str) -> tuple[str, str, str] | None:
-    """Return the text before the boxes that count, their one content, and the text behind them.
-
-    Of boxes with a sentence between them the last one counts. Boxes of one sentence must hold the same.
-    """
-    found = boxes(text)
-    start, end, content = found[-1]
-    content = plain(unwrap(content))
-    for (_, left, inside), (right, _, _) in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
-        between = text[left:right]
-        if plain(unwrap(inside)) == content:
-            start = right
-            continue
-        if not re.search(r"[A-Za-z]{2}.*[.!?:\n]|\n.*[A-Za-z]{2}", between, re.DOTALL):
-            return None
-        return text[left:start], content, text[end:]
-    return text[: found[0][0]], content, text[end:]
-
-
 def final_expression(text: str) -> str | None:
     r"""Return the one expression that an answer commits to, `plain`; None if there is none or more than one.
 
-    An answer with ``\boxed`` commits to what stands in the box. The text before the box must not end in an
-    alternative ("5 or"); only punctuation and a unit may follow it. An answer without a box commits to all of
-    its text but a phrase like "The answer is", with which it ends where its sentence ends.
+    An answer with ``\boxed`` commits to what stands in the box. Where a sentence stands between boxes, those
+    behind it count; they must hold the same. The text before them must not end in an alternative ("5 or");
+    only punctuation and a unit may follow. An answer without a box commits to all of its text but a phrase
+    like "The answer is", with which it ends where its sentence ends; of several phrases the last one counts.
     """
-    if _BOX.search(text) and boxes(text):
-        found = _last_box(text)
-        if found is None or _HEDGE.search(found[0].rstrip(" \n$*\\([")):
+    if found := boxes(text):
+        ends = [b for (_, b, _), (c, _, _) in pairwise(found) if _NEW_SENTENCE.search(text, b, c)]
+        begin = ends[-1] if ends else 0
+        found = [box for box in found if box[0] >= begin]
+        contents = {unwrap(plain(unwrap(content))) for _, _, content in found}
+        if len(contents) > 1 or _HEDGE.search(text[begin : found[0][0]].rstrip(" \n$*\\([")):
             return None
-        _, only, tail = found
-        tail = first_sentence(f" {tail}", 1)
+        tail = first_sentence(f" {text[found[-1][1] :]}", 1)
         rest = unwrap(plain(tail.strip().lstrip("$").rstrip("$").removeprefix(r"\)").removeprefix(r"\]")))
         if len(rest) > 20 or re.search(r"[\d=]|\b(?:or|and|not)\b", rest, re.IGNORECASE):
             return None
-        return unwrap(only) if not rest or _TAIL.fullmatch(rest) else f"{unwrap(only)} {rest}"
+        return f"{contents.pop()} {rest}" if rest.strip(" .,;:!$)]*\\") else contents.pop()
     if text.count("$") > 1:
         inner = text.strip().strip("$")
         text = inner if "$" not in inner else text.replace("$", " ")  # "$5$ or $6$": no amount of money alone
     text = unwrap(plain(unwrap(text)))
     lead = _LEAD.match(text)
-    return unwrap(first_sentence(text[lead.end() :])) if lead and lead.end() else text
+    if lead is None or not lead.end():
+        return text
+    # "The answer is 4. No, the answer is 5."
+    start = max([lead.end(), *(stated.end() for stated in _PHRASE.finditer(text))])
+    return unwrap(first_sentence(text[start:]))
 
 
 def first_sentence(text: str, start: int = 0) -> str:
@@ -264,41 +235,3 @@ def committed(text: str) -> str | None:
 def words(text: str) -> str:
     """Return a text as it is compared: without case, spaces, dollars and the punctuation around it."""
     return " ".join(text.replace("$", " ").casefold().split()).strip(" .,;:!?'\"*")
-
-
-def elements(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
-
-    Commas, semicolons, "and" and "or" separate elements; a comma in a number is none. A text that is no list
-    is one element without brackets.
-    """
-    text = text.strip()
-    kind, body = "", text
-    if text.startswith(("(", "[", "{")) and (deep := depths(text))[-1] == 0 and 0 not in deep[:-1]:
-        kind, body = text[0] + text[-1], text[1:-1]
-    found = at_top(body, _SEPARATOR)
-    if (kind == "" or len(found) > 1) and "," in body:  # "1,234" is a number, and "(1,234)" a point
-        inside = {at for match in TOKEN.finditer(body) if match["group"] for at in range(*match.span())}
-        found = [match for match in found if match.start() not in inside]
-    unions = sum(match.group().strip() in ("\\cup", "U") for match in found)
-    if unions and (kind or unions < len(found)):
-        return "", [text]
-    cuts = [0, *(place for match in found for place in match.span()), len(body)]
-    # "5, and 6" has two separators in a row.
-    parts = [part for a, b in zip(cuts[::2], cuts[1::2], strict=True) if (part := body[a:b].strip())]
-    if len(parts) < 2 and kind != "{}":
-        return "", [text]
-    return "\\cup" if unions else kind, parts or [""]
-
-
-def at_top(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """Return what a pattern finds outside of brackets."""
-    if pattern.search(text) is None:
-        return []
-    deep = depths(text)
-    return [m for m in pattern.finditer(text) if deep[m.start()] == 0 and m.group() not in tuple("()[]{}")]
-
-
-def depths(text: str) -> list[int]:
-    """Return for each character how many brackets are open behind it; their kinds are not told apart."""
-    return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))

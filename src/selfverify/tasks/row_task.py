@@ -1,6 +1,6 @@
 """Tasks whose problems are the rows of data files, and the places and images in these rows.
 
-A recipe names a data file by its path, or by its path and its reader's settings (`DataFile`).
+A recipe names a data file by its path, or by its path and its reader's settings (`DataFileConfig`).
 
 Places in images are converted from the space in which a model writes them to pixels, and back. The model's
 family decides which space that is (`Policy.coordinate_space`): Qwen2.5-VL writes pixels of the resized image
@@ -31,7 +31,7 @@ from selfverify.data.fields import Convert, Images, Place, Row
 from selfverify.tasks.base import Space, Task, TaskConfig
 
 
-class DataFile(Config):
+class DataFileConfig(Config):
     """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
 
     path: PathText = Field(
@@ -73,7 +73,7 @@ def _file(value: Any) -> Any:
     return {"path": value} if isinstance(value, str | PurePath) else value
 
 
-File = Annotated[DataFile | None, BeforeValidator(_file)]
+File = Annotated[DataFileConfig | None, BeforeValidator(_file)]
 
 
 Size = tuple[int, int]
@@ -106,7 +106,7 @@ class RowSequence(Protocol):
 
 
 class RowTaskConfig(TaskConfig):
-    """Where a task's rows are. A path alone is enough; `DataFile` has what else can be said."""
+    """Where a task's rows are. A path alone is enough; `DataFileConfig` has what else can be said."""
 
     train: File = Field(None, description="Data file or folder of the training problems.")
     validation: File = Field(
@@ -122,7 +122,7 @@ class RowTaskConfig(TaskConfig):
         "frequent as the others, whatever its size (VTS-V §4.1: all task types of LLaVA-OneVision).",
     )
 
-    def file(self, split: Split) -> DataFile | None:
+    def file(self, split: Split) -> DataFileConfig | None:
         """Return the data file of a split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NoReturn, NotRequired, get_type_hints
 
@@ -88,10 +88,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_MARK = re.compile(r"<think>|<tool_call>|</tool_call>")
+_MARK = re.compile(r"<think>|</?tool_call>|<function=|<\|python_tag\|>\s*|```\w*\s*(?=[\[{])|\{|\[(?=\s*\{)")
+_FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
+_WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"name"\s*:')
-_FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,10 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     known, outside of thoughts (``<think>...</think>``, also where the prompt has opened them already):
 
     - Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once or more often
-    - Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``
-    - plain JSON: the whole message is ``{"name": ..., "arguments": {...}}`` (or ``parameters``), or a list of
-      such, bare or in one fenced block
+    - Qwen3-Coder: ``<function=NAME><parameter=KEY>VALUE</parameter></function>``, between these tags or bare
+    - Llama 3.1: ``<|python_tag|>{"name": ..., "parameters": {...}}``
+    - a fenced block, or the whole message: ``{"name": ..., "arguments": {...}}``, or a list of such
+    - the same behind or before words, where it names one of ``tools``
 
     JSON is strict (`read_json`). Calls inside a call, calls that are not closed, closed twice,
     cut off, not JSON or without a name or arguments are errors.
@@ -139,7 +141,8 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     Args:
         said: What the policy has said.
         tools: As in `Problem.tools`. Values in Qwen3-Coder's form are text; one whose parameter is said to be
-            no string is read as JSON.
+            no string is read as JSON. Whole numbers that are written as texts or as 3.0 become integers where
+            the schema says so, as servers' parsers do it.
     """
     try:
         if said.message is not None:
@@ -150,7 +153,7 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
         return ToolCalls(error=f"the tool call cannot be read: {error}")
     if found.calls and said.finish != Finish.STOP:
         return ToolCalls(error="the tool call was cut off")
-    return found
+    return replace(found, calls=[_with_integers(call, tools) for call in found.calls])
 
 
 def _of_message(message: Mapping[str, Any]) -> list[ToolCall]:
@@ -164,28 +167,61 @@ def _of_message(message: Mapping[str, Any]) -> list[ToolCall]:
         plain = read_json(json.dumps(calls, allow_nan=False))
     except (TypeError, RecursionError):
         raise _Broken("its arguments are no JSON") from None
-    return [
-        _call(call["function"] if isinstance(call, dict) and "function" in call else call) for call in plain
-    ]
+    return [_call(call) for call in plain]
 
 
 def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
-    """The calls in a text. Thoughts end with the first ``</think>``, as the prompt may have opened them."""
+    """The calls in a text. Thoughts end with the first ``</think>``, as the prompt may have opened them.
+
+    What is read is not read again, and what was meant as a call and is none ends it: the time is linear.
+    """
     thought = text.find("</think>")
-    begin = position = 0 if thought < 0 else thought + len("</think>")
+    position = begin = _skip(text, 0 if thought < 0 else thought + len("</think>"))
+    names = [tool.get("function", tool).get("name", "") for tool in tools]
+    # Without tools nothing is named: the pattern matches nowhere.
+    named = re.compile(rf'"name"\s*:\s*"(?:{"|".join(map(re.escape, names)) or "(?!)"})"')
+    last = max((match.start() for match in named.finditer(text, begin)), default=-1)
     calls: list[ToolCall] = []
     start = None
     while (mark := _MARK.search(text, position)) is not None:
-        if mark.group() == "<think>":
-            end = text.find("</think>", mark.end())
+        position, at = mark.end(), mark.start()
+        opening = mark.group()
+        if opening == "<think>":
+            end = text.find("</think>", position)
             position = len(text) if end < 0 else end
             continue
-        if mark.group() == "</tool_call>":
+        if opening == "</tool_call>":
             raise _Broken("</tool_call> stands without <tool_call>")
-        start = mark.start() if start is None else start
-        call, position = _tagged(text, _skip(text, mark.end()), tools)
-        calls.append(call)
-    return ToolCalls(calls, start=start) if calls else _bare(text, begin)
+        if opening == "<tool_call>":
+            call, position = _tagged(text, _skip(text, position), tools)
+            found = [call]
+        elif opening == "<function=":
+            call, position = _function(text, position, tools)
+            found = [call]
+        else:
+            tagged, fenced, alone = opening[0] == "<", opening[0] == "`", at == begin
+            inside = position if tagged or fenced else at
+            like = (fenced or alone) and _LIKE_A_CALL.match(text, inside) is not None
+            meant = tagged or like or inside < last
+            if not meant and not alone:
+                continue
+            try:
+                value, position = json_at(text, inside)
+            except ValueError as error:
+                if meant:
+                    raise _Broken(f"{error}; a call is {_FORM}" if tagged else str(error)) from None
+                continue
+            found = _calls_of(value, names, tagged or fenced or alone)
+            if not found and (tagged or named.search(text, inside, position)):
+                raise _Broken(f"it stands in other JSON; a call is {_FORM}")
+            if fenced:
+                closed = text.startswith(_FENCE, end := _skip(text, position))
+                if found and not closed:
+                    raise _Broken("something other than the end of its block follows it")
+                position = end + len(_FENCE) * closed
+        start = at if start is None and found else start
+        calls += found
+    return ToolCalls(calls, start=start)
 
 
 def _tagged(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, int]:
@@ -267,45 +303,57 @@ def _value(text: str, schema: Any) -> Any:
         return text
 
 
-def _bare(text: str, begin: int) -> ToolCalls:
-    """Calls that are the whole message as plain JSON. An answer in JSON that is no call is none."""
-    body = text[begin:].strip()
-    if body.startswith(_FENCE) and body.endswith(_FENCE) and body.count(_FENCE) == 2:
-        body = body.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix("json").strip()
-    if not body.startswith(("{", "[")):
-        return ToolCalls()
-    meant = _LIKE_A_CALL.match(body) is not None
-    try:
-        value = read_json(body)
-    except ValueError:
-        if meant:
-            raise
-        return ToolCalls()
+def _calls_of(value: Any, names: Sequence[str], whole: bool) -> list[ToolCall]:
+    """The calls that a JSON value is; none where it is an answer in JSON.
+
+    Args:
+        value: The value.
+        names: The tools' names.
+        whole: Whether it stands by itself: then it may name a tool that does not exist, too.
+    """
     values = value if isinstance(value, list) else [value]
-    calls = [
-        v for v in values if isinstance(v, dict) and "name" in v and {"arguments", "parameters"} & v.keys()
-    ]
-    if not calls:
-        return ToolCalls()
-    if len(calls) < len(values):
+    calls = []
+    for entry in values:
+        call = entry.get("function", entry) if isinstance(entry, dict) else None
+        if isinstance(call, dict) and "name" in call:
+            complete = whole and call is entry and {"arguments", "parameters"} & call.keys()
+            calls += [entry] * (call["name"] in names or bool(complete))
+    if calls and len(calls) < len(values):
         raise _Broken("some entries of the list are no calls")
-    return ToolCalls([_call(call) for call in calls], start=text.find(body[0], begin))
+    return [_call(call) for call in calls]
 
 
 def _call(value: Any) -> ToolCall:
-    """The call that a JSON value is."""
+    """The call that a JSON value is; servers write it into ``function``."""
+    value = value.get("function", value) if isinstance(value, dict) else value
     if not isinstance(value, dict):
         raise _Broken("it is no JSON object")
-    arguments = value.get("arguments", value.get("parameters"))
     if not isinstance(value.get("name"), str) or not value["name"]:
         raise _Broken("it has no name")
+    given = [value[key] for key in ("arguments", "parameters") if key in value]
+    # No arguments at all may be written as null.
+    arguments = {} if given == [None] else given[0] if given else None
     if not isinstance(arguments, dict):
         raise _Broken("its arguments are no JSON object")
     if extra := value.keys() - {"name", "arguments", "parameters", "id", "type"}:
         raise _Broken(f"it has an unknown key {short_name(min(extra))}")
-    if {"arguments", "parameters"} <= value.keys():
+    if len(given) > 1:
         raise _Broken("it has arguments and parameters")
     return ToolCall(value["name"], arguments)
+
+
+def _with_integers(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+    """A call with integers where the schema says integer, and a text or a number such as 3.0 is one."""
+    kinds = _parameters(tools, call.name)
+    arguments = dict(call.arguments)
+    for key, value in arguments.items():
+        schema = kinds.get(key)
+        whole = isinstance(value, float) and value.is_integer()
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            whole, value = True, float(value)
+        if whole and isinstance(schema, dict) and schema.get("type") == "integer":
+            arguments[key] = int(value)
+    return ToolCall(call.name, arguments)
 
 
 def short_name(name: str) -> str:

@@ -424,8 +424,8 @@ class CheckpointManager:
         return (
             f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs at least "
             f"{_readable(needed)} and {_readable(free)} are free. Free space there (old runs' checkpoints "
-            f"are what is large), lower learner.keep_last (now {self.keep_last}) or set output to another "
-            f"disk; {self._valid()}"
+            f"are what is large), lower learner.checkpoint.keep_last (now {self.keep_last}) or set output to "
+            f"another disk; {self._valid()}"
         )
 
     def _valid(self) -> str:

@@ -313,7 +313,7 @@ class LossComputer:
     ) -> None:
         if objective not in OBJECTIVES:
             raise ConfigError(f"there is no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
-        if objective == "pairwise" and (config.channels != "joint" or config.log_channels_every):
+        if objective == "pairwise" and (config.optim.channels != "joint" or config.log.channels_every):
             raise ConfigError(
                 "learner: the objective pairwise compares whole trajectories, whose channels cannot be told "
                 "apart; set channels: joint and log_channels_every: 0"
@@ -324,7 +324,9 @@ class LossComputer:
     def passes(self, groups: Sequence[TokenStreams]) -> list[MicroBatch]:
         """Return this process's forward passes of a batch of all processes; see `micro_batches`."""
         whole = self.objective == "pairwise"
-        return micro_batches(groups, self.config.micro_batch_groups, self.config.micro_batch_tokens, whole)
+        return micro_batches(
+            groups, self.config.batch.micro_batch_groups, self.config.batch.micro_batch_tokens, whole
+        )
 
     def fix_logprobs(self, groups: Sequence[TokenStreams], passes: Sequence[MicroBatch]) -> None:
         """Give groups the log-probabilities that stay as they are while the policy learns from the groups.
@@ -344,7 +346,10 @@ class LossComputer:
                 found = fixed_logprobs(reference, groups, passes, self.temperature)
             for group, reference_gr in zip(groups, found, strict=True):
                 group.reference_logprobs_gr = reference_gr
-        if self.config.updates_per_rollout * self.config.inner_epochs == 1 or self.objective != "surrogate":
+        if (
+            self.config.batch.updates_per_rollout * self.config.batch.inner_epochs == 1
+            or self.objective != "surrogate"
+        ):
             return
         known = [None if group.foreign else group.sampler_logprobs_gr for group in groups]
         if any(logprobs_gr is None for logprobs_gr in known):
@@ -372,7 +377,7 @@ class LossComputer:
             apart: The channels whose gradients are kept apart (`Parallel.apart`). They share the forward
                 passes, and each has its own backward passes.
         """
-        weights = batch_weights(groups, self.config.denominator)
+        weights = batch_weights(groups, self.config.loss.denominator)
         if self.objective == "pairwise":
             weights = pair_weights(groups)
         trajectories = max(sum(group.trajectories for group in groups), 1)
@@ -474,12 +479,12 @@ class LossComputer:
             logprobs_bgr,
             old_bgr,
             stack([group.advantage_gr for group in groups], device),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
+            clip_low=self.config.loss.clip_low,
+            clip_high=self.config.loss.clip_high,
             ref_logprobs=stack_known([group.reference_logprobs_gr for group in groups], device),
             kl_coef=stack([group.kl_coef_gr for group in groups], device),
             weight=self._importance(groups, old_bgr, trained_bgr, totals),
-            trajectories=trained_bgr if self.config.ratio == "trajectory" else None,
+            trajectories=trained_bgr if self.config.loss.ratio == "trajectory" else None,
         )
         totals.sums["kl"] += float(terms.kl[trained_bgr].sum())
         totals.sums["clipped"] += float(terms.clipped[trained_bgr].sum())
@@ -493,7 +498,7 @@ class LossComputer:
         if not any(group.foreign for group in groups):
             return None
         sampler_bgr = stack([_foreign_logprobs(group) for group in groups], old_bgr.device)
-        cap = self.config.importance_cap
+        cap = self.config.loss.importance_cap
         totals.add_mismatch(old_bgr, sampler_bgr, trained_bgr, cap)
         return None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
 
@@ -512,8 +517,8 @@ class LossComputer:
             logprobs_mk,
             probability_mk,
             choices.advantage.to(logprobs_mk.device),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
+            clip_low=self.config.loss.clip_low,
+            clip_high=self.config.loss.clip_high,
         )
         totals.sums["clipped"] += float(terms.clipped.sum())
         totals.note_largest("ratio", terms.ratio)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trainer_config import OptimConfig, TrainerConfig
 from selfverify.objectives import UNTRAINED
 from selfverify.trainer.batch import TokenStreams
 
@@ -162,17 +162,17 @@ DECAYING = 0.2
 
 
 def make_optimizer(
-    config: TrainerConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
+    config: OptimConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
 ) -> torch.optim.Optimizer:
     """Make AdamW over those of the ``named`` parameters that are trained.
 
     Args:
-        config: Names the optimizer and its settings.
+        config: Names the optimizer, its rates and decays.
         named: The names and parameters of a model.
         master_weights: Whether trained weights of low precision have float32 masters.
 
     Raises:
-        ConfigError: ``learner.optimizer`` needs a package that is not installed.
+        ConfigError: ``learner.optim.name`` needs a package that is not installed.
     """
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     settings: dict[str, Any] = {
@@ -181,12 +181,12 @@ def make_optimizer(
         "weight_decay": config.weight_decay,
     }
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
-    if config.optimizer == "adamw_8bit":
+    if config.name == "adamw_8bit":
         try:
             from bitsandbytes.optim import AdamW8bit
         except ImportError as error:
             raise ConfigError(
-                "learner.optimizer=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
+                "learner.optim.name=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
             ) from error
         make = AdamW8bit
     low = any(parameter.dtype in LOW_PRECISION for _, parameter in trained)
@@ -212,29 +212,29 @@ def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:
         return ""
     name = str(low[0].dtype).removeprefix("torch.")
     return (
-        f"learner.learning_rate={learning_rate:g} is small for {name} weights without masters: a typical "
-        f"weight is {typical:.2g}, and rounding loses changes of less than {least:.2g}, so that most weights "
-        "will not move. Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
+        f"learner.optim.learning_rate={learning_rate:g} is small for {name} weights without masters: a "
+        f"typical weight is {typical:.2g}, and rounding loses changes of less than {least:.2g}, so that "
+        "most weights will not move. Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
     )
 
 
 def learning_rate_factor(config: TrainerConfig) -> Callable[[int], float]:
     """Return a function from an update's number to its factor on the peak learning rate.
 
-    The factor rises linearly during the warm-up; then it follows ``config.schedule``.
+    The factor rises linearly during the warm-up; then it follows ``config.optim.schedule``.
     """
-    per_step = config.updates_per_rollout * config.inner_epochs
+    per_step = config.batch.updates_per_rollout * config.batch.inner_epochs
     total, warmup = config.steps * per_step, config.warmup_steps * per_step
 
     def factor(update: int) -> float:
         if update < warmup:
             return (update + 1) / warmup
         done = (update - warmup) / max(total - warmup, 1)
-        if config.schedule == "linear":
+        if config.optim.schedule == "linear":
             return max(1.0 - done, 0.0)
-        if config.schedule == "stable_decay":
+        if config.optim.schedule == "stable_decay":
             return min(max((1.0 - done) / DECAYING, 0.0), 1.0)
-        if config.schedule == "cosine":
+        if config.optim.schedule == "cosine":
             return float(0.5 * (1 + np.cos(np.pi * min(done, 1.0))))
         return 1.0
 

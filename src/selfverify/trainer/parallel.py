@@ -37,13 +37,13 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in {*LOGGER_TYPE_TO_CLASS, "all"}:  # the table also holds those that a program registers
             known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-            raise ConfigError(f"learner.trackers: there is no tracker {name!r}; there are: all, {known}")
+            raise ConfigError(f"learner.log.trackers: there is no tracker {name!r}; there are: all, {known}")
         if name == "all" and not installed:
             raise ConfigError(
-                f"learner.trackers: of all ({', '.join(sorted(missing - {'all'}))}) none is installed"
+                f"learner.log.trackers: of all ({', '.join(sorted(missing - {'all'}))}) none is installed"
             )
         if name in missing - {"all"}:
-            raise ConfigError(f"learner.trackers: {name} is not installed: pip install {name}")
+            raise ConfigError(f"learner.log.trackers: {name} is not installed: pip install {name}")
 
 
 def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
@@ -78,7 +78,8 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} in accelerate's settings "
-            "would divide gradients that are summed here; leave it at 1 and set learner.micro_batch_groups"
+            "would divide gradients that are summed here; leave it at 1 and set "
+            "learner.batch.micro_batch_groups"
         )
     return accelerator
 
@@ -112,7 +113,7 @@ class Parallel:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
         kind = optimizer.make if isinstance(optimizer, ChannelOptimizer) else type(optimizer)
         if kind is not torch.optim.AdamW and self._sharded:
-            raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP; use adamw")
+            raise ConfigError("learner.optim.name=adamw_8bit does not go with FSDP; use adamw")
         self.apart = ApartGradients(lambda: [p for group in optimizer.param_groups for p in group["params"]])
         """This process's gradients of channels that are kept apart."""
         shared = reference is not None and reference.root is policy.root

@@ -119,11 +119,8 @@ ROLLOUTS_FOLDER = "rollouts"
 """Where a run keeps its rollout log."""
 NAME = re.compile(r"step-(\d{6,})\.process-\d+-of-\d+\.jsonl")
 
-_NO_MATTER = {
-    "checkpoint_every", "keep_last", "best_metric", "evaluate_every", "log_every", "log_channels_every",
-    "trackers", "time_limit_s", "rollout_log",
-}  # fmt: skip
-"""Settings of the trainer that change neither samples nor weights."""
+_NO_MATTER = {"time_limit_s", "checkpoint", "log"}
+"""Keys of the trainer's config that change neither samples nor weights."""
 _POLICY = {
     "path",
     "dtype",
@@ -140,7 +137,7 @@ _POLICY = {
 def settings_of(training: Training) -> dict[str, Any]:
     """Return the settings that decide a run's samples and weights, as JSON."""
     learner, method, task = training.learner, training.method, training.task
-    fixed = {"steps"} if learner.schedule == "constant" else set()
+    paced = learner.optim.schedule != "constant" or 0 < learner.optim.warmup < 1
     settings = {
         "seed": training.seed,
         "policy": training.policy.config.model_dump(mode="json", include=_POLICY),
@@ -148,7 +145,7 @@ def settings_of(training: Training) -> dict[str, Any]:
         "method": {"name": method.name, **method.config.model_dump(mode="json")},
         "sampling": training.sampling.model_dump(mode="json"),
         "episode": (method.limits or task.limits).model_dump(mode="json"),
-        "learner": learner.model_dump(mode="json", exclude=_NO_MATTER | fixed),
+        "learner": learner.model_dump(mode="json", exclude=_NO_MATTER | (set() if paced else {"steps"})),
     }
     # As a reader sees them: lists, not tuples.
     read: dict[str, Any] = json.loads(json.dumps(settings))
@@ -158,10 +155,10 @@ def settings_of(training: Training) -> dict[str, Any]:
 def wants_log(training: Training) -> bool:
     """Return whether a training's rollouts are logged.
 
-    With ``learner.rollout_log: auto`` that is where they cannot be repeated: the task says so, or deadlines
-    decide what is said.
+    With ``learner.checkpoint.rollout_log: auto`` that is where they cannot be repeated: the task says so, or
+    deadlines decide what is said.
     """
-    wanted = training.learner.rollout_log
+    wanted = training.learner.checkpoint.rollout_log
     limits = training.method.limits or training.task.limits
     timed = limits.step_threads > 0 or limits.rollout_timeout_s is not None
     return wanted in ("recent", "all") or (wanted == "auto" and (timed or not training.task.repeatable))
@@ -179,7 +176,7 @@ class RolloutLog:
     def __init__(self, training: Training, weights: str) -> None:
         self.replays = training.replay is not None
         self.folder = (training.replay or training.folder) / ROLLOUTS_FOLDER
-        self.keeps_all = training.learner.rollout_log == "all"
+        self.keeps_all = training.learner.checkpoint.rollout_log == "all"
         self._settings = {**settings_of(training), "weights": weights}
         del self._settings["policy"]["path"]  # `weights` says it better
         self._samples = False
@@ -252,7 +249,7 @@ class RolloutLog:
         except OSError as error:
             raise CheckpointError(
                 f"cannot write the rollouts of step {step + 1} to {self.folder}: {error}. Free space there, "
-                "set output to another disk, or do without them by learner.rollout_log=never"
+                "set output to another disk, or do without them by learner.checkpoint.rollout_log=never"
             ) from error
         return self._rows(path, step)
 
@@ -329,7 +326,7 @@ class RolloutLog:
         )
         raise ConfigError(
             f"{self.folder} {held}, and step {missing[0]} is to be replayed; a run keeps the rollouts of all "
-            "its steps with learner.rollout_log=all"
+            "its steps with learner.checkpoint.rollout_log=all"
         )
 
     def _remove_rest(self, step: int) -> None:

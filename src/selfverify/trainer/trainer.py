@@ -1,7 +1,7 @@
 """The training loop: roll out, credit, learn, log, save. It knows no method.
 
-`TrainStep` learns from the groups of one step: it shares them out, then makes update after update. The checks
-say what has to be the same in all processes of a run, and in a run and the checkpoint it goes on from.
+The checks say what has to be the same in all processes of a run, and in a run and the checkpoint it goes on
+from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerify
 from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
 from selfverify.core.files import differences, make_folder
 from selfverify.core.trajectory import valid_trajectories
-from selfverify.methods.base import Training
+from selfverify.methods.base import Metrics, Training
 from selfverify.policy.decoding import derived_seed, kept_generators
-from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.episode_runner import HUNG
 from selfverify.tasks.base import Verdict
@@ -59,134 +58,6 @@ SKIPPED = 3
 SKIPPED_WHILE_SCALING = 24
 """The limit of skipped updates where float16's loss is scaled: the scale begins at 2^16 and halves until
 gradients are finite."""
-
-
-class TrainStep:
-    """Learns from the groups of one step after another.
-
-    Args:
-        updater: Makes the gradients.
-        source: Made the groups. It completes those that another process made.
-        scheduler: Sets the learning rate after each update.
-    """
-
-    def __init__(self, updater: LossComputer, source: RolloutSource, scheduler: Any) -> None:
-        self.updater, self.source, self.scheduler = updater, source, scheduler
-        self.skipped: dict[str, int] = {}
-        """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
-        self._settled = False
-
-    def learn(self, groups: list[TokenStreams], makers: Sequence[int], step: int) -> UpdateMetrics:
-        """Make the updates of one step.
-
-        Args:
-            groups: The groups of all processes, the same in every process.
-            makers: The process that sampled each group of the rollout.
-            step: The step's number.
-
-        Returns:
-            The totals of all processes.
-        """
-        totals, config, policy = UpdateMetrics(), self.updater.config, self.updater.policy
-        if not groups:
-            return totals
-        # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
-        place = config.groups_per_step + ranks.index()
-        torch.manual_seed(derived_seed(self.source.seed, step, place))
-        parts = np.array_split(np.arange(len(groups)), config.updates_per_rollout)
-        batches = [[groups[i] for i in part] for part in parts if len(part)]
-        for batch in batches:
-            _share_out(batch, makers)
-        passes = self.updater.passes(groups)
-        updates = [(batch, self.updater.passes(batch)) for batch in batches]
-        # A pass that does not count may be of a group that another process learns from.
-        learnt = [
-            batch[i]
-            for batch, own in [(groups, passes), *updates]
-            for i in dict.fromkeys(part.group for each in own for part in each.slices)
-        ]
-        shown = self.source.shown([group.number for group in learnt])
-        for group in learnt:
-            group.pictures = shown.get(group.number, group.pictures)
-            group.prompt = self.source.complete(group.number, group.prompt)
-            group.prepare_images(policy.encoder)
-        if ranks.count() > 1 and not self._settled:
-            # A policy checks once what it checks, before wrappers make all processes work in step.
-            first = groups[passes[0].slices[0].group]
-            with torch.no_grad():
-                policy.whole(lambda: policy.logprobs([first.prompt], [first.continuations[:2]]))
-            self._settled = True
-        self.updater.fix_logprobs(groups, passes)
-        policy.model.train()
-        for _ in range(config.inner_epochs):
-            for batch, own in updates:
-                if config.log_channels_every and (step + 1) % config.log_channels_every == 0:
-                    self._measure_channels(batch, own, totals)
-                self._update(batch, own, totals)
-                if policy.engine is not None:
-                    policy.engine.stale = True
-                self.scheduler.step()
-        policy.model.eval()
-        return totals.together()
-
-    def _update(
-        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
-    ) -> None:
-        """Make one update, as ``learner.channels`` says."""
-        updater, config = self.updater, self.updater.config
-        names = [] if config.channels == "joint" else channel_names(batch)
-        if not names:
-            updater.gradient(batch, own, totals)
-            totals.grad_norms.append(self._step(totals))
-            return
-        if config.channels == "alternate":
-            # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
-            names = [names[self.scheduler.last_epoch % len(names)]]
-            updater.gradient(batch, own, totals, channel=names[0])
-        else:
-            updater.gradient(batch, own, totals, apart=names)
-        rates = config.channel_rates
-        norms = {n: self._step(totals, n, rates.get(n, 1.0), sharers=len(names)) for n in names}
-        totals.add_norms(norms)
-        totals.grad_norms.append(math.hypot(*norms.values()))
-
-    def _step(self, totals: UpdateMetrics, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
-        """Make a channel's update, or skip it where its gradient is not finite; returns the norm.
-
-        A skipped update counts as one: the schedule of the learning rate and the turns of channels go on.
-
-        Raises:
-            SelfVerifyError: So many were skipped in a row that nothing is learnt any more.
-        """
-        norm = self.updater.parallel.step(channel, rate, sharers)
-        if math.isfinite(norm):
-            self.skipped.pop(channel, None)
-            return norm
-        totals.skipped += 1
-        row = self.skipped[channel] = self.skipped.get(channel, 0) + 1
-        whose = f"the gradient of channel {channel}" if channel else "the gradient"
-        if ranks.index() == 0:
-            message = f"{whose} is not finite (its norm is {norm}); no update is made, and training goes on"
-            note(logger, "update_skipped", message, channel=channel or "all", norm=str(norm))
-        if row >= (SKIPPED_WHILE_SCALING if self.updater.parallel.scales_loss else SKIPPED):
-            raise SelfVerifyError(
-                f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
-                "stops. The checkpoints are as they were. Resume from the newest one with a lower "
-                f"learner.learning_rate (now {self.updater.config.learning_rate:g}) or in float32 "
-                "(policy.dtype, mixed_precision). If that ends here again, the trouble began before it: "
-                "move it away, so that an older one is taken"
-            )
-        return norm
-
-    def _measure_channels(
-        self, batch: Sequence[TokenStreams], own: Sequence[MicroBatch], totals: UpdateMetrics
-    ) -> None:
-        """Measure the norm of each channel's gradient. Later learning and draws stay the same."""
-        if self.updater.config.channels != "joint":
-            return  # `_update` measures them anyway
-        with kept_generators(self.updater.policy.device):
-            self.updater.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
-        totals.add_norms(self.updater.parallel.apart_norms())
 
 
 def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
@@ -231,7 +102,7 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
 
     Args:
         checkpoint: Where the run goes on from.
-        channels: The run's ``learner.channels``.
+        channels: The run's ``learner.optim.channels``.
         masters: Whether its optimizer keeps float32 masters of the weights.
 
     Raises:
@@ -241,20 +112,14 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
     before = progress.get("channels", "joint")  # older checkpoints have neither entry
     if before != channels:
         raise ConfigError(
-            f"{checkpoint}: was written with learner.channels={before}, whose moments do not go with "
-            f"learner.channels={channels}; keep it, or start the run anew"
+            f"{checkpoint}: was written with learner.optim.channels={before}, whose moments do not go with "
+            f"learner.optim.channels={channels}; keep it, or start the run anew"
         )
     if progress.get("masters", False) and not masters:
         raise ConfigError(
             f"{checkpoint}: holds float32 masters, which this run would lose; keep policy.dtype, "
             "policy.master_weights and the launcher's wrapper, or start the run anew"
         )
-
-
-Metrics = dict[str, float]
-StepCallback = Callable[[int, int, Metrics, Metrics], None]
-"""A function that is called after each step, with its number (from 1), how many steps there are as far as is
-known, its metrics and its timings."""
 
 
 EMPTY_STEPS = 3
@@ -267,27 +132,21 @@ class Trainer:
     Args:
         training: The training. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
             ``checkpoints/``.
-        evaluate: Called every ``evaluate_every`` steps. Its figures are logged as ``eval/...``.
-        on_step: Called after each step.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        evaluate: Callable[[Policy], Metrics] | None = None,
-        on_step: StepCallback | None = None,
-    ) -> None:
+    def __init__(self, training: Training) -> None:
         self.training, self.policy, self.method = training, training.policy, training.method
         self.config, folder = training.learner, training.folder
-        self.evaluate, self.on_step = evaluate, on_step
         training.task.set_coordinate_space(self.policy.coordinate_space)
         training.task.set_policy(self.policy)
         self.source = RolloutSource(training)
         self.step = 0
         self.empty_steps = 0
-        self._busy = False
+        self.updates_skipped: dict[str, int] = {}
+        """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
         self.best: float | None = None
-        trackers = self.config.trackers
+        self._told_busy, self._settled = False, False
+        trackers = self.config.log.trackers
         check_trackers(trackers)
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
         if trackers:
@@ -299,15 +158,17 @@ class Trainer:
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
         masters = self.policy.config.master_weights
-        self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters(), masters)
+        self.optimizer = make_optimizer(self.config.optim, self.policy.model.named_parameters(), masters)
         # Looked at before the weights are wrapped, told when events are written.
-        self._lost = lost_steps(self.optimizer, self.config.learning_rate)
+        self._lost = lost_steps(self.optimizer, self.config.optim.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
             make_folder(folder)
             training.task.set_cache_folder(folder)
-            self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
+            self.checkpoints = CheckpointManager(
+                folder / CHECKPOINTS_FOLDER, self.config.checkpoint.keep_last
+            )
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
             self.events = EventLog(folder / EVENTS_FILE, ranks.index())
@@ -318,14 +179,14 @@ class Trainer:
     def parallel(self) -> Parallel:
         """Policy, reference and optimizer, wrapped. A checkpoint's weights have to be loaded before."""
         return Parallel(
-            self.accelerator, self.policy, self.reference, self.optimizer, self.config.max_grad_norm
+            self.accelerator, self.policy, self.reference, self.optimizer, self.config.optim.max_grad_norm
         )
 
     @cached_property
-    def lesson(self) -> TrainStep:
-        """Learns from a step's groups."""
-        how = self.method.objective, self.training.sampling.temperature
-        return TrainStep(LossComputer(self.parallel, self.config, *how), self.source, self.scheduler)
+    def loss(self) -> LossComputer:
+        """Makes the gradients."""
+        sampling = self.training.sampling
+        return LossComputer(self.parallel, self.config, self.method.objective, sampling.temperature)
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -342,72 +203,76 @@ class Trainer:
                 written, so that none that is older and may be better leaves for it.
         """
         with self.events:
-            resumed = self.training.resume and self._resume()
-            check_processes(self.training, self.source, self.step)
-            if self.source.log is not None:
-                self.source.log.begin(self.training.resume, range(self.step, self.config.steps))
-            if not resumed:
-                images = {"image_backend": self.policy.image_backend} if self.policy.image_backend else {}
-                self._tell("started", steps=self.config.steps, resume=self.training.resume, **images)
-            if self._lost and ranks.index() == 0:
-                logger.warning(self._lost)
-            self._run()
+            self._begin()
+            started = time.monotonic()
+            with interruptible() as interrupted:
+                while self.step < self.config.steps:
+                    metrics, timing = self.train_step()
+                    self.step += 1
+                    self._report(metrics, timing)
+                    limit, every = self.config.time_limit_s, self.config.checkpoint.every
+                    late = limit is not None and time.monotonic() - started > limit
+                    # If one process gets a signal or runs out of time, all of them stop.
+                    flags = ranks.gather((interrupted(), late))
+                    stop, late = (any(each) for each in zip(*flags, strict=True))
+                    done = self.step == self.config.steps
+                    if done or stop or late or (every and self.step % every == 0):
+                        self.save()
+                    if stop:
+                        raise KeyboardInterrupt
+                    if late:
+                        break
+            if self.config.log.trackers:
+                self.accelerator.end_training()
             self._tell("finished" if self.step >= self.config.steps else "time_limit")
+
+    def _begin(self) -> None:
+        """Go back to the newest checkpoint, if there is one, and check that all processes do the same."""
+        resumed = self.training.resume and self._resume()
+        check_processes(self.training, self.source, self.step)
+        if self.source.log is not None:
+            self.source.log.begin(self.training.resume, range(self.step, self.config.steps))
+        if not resumed:
+            images = {"image_backend": self.policy.image_backend} if self.policy.image_backend else {}
+            self._tell("started", steps=self.config.steps, resume=self.training.resume, **images)
+        if self._lost and ranks.index() == 0:
+            logger.warning(self._lost)
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Write an event that all processes share, once."""
         if ranks.index() == 0:
             self.events.append(event, **fields)
 
-    def _run(self) -> None:
-        started = time.monotonic()
-        with interruptible() as interrupted:
-            while self.step < self.config.steps:
-                self._advance()
-                every, done = self.config.checkpoint_every, self.step == self.config.steps
-                limit = self.config.time_limit_s
-                late = limit is not None and time.monotonic() - started > limit
-                # If one process gets a signal or runs out of time, all of them stop.
-                stop, late = (any(flags) for flags in zip(*ranks.gather((interrupted(), late)), strict=True))
-                if done or stop or late or (every and self.step % every == 0):
-                    self.save()
-                if stop:
-                    raise KeyboardInterrupt
-                if late:
-                    break
-        if self.config.trackers:
-            self.accelerator.end_training()
-
-    def _advance(self) -> None:
-        metrics, timing = self.train_step()
-        self.step += 1
+    def _report(self, metrics: Metrics, timing: Metrics) -> None:
+        """Evaluate if it is time to, and write down what a step has come to."""
+        log, training = self.config.log, self.training
         self.events.step = self.step
         # Said once: a run that is slow shall say why.
-        if not self._busy and ranks.index() == 0 and (told := busy()):
-            self._busy = True
+        if not self._told_busy and ranks.index() == 0 and (told := busy()):
+            self._told_busy = True
             note(logger, "machine_busy", told)
         evaluated: Metrics = {}
         hung: HungError | None = None
-        if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
+        if training.evaluate and log.evaluate_every and self.step % log.evaluate_every == 0:
             try:
-                evaluated = self.evaluate(self.policy)
+                evaluated = training.evaluate(self.policy)
             except HungError as error:
                 hung = error
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
-        if hung or evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
+        if hung or evaluated or self.step == self.config.steps or self.step % log.every == 0:
             if ranks.index() == 0:
                 self.metrics_log.append({"step": self.step, **metrics})
                 self.timing_log.append({"step": self.step, **timing})
-            if self.config.trackers:
+            if log.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
         # After the log, because the checkpoint stores the log's length: a resumed run must keep this line.
         if hung:
             self.save()
             raise hung
-        if evaluated and self.config.best_metric:
-            self._keep_best(evaluated, self.config.best_metric)
-        if self.on_step and ranks.index() == 0:
-            self.on_step(self.step, self.config.steps, metrics, timing)
+        if evaluated and self.config.checkpoint.best_metric:
+            self._keep_best(evaluated, self.config.checkpoint.best_metric)
+        if training.on_step and ranks.index() == 0:
+            training.on_step(self.step, self.config.steps, metrics, timing)
 
     # --- one step -----------------------------------------------------------------------------------
 
@@ -425,7 +290,7 @@ class Trainer:
 
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit and learn; return the step's metrics and timings."""
-        lesson = self.lesson
+        loss = self.loss  # made first: policies sample and learn behind the same wrappers
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # not inside `whole`: TRL gathers shards itself
@@ -439,11 +304,17 @@ class Trainer:
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
-        valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
+        valid = [valid_trajectories(group, self.config.loss.drop_truncated) for group in rollout.groups]
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
         foreign = self.training.sampling.engine != "own"
-        groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
-        totals = lesson.learn(groups, makers, self.step)
+        groups, dropped = select(rollout, credits, self.config.loss.drop_zero_advantage, foreign)
+        totals = UpdateMetrics()
+        updates = self._updates(loss, groups, makers) if groups else []
+        self.policy.model.train()
+        for number in range(len(updates) * self.config.batch.inner_epochs):
+            self._update(loss, *updates[number % len(updates)], totals)
+        self.policy.model.eval()
+        totals = totals.together() if groups else totals
         clock.append(time.perf_counter())
 
         trajectories = [t for group in rollout.groups for t in group.trajectories]
@@ -471,6 +342,105 @@ class Trainer:
         }
         return metrics, timing
 
+    def _updates(
+        self, loss: LossComputer, groups: Sequence[TokenStreams], makers: Sequence[int]
+    ) -> list[tuple[list[TokenStreams], list[MicroBatch]]]:
+        """Return the batches of a step's updates with this process's forward passes, ready to be learnt.
+
+        Args:
+            loss: Makes the gradients.
+            groups: The groups of all processes, the same in every process.
+            makers: The process that sampled each group of the rollout.
+        """
+        # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
+        place = self.config.groups_per_step + ranks.index()
+        torch.manual_seed(derived_seed(self.training.seed, self.step, place))
+        parts = np.array_split(np.arange(len(groups)), self.config.batch.updates_per_rollout)
+        batches = [[groups[i] for i in part] for part in parts if len(part)]
+        for batch in batches:
+            _share_out(batch, makers)
+        passes = loss.passes(groups)
+        updates = [(batch, loss.passes(batch)) for batch in batches]
+        # A pass that does not count may be of a group that another process learns from.
+        learnt = [
+            batch[i]
+            for batch, own in [(groups, passes), *updates]
+            for i in dict.fromkeys(part.group for each in own for part in each.slices)
+        ]
+        shown = self.source.shown([group.number for group in learnt])
+        for group in learnt:
+            group.pictures = shown.get(group.number, group.pictures)
+            group.prompt = self.source.complete(group.number, group.prompt)
+            group.prepare_images(self.policy.encoder)
+        if ranks.count() > 1 and not self._settled:
+            # A policy checks once what it checks, before wrappers make all processes work in step.
+            first = groups[passes[0].slices[0].group]
+            with torch.no_grad():
+                self.policy.whole(lambda: self.policy.logprobs([first.prompt], [first.continuations[:2]]))
+            self._settled = True
+        loss.fix_logprobs(groups, passes)
+        return updates
+
+    def _update(
+        self,
+        loss: LossComputer,
+        batch: Sequence[TokenStreams],
+        own: Sequence[MicroBatch],
+        totals: UpdateMetrics,
+    ) -> None:
+        """Make one update, as ``optim.channels`` says, and add this process's share to the totals."""
+        optim, every = self.config.optim, self.config.log.channels_every
+        if optim.channels == "joint" and every and (self.step + 1) % every == 0:
+            with kept_generators(self.policy.device):  # what is learnt and drawn stays the same
+                loss.gradient(batch, own, UpdateMetrics(), apart=channel_names(batch))
+            totals.add_norms(self.parallel.apart_norms())
+        names = [] if optim.channels == "joint" else channel_names(batch)
+        if not names:
+            loss.gradient(batch, own, totals)
+            totals.grad_norms.append(self._step(totals))
+        else:
+            if optim.channels == "alternate":
+                # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
+                names = [names[self.scheduler.last_epoch % len(names)]]
+                loss.gradient(batch, own, totals, channel=names[0])
+            else:
+                loss.gradient(batch, own, totals, apart=names)
+            rates = optim.channel_rates
+            norms = {n: self._step(totals, n, rates.get(n, 1.0), sharers=len(names)) for n in names}
+            totals.add_norms(norms)
+            totals.grad_norms.append(math.hypot(*norms.values()))
+        if self.policy.engine is not None:
+            self.policy.engine.stale = True
+        self.scheduler.step()
+
+    def _step(self, totals: UpdateMetrics, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
+        """Make a channel's update, or skip it where its gradient is not finite; returns the norm.
+
+        A skipped update counts as one: the schedule of the learning rate and the turns of channels go on.
+
+        Raises:
+            SelfVerifyError: So many were skipped in a row that nothing is learnt any more.
+        """
+        norm = self.parallel.step(channel, rate, sharers)
+        if math.isfinite(norm):
+            self.updates_skipped.pop(channel, None)
+            return norm
+        totals.skipped += 1
+        row = self.updates_skipped[channel] = self.updates_skipped.get(channel, 0) + 1
+        whose = f"the gradient of channel {channel}" if channel else "the gradient"
+        if ranks.index() == 0:
+            message = f"{whose} is not finite (its norm is {norm}); no update is made, and training goes on"
+            note(logger, "update_skipped", message, channel=channel or "all", norm=str(norm))
+        if row >= (SKIPPED_WHILE_SCALING if self.parallel.scales_loss else SKIPPED):
+            raise SelfVerifyError(
+                f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
+                "stops. The checkpoints are as they were. Resume from the newest one with a lower "
+                f"learner.optim.learning_rate (now {self.config.optim.learning_rate:g}) or in float32 "
+                "(policy.dtype, mixed_precision). If that ends here again, the trouble began before it: "
+                "move it away, so that an older one is taken"
+            )
+        return norm
+
     # --- checkpoints --------------------------------------------------------------------------------
 
     @property
@@ -483,10 +453,10 @@ class Trainer:
             "step": self.step,
             "seed": self.training.seed,
             "best": self.best,
-            "channels": self.config.channels,
+            "channels": self.config.optim.channels,
             "masters": self._masters,
             "skipped": self.source.skipped,
-            "updates_skipped": self.lesson.skipped,
+            "updates_skipped": self.updates_skipped,
             "settings": settings_of(self.training),
             "image_backend": self.policy.image_backend,
             "metrics_bytes": self.metrics_log.sync(),
@@ -535,7 +505,8 @@ class Trainer:
     def _keep_best(self, evaluated: Metrics, name: str) -> None:
         if name not in evaluated:
             raise ConfigError(
-                f"learner.best_metric: there is no {name!r}; measured are: {', '.join(sorted(evaluated))}"
+                f"learner.checkpoint.best_metric: there is no {name!r}; measured are: "
+                f"{', '.join(sorted(evaluated))}"
             )
         if not math.isnan(evaluated[name]) and (self.best is None or evaluated[name] > self.best):
             self.best = evaluated[name]
@@ -548,14 +519,14 @@ class Trainer:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return False
         load_matching(self.policy.model, latest / MODEL_FOLDER)
-        check_moments(latest, self.config.channels, self._masters)
+        check_moments(latest, self.config.optim.channels, self._masters)
         progress = self.checkpoints.load(latest, WholeOptimizer(self.optimizer), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
-        rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
+        rate = self.config.optim.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
-        self.lesson.skipped = progress.get("updates_skipped", {})  # older checkpoints have no such entries
+        self.updates_skipped = progress.get("updates_skipped", {})  # older checkpoints have no such entries
         self.events.step = self.step
         if ranks.index() == 0:
             old, new = progress.get("image_backend"), self.policy.image_backend

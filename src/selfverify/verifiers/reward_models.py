@@ -69,7 +69,7 @@ class RewardModel:
         if missing := sorted(report["missing_keys"]):
             raise ConfigError(
                 f"reward model {name}: {path} has no weights {missing[0]}: it is what a reward model may be "
-                "trained from; a generating model judges as NAME=FOLDER, without --reward-model"
+                "trained from; a generating model judges as NAME=FOLDER, and is no reward model"
             )
         if model.config.num_labels != 1:
             raise ConfigError(

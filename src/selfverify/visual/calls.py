@@ -13,7 +13,6 @@ from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
 THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
-_FENCED = re.compile(r"```(?:json)?\s*(?=[\[{])")
 _SOURCE = re.compile(r"original_image|observation_([0-9]{1,3})")
 _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
 _TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})\s*")
@@ -45,14 +44,12 @@ def read_look_call(
 ) -> VisualCall:
     """The call in a turn. Nothing raises on what a model writes, and JSON is strict.
 
-    Beside the forms of `read_calls` (``<tool_call>``, a whole message in JSON, a server's ``tool_calls``)
-    these are known, outside of ``<think>...</think>``:
+    Beside the forms of `read_calls` these are known, outside of ``<think>...</think>``:
 
     - VTS-V: ``{"thought": ..., "action_name": ..., "action": {...}}``, with or without words or a fence
       around it. The plan ends where the text of ``thought`` ends; in all other forms where the call begins.
     - Mini-o3: ``<grounding>{"bbox_2d": [...], "source": "original_image" | "observation_2"}</grounding>``, a
       crop of the question's first image, or of the image that was shown second after the question's
-    - a block fenced as JSON behind words
     - terse, ``crop 1 0 0 3 3``: tool, image and box, for small models; it is the whole message
 
     Args:
@@ -96,18 +93,7 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
         return _grounding(text, start, questions), start
     if (vts := _VTS.search(text, begin)) is not None:
         return _vts(text, vts.start())
-    fence = _FENCED.search(text, begin)
-    if fence is None or not text[begin : fence.start()].strip():
-        return None
-    value, end = json_at(text, fence.end())
-    if not isinstance(value, dict) or "name" not in value or not {"arguments", "parameters"} & value.keys():
-        return None
-    if text[end:].strip() != "```":
-        raise _BrokenLook("something other than the end of its block follows it")
-    read = read_calls(PolicyTurn(text[fence.start() :], [], Finish.STOP, 0))
-    if read.error:
-        raise _BrokenLook(read.error.removeprefix("the tool call cannot be read: "))
-    return read.calls[0], fence.start()
+    return None
 
 
 def _vts(text: str, start: int) -> tuple[ToolCall, int]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from PIL.Image import Image
 from pydantic import Field, model_validator
 
-from selfverify.core.config import CommandConfig, option_name
+from selfverify.core.config import CommandConfig
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
@@ -19,82 +19,82 @@ SpaceName = Literal["pixels", "unit", "thousandths"]
 """How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
 
 
-class ToolModels(CommandConfig):
+class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """With --look: what `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT)."""
+    """What `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT)."""
 
     depth_model: str | None = None
-    """With --look: what `depth` measures with (Depth Anything, DPT)."""
+    """What `depth` measures with (Depth Anything, DPT)."""
 
     segment_model: str | None = None
-    """With --look: what `segment` works with (SAM). By default GrabCut."""
+    """What `segment` works with (SAM). By default GrabCut."""
 
     similarity_model: str | None = None
-    """With --look: what `similarity` compares with (CLIP, SigLIP)."""
+    """What `similarity` compares with (CLIP, SigLIP)."""
 
     caption_model: str | None = None
-    """With --look: what `caption` describes with (BLIP, or a model that chats about images)."""
+    """What `caption` describes with (BLIP, or a model that chats about images)."""
 
     tool_server: str | None = None
-    """With --look: the address of a server of visual tools (`selfverify visual serve`), which does the work
+    """The address of a server of visual tools (`selfverify visual serve`), which does the work
     of all tools but `crop`, `zoom_in` and `overlay`. Its models are its own."""
 
     tool_device: str = "cpu"
-    """With --look: where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
+    """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 
 
-def tool_models(settings: ToolModels) -> dict[str, Any]:
-    """The settings of the models behind tools, alone."""
-    return settings.model_dump(include=set(ToolModels.model_fields))
+def tool_models(settings: ToolModelsConfig) -> dict[str, Any]:
+    """Return the settings of the models behind tools, alone."""
+    return settings.model_dump(include=set(ToolModelsConfig.model_fields))
 
 
-class VisualBaseConfig(ToolModels):
+class VisualBaseConfig(ToolModelsConfig):
     """Settings, as people write them, of how a model looks again."""
 
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
-    """With --look: a tool that the model may call; repeat the option. By default all that are available."""
+    """A tool that the model may call; repeat the option. By default all that are available."""
 
     max_steps: int = Field(6, ge=1, le=100)
-    """With --look: the most steps; with the last of them the model is told to answer."""
+    """The most steps; with the last of them the model is told to answer."""
 
     max_visual_tokens: int | None = Field(None, ge=1)
-    """With --look: the most visual tokens that are shown, the question's images included. An image that does
+    """The most visual tokens that are shown, the question's images included. An image that does
     not fit any more is not shown, and the model is told to answer. For servers a token stands for 28 x 28
     pixels."""
 
     stop: str = Field("never", json_schema_extra={"option": "stop_looking"})
-    """With --look: when looking ends before that: `never`, `after:N` steps, or where the `verifier` that
-    --stop-verifier names has heard enough."""
+    """When looking ends before the last step: `never`, `after:N` steps, or verifier,
+    where that has heard enough."""
 
     verifier: str | None = Field(None, json_schema_extra={"option": "stop_verifier"})
-    """With --look: a folder or hub id of a model that hears each step; or URL#MODEL, behind a vLLM server."""
+    """A folder or hub id of a model that hears each step; or URL#MODEL, behind a vLLM server."""
 
     verifier_base: str | None = Field(None, json_schema_extra={"option": "stop_verifier_base"})
-    """With --look: what the verifier was trained from; by default the model below its adapter. Behind servers
+    """What the verifier was trained from; by default the model below its adapter. Behind servers
     it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
-    """With --look: whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
+    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
     Δr < ε (`signed`); by default as its calibration says."""
 
     epsilon: float | None = None
-    """With --look: ε in nats; by default that of the calibration beside the verifier."""
+    """ε in nats; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
-    """With --look: whether the tool of the step with which looking ends still runs, as in the paper's
+    """Whether the tool of the step with which looking ends still runs, as in the paper's
     Algorithm 1, or plan and call are taken back, and the answer comes from what was there before (`skip`)."""
 
     terminate: Literal["refuse", "accept"] = "accept"
-    """With --look: whether the model may end looking by itself, by answering or calling `terminate`."""
+    """Whether the model may end looking by itself, by answering or calling the tool terminate."""
 
     calls: Literal["vts", "template"] = "vts"
-    """With --look: how calls are asked for: as VTS-V's JSON, which the question describes, or by the chat
+    """How calls are asked for: as VTS-V's JSON, which the question describes, or by the chat
     template."""
 
     coordinates: Literal["family", SpaceName] = "family"
-    """With --look: how the model writes places: as its family does (thousandths for a server's), or as
+    """How the model writes places: as its family does (thousandths for a server's), or as
     named."""
 
 
@@ -102,7 +102,8 @@ class VisualToolConfig(VisualBaseConfig):
     """Whether and how a model looks at the images again (VTS-V)."""
 
     look: bool = False
-    """Let the model look at the images again with tools; `selfverify visual` lists them."""
+    """Let the model look at the images again with tools, which `selfverify visual` lists. The tools' options,
+    and those that end looking, need this one."""
 
     def settings(self) -> VisualConfig:
         """How the model looks."""
@@ -114,8 +115,7 @@ class VisualToolConfig(VisualBaseConfig):
             values, fields = self.model_dump(exclude={"look"}), VisualBaseConfig.model_fields
             given = [name for name, value in values.items() if value != fields[name].default]
             if given:
-                option = option_name(given[0], fields[given[0]]).replace("_", "-")
-                raise ValueError(f"--{option} needs --look")
+                raise ValueError(f"`{given[0]}` needs `look`")
         return self
 
 

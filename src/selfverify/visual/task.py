@@ -23,7 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Metric, Space, Task, Verdict
 from selfverify.tasks.math import Math, MathConfig, MathRowsConfig
 from selfverify.tasks.row_task import RowSequence
-from selfverify.visual.config import ToolModels, VisualConfig, estimated_tokens_of, tool_models
+from selfverify.visual.config import ToolModelsConfig, VisualConfig, estimated_tokens_of, tool_models
 from selfverify.visual.episode import STEPS, VisualEpisode, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, marked
@@ -120,7 +120,7 @@ MODELS = ("detector", "depth_model", "segment_model", "similarity_model", "capti
 """The settings that name models of tools."""
 
 
-def all_tools(models: ToolModels, seconds: float = 60.0) -> list[VisualTool[Any]]:
+def all_tools(models: ToolModelsConfig, seconds: float = 60.0) -> list[VisualTool[Any]]:
     """The paper's ten tools and `terminate`, also those that are not available here.
 
     Args:

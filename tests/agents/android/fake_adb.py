@@ -26,6 +26,8 @@ class Server(socketserver.ThreadingTCPServer):
         version: What the server says it speaks.
     """
 
+    request_queue_size = 128
+
     def __init__(self, phones: dict[str, Phone], version: int = 41) -> None:
         super().__init__(("127.0.0.1", 0), Connection)
         self.phones, self.version = phones, version

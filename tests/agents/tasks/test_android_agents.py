@@ -20,7 +20,7 @@ from selfverify.agents.android.environment import DeviceSource
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
-from selfverify.core.episode import Call, EnvironmentLost
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
 
@@ -132,7 +132,7 @@ def test_devices_are_lent_to_one_conversation_each(
 def test_a_dead_device_loses_no_conversations(
     files: Path, server: Server, phones: dict[str, Phone], caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    """It is left out, which is noted, and comes back when it answers; a reset that fails costs one."""
+    """It is left out, which is noted, and comes back when it answers; whom its reset fails gets another."""
     made, dead = task(files, server.address), phones[DEVICES[0]]
     sound = dict(dead.properties), dead.adbkeyboard
     if fault == "reset":
@@ -141,15 +141,10 @@ def test_a_dead_device_loses_no_conversations(
         dead.state = "offline"
     else:
         dead.properties["sys.boot_completed"] = ""
-    lost = list[str]()
     for number in range(8):
         episode = made.open(made.problem("test", 0, number % 2), 0)
-        try:
-            episode.reset()
-        except EnvironmentLost as error:
-            lost.append(str(error))
+        episode.reset()
         episode.release()
-    assert ["ADBKeyboard" in why for why in lost] == [True] * (fault == "reset")
     assert f"{DEVICES[0]} is left out: " in caplog.text
     dead.state, (dead.properties, dead.adbkeyboard) = "device", sound
     [source, _] = [place.source for place in made._lender._pool._places]  # type: ignore[union-attr]

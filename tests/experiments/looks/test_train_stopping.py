@@ -198,7 +198,7 @@ def test_what_cannot_be_done_is_said(setting: Setting, words: list[str], said: s
 
 TINY = [
     "policy.dtype=float32", "policy.gradient_checkpointing=false", "policy.device=cpu", "learner.steps=2",
-    "learner.groups_per_step=2", "learner.warmup_steps=0",
+    "learner.groups_per_step=2", "learner.optim.warmup=0",
 ]  # fmt: skip
 
 

@@ -38,8 +38,8 @@ STEPS = 2
 def recipe_of(folder: Path, tmp_path: Path, *more: str) -> Recipe:
     """A few problems; groups that teach nothing stay, since a model with random weights earns nothing."""
     learner = {
-        "steps": STEPS, "warmup_steps": 0, "groups_per_step": 6, "micro_batch_groups": 3,
-        "drop_zero_advantage": "false",
+        "steps": STEPS, "optim.warmup": 0, "groups_per_step": 6, "batch.micro_batch_groups": 3,
+        "loss.drop_zero_advantage": "false",
     }  # fmt: skip
     settings = [f"learner.{name}={value}" for name, value in learner.items()]
     settings += [f"policy.path={folder}", "policy.device=cpu", f"output={tmp_path}/run"]
@@ -136,7 +136,7 @@ def test_memory_of_conversations(
         monkeypatch.setattr(
             DigitsPick, "problem", lambda *place: replace(make(*place), environment_begins=True)
         )
-    sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", "policy.prefill_chunk=100")
+    sizes = ("learner.groups_per_step=1", "learner.batch.micro_batch_groups=1", "policy.prefill_chunk=100")
     recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
     problem = Problem("x", user_turn("", 0))
     reply = Chat(DigitsPick(), problem, 0).step(PolicyTurn("", [], Finish.STOP, 0))
@@ -158,7 +158,7 @@ def test_memory_of_conversations(
         ("method.verification_credit=normalised",),
         ("policy.gradient_checkpointing=true", "method.kl=0", "method.name=grpo"),
         ("policy.lora={rank: 4}", "method.name=grpo"),
-        ("policy.dtype=bfloat16", "learner.channels=separate", "method.name=sft"),
+        ("policy.dtype=bfloat16", "learner.optim.channels=separate", "method.name=sft"),
     ],
     ids=["full", "checkpointing", "lora", "masters and channels"],
 )

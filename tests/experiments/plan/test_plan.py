@@ -23,7 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.digits_pick import DigitsPick
 
 SETTINGS = [
-    "method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2",
+    "method.name=grpo", "learner.groups_per_step=8", "learner.batch.micro_batch_groups=2",
     "sampling.max_new_tokens=10",
 ]  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_operations(planned: Plan, halved: Plan) -> None:
 
 def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None:
     """Fewer bytes of state; what backward needs does not stay on the GPU; the work is the same."""
-    more = ("policy.activation_offload=true", "policy.device=cuda", "learner.optimizer=adamw_8bit")
+    more = ("policy.activation_offload=true", "policy.device=cuda", "learner.optim.name=adamw_8bit")
     less, full, learning = (
         make_plan(recipe_of(tiny_folder, *more)),
         planned.memory["update"],
@@ -150,7 +150,7 @@ def test_conversations(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(DigitsPick, "limits", RolloutLimits(turns=30))
     recipe = recipe_of(tiny_folder, "episode.turns=5")
     assert len(make_plan(recipe).lengths.trained) == 5 * 10
-    assert "NOT counted: give --reply-tokens" in make_plan(recipe).lengths.stated
+    assert "NOT counted: say how long it is" in make_plan(recipe).lengths.stated
     made = make_plan(recipe, heard=70)
     assert (len(made.lengths.trained), made.lengths.sampled) == (5 * 10 + 4 * 70, 50)
     assert made.lengths.trained[9:11] == made.lengths.trained[80:78:-1] == [True, False]
@@ -173,7 +173,7 @@ def test_conversations(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_second_turns(method: str) -> None:
     """Both turns at their longest, and what is put between them."""
     words = ["method.second_turn=Check the answer.", "evaluation.second_turn=Check the answer."]
-    sizes = ["sampling.max_new_tokens=20", "learner.groups_per_step=2", "learner.micro_batch_groups=1"]
+    sizes = ["sampling.max_new_tokens=20", "learner.groups_per_step=2", "learner.batch.micro_batch_groups=1"]
     made = make_plan(load_recipe("adpo-digits", [f"method.name={method}", *words, *sizes]))
     policy = Policy.load("builtin:digits", device="cpu")
     problem, request = make_task("digits-pick").problem("train", 0, 0), Observation("Check the answer.")

@@ -25,11 +25,9 @@ const stream = await client.chat.completions.create({
   stream_options: { include_usage: true },
 });
 found.streamed = "";
-found.pieces = 0;
 for await (const chunk of stream) {
   const text = chunk.choices[0]?.delta?.content ?? "";
   found.streamed += text;
-  found.pieces += text ? 1 : 0;
   found.finish = chunk.choices[0]?.finish_reason ?? found.finish;
   found.streamedUsage = chunk.usage ?? found.streamedUsage;
 }

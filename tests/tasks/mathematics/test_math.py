@@ -146,7 +146,7 @@ def slow_pool(**options: Any) -> WorkerPool:
 
 @pytest.fixture
 def outage() -> Any:
-    made = task({"question": "?", "answer": "x+1"}, {"question": "?", "answer": "x+s"})
+    made = task({"question": "?", "answer": "x+1"}, {"question": "?", "answer": "x+7"})
     made._pool = slow_pool()
     yield made
     made._pool.close()
@@ -160,9 +160,9 @@ def test_an_answer_that_hangs_is_wrong_and_a_dead_worker_no_verdict(outage: Math
         return judged.reward, judged.correct, bool(judged.unjudged)
 
     assert verdict("1+x") == (1.0, True, False)
-    assert verdict("s+1") == (0.0, False, False)  # s: the worker sleeps
-    assert verdict("d+1") == (0.0, False, True)  # d: it dies
-    assert verdict("r+1") == (0.0, False, False)  # r: the function raises
+    assert verdict("x+7") == (0.0, False, False)  # 7: the worker sleeps
+    assert verdict("x+8") == (0.0, False, True)  # 8: it dies
+    assert verdict("x+9") == (0.0, False, False)  # 9: the function raises
     hopeless = outage.problem("test", 0, 1)  # the target itself makes it sleep
     assert verdict("x+1", hopeless) == (0.0, False, True)
     assert outage.counters()["workers/timeouts"] >= 4
@@ -189,7 +189,7 @@ def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatc
     asked = made.problem("test", 0, 0)
     assert made.judge(asked, Tagged({"answer": "4.0"})).correct
     with pytest.raises(ConfigError, match=r"pip install 'selfverify\[math\]'"):
-        made.judge(asked, Tagged({"answer": "x+2"}))
+        made.judge(asked, Tagged({"answer": r"\log_2 16"}))
 
 
 def test_the_worker_is_light() -> None:
@@ -324,15 +324,10 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 
 def obvious_value(text: str) -> Fraction:
-    """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"\\[dt]?frac(?= *[A-Za-z])|(?<=cm)[23]", " ", text)  # of letters: a unit, with its power
-    text = re.sub(
-        r"(?<=[\d}])\s*(?:[\"'A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)*$", "", text.split("=")[-1]
-    )
-    text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
-    return sum(
-        (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()
-    )
+    """The sum of the numbers on the last side of an answer (42; 84/2; 41 1/1), but for powers of units."""
+    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=cm))\d", " ", text.split("=")[-1])
+    side = re.sub(r"frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", side)
+    return sum(map(Fraction, re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", side))), Fraction())
 
 
 def check_rules(text: str) -> None:
@@ -406,9 +401,17 @@ def test_a_million_mutated_outputs() -> None:
 
 def test_a_batch_is_judged_at_once(policy: Policy) -> None:
     """All comparisons of a batch go to the workers together; judging one by one then finds them."""
-    made = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"}, workers=2)
+    made = task({"question": "?", "answer": r"\sqrt{12}x"}, {"question": "?", "answer": "1/3+1/6"}, workers=2)
     asked = [made.problem("test", 0, i) for i in range(2)]
-    texts = [r"2\sqrt{3}", r"3\sqrt{2}", r"\frac{6}{2\sqrt{3}} \cdot 2", "1/2", "7", "no maths", "x" * 3000]
+    texts = [
+        r"2x\sqrt{3}",
+        r"3x\sqrt{2}",
+        r"\frac{6x}{2\sqrt{3}} \cdot 2",
+        r"\log_4 2",
+        "x",
+        "no maths",
+        "x" * 3000,
+    ]
     answers = [(p, Tagged({"answer": text}, answer_ok=True)) for p in asked for text in texts]
     made.prepare([*answers, (asked[0], Tagged({"answer": "9"}))])
     pool = made._pool
@@ -417,7 +420,7 @@ def test_a_batch_is_judged_at_once(policy: Policy) -> None:
     assert known > 4 and len(pool._all) == 2
     verdicts = [made.judge(problem, tagged).correct for problem, tagged in answers]
     assert len(pool._cache) == known and pool.counters()["workers/cached"] >= known
-    alone = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"})
+    alone = task({"question": "?", "answer": r"\sqrt{12}x"}, {"question": "?", "answer": "1/3+1/6"})
     alone.prepare(answers)
     assert alone._pool is None
     assert verdicts == [alone.judge(problem, tagged).correct for problem, tagged in answers]

@@ -174,6 +174,7 @@ FREE: list[Row] = [
     *[("3", r"First \boxed{2}. No, that is wrong. \boxed{3}", True), ("3", r"\boxed{2} or \boxed{3}", False)],
     *[("2", r"\boxed{2} or maybe \boxed{3}", False), ("3", r"\boxed{2}, \boxed{3}", False)],
     *[("3", "The answer is 3 or 4. Hard to say.", False), ("3", "The answer is not 3", False)],
+    *[(t, "The answer is 4. No, the answer is 5.", t == "5") for t in ("4", "5")],
     *[("18", f"She sells 9 eggs.\n#### {x}", x == "18") for x in ("18", "17", "18 or 17")],
     *[("5", f"So it is.\n\n**Final Answer**\n\n{x}", True) for x in ("5", r"\boxed{5}", "**5**", "5 apples")],
     *[("5", f"### Final Answer\n{x}", False) for x in ("5 or 6", "not 5", r"\boxed{5} or \boxed{6}")],

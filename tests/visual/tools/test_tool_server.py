@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from selfverify.tasks.base import user_turn
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.task import VisualToolTask, make_toolbox
-from selfverify.visual.tools.base import Batched, Found, Toolbox, ToolFault, VisualTool
+from selfverify.visual.tools.base import Found, Toolbox, ToolFault, VisualTool
 from selfverify.visual.tools.crop import Crop, ZoomIn
 from selfverify.visual.tools.gallery import Gallery, space_named
 from selfverify.visual.tools.segment import GrabCut, ImageSegment
@@ -89,22 +88,6 @@ def test_a_tool_that_takes_too_long_is_told(servers: Loop) -> None:
     with pytest.raises(ToolFault, match=r"odd has failed: .* odd took longer than 0\.5 s"):
         run(Toolbox([hasty]), "odd", call, seen)
     gate.set()
-
-
-def test_calls_of_several_clients_go_in_together(servers: Loop) -> None:
-    """The model behind a tool is one for all of them."""
-    model: Batched[int, int] = Batched(lambda: lambda questions: [n + 1 for n in questions])
-    barrier = threading.Barrier(6)
-
-    def act() -> Found:
-        barrier.wait(20)
-        return Found(str(model([1])[0]))
-
-    url = served(servers, Odd(act))
-    boxes = [Toolbox([RemoteTool(Odd(act), ToolServer(url))]) for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        texts = [*pool.map(lambda box: run(box, "odd", {"image_index": 1}, gallery()).text, boxes)]
-    assert texts == ["2"] * 6 and sum(model.asked) == 6
 
 
 def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:

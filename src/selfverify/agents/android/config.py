@@ -13,7 +13,7 @@ from selfverify.agents.tools import Address
 from selfverify.core.config import CommandConfig
 
 
-class AndroidReset(CommandConfig):
+class AndroidResetConfig(CommandConfig):
     """What makes every session of a task begin alike."""
 
     how: Literal["snapshot", "clear", "none"]
@@ -63,7 +63,7 @@ class AndroidReset(CommandConfig):
 class AndroidConfig(CommandConfig):
     """How devices are used."""
 
-    reset: AndroidReset
+    reset: AndroidResetConfig
     """How a session begins."""
     server: str = "127.0.0.1:5037"
     """Host and port of the adb server."""

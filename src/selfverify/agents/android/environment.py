@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from selfverify.agents.android.androidlab import AndroidTask, Trace, device_question, read_task
-from selfverify.agents.android.config import AndroidReset, AndroidTaskConfig
+from selfverify.agents.android.config import AndroidResetConfig, AndroidTaskConfig
 from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands, ask_console, console_port
 from selfverify.agents.android.screen import Capture, Viewer
 from selfverify.agents.tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
@@ -33,7 +33,7 @@ async def is_emulator(device: AdbDevice) -> bool:
     return "1" in lines[:2] or bool(_EMULATORS & set(lines))
 
 
-async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, task: AndroidTask) -> None:
+async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfig, task: AndroidTask) -> None:
     """Bring a device to where a task begins, and check that it is there.
 
     Raises:
@@ -78,7 +78,7 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, tas
             ) from None
 
 
-async def _console(device: AdbDevice, command: str, reset: AndroidReset) -> None:
+async def _console(device: AdbDevice, command: str, reset: AndroidResetConfig) -> None:
     port = console_port(device.serial)
     await ask_console(device.host, port, command, reset.console_token, reset.boot_seconds)
 

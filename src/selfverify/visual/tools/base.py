@@ -399,7 +399,7 @@ class ModelTool(VisualTool[A], Generic[A]):
         device: Where it runs.
 
     Attributes:
-        setting: The field of `ToolModels` that names the model.
+        setting: The field of `ToolModelsConfig` that names the model.
     """
 
     setting: ClassVar[str]

@@ -1,0 +1,172 @@
+"""Files as strangers save them: each is a row with the right values, or an error that says what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from data_files import base64_png, png, write_jsonl
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.data import open_rows
+
+ROW = {"question": "How many?", "answer": "3"}
+LINE = json.dumps(ROW)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", LINE.encode("utf-16"), "is in UTF-16: save it in UTF-8"),
+        ("a.csv", "question,answer\na,1".encode("utf-16"), "is in UTF-16: save it in UTF-8"),
+        ("a.jsonl.gz", gzip.compress(LINE.encode(), mtime=0), r"GZIP file: unpack it first \(gunzip\)$"),
+        ("android_control-0", gzip.compress(b"x", mtime=0), "GZIP.*reproduce.convert_android_control"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid x", "git lfs pull"),
+        ("a.jsonl", b"", "is empty$"),
+        ("a.jsonl", b"\n \n", "is empty$"),
+        ("a.json", b"[]", "has no rows"),
+        ("a.csv", b"question,answer\n", "has no rows"),
+        ("a.csv", b"question,answer\rq,1\r", "end with a carriage return alone"),
+        ("a.jsonl", b"<html>404, not found</html>", "begins with b'<html>"),
+        ("a.json", json.dumps({"data": [ROW]}).encode(), "one JSON object.*save its rows as a list"),
+        ("a.jsonl", json.dumps({"data": [ROW]}).encode(), "none of its columns 'data' is answer_option"),
+        ("a.csv", b"Question,Answer\na,1\n", "none of its columns 'Question, Answer' is .*answer"),
+        ("a.jsonl", b'{"prompt": "a", "answer": "1"}', "its question is missing: none of its columns"),
+    ],
+)  # fmt: skip
+def test_files_that_hold_no_rows_say_what_to_do(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}.*{said}|(?s:{name}.*has no usable row.*{said})"):
+        open_rows(tmp_path / name)
+
+
+def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"folder\.jsonl has no files of a format that is read"):
+        open_rows(tmp_path / "folder.jsonl")
+    for name in ("https://huggingface.co/datasets/a/b", "a/b/c"):
+        with pytest.raises(ConfigError, match=f"no file or folder {name}; .*OWNER/NAME"):
+            open_rows(name)
+
+
+def test_tables_with_semicolons_and_parquet_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfid;question;answer\n7;What, now?;4,5\n")
+    [row] = open_rows(tmp_path / "a.csv")
+    assert (row["id"], row["question"], row["answer"]) == ("a/7", "What, now?", "4,5")
+    parquet.write_table(pa.table({"question": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: .*no data"):
+        open_rows(tmp_path / "a.parquet")
+
+
+def check(tmp_path: Path, rows: list[dict[str, Any]], wanted: list[Any], field: str = "answer") -> None:
+    """Compare a field of each row behind a plain one, or what its error says."""
+    (tmp_path / "a.png").write_bytes(png())
+    found = open_rows(write_jsonl(tmp_path / "a.jsonl", [ROW, *rows]), check_images=True, note_bad=False)
+    values = {found.place(n).number: row.get(field) for n, row in enumerate(found)}
+    reasons = {bad.line: bad.reason for bad in found.bad}
+    for line, want in enumerate(wanted, start=2):
+        if isinstance(want, str) and want.startswith("! "):
+            assert want[2:] in reasons.get(line, ""), (line, values.get(line), reasons.get(line))
+        else:
+            assert values.get(line, reasons.get(line)) == want, line
+
+
+def test_a_column_of_mixed_types(tmp_path: Path) -> None:
+    answers = {
+        "x": "x", 3: "3", 3.5: "3.5", 10**30: "1" + "0" * 30, 1e16: "1" + "0" * 16,
+        None: "! answer is missing", False: "! answer is False", float("nan"): "! answer is missing",
+        float("inf"): "! answer is inf",
+    }  # fmt: skip
+    check(tmp_path, [{**ROW, "answer": answer} for answer in answers], list(answers.values()))
+    lists = [{**ROW, "answer": [[1]]}, {**ROW, "answer": {"value": 1}}, {**ROW, "question": ["a"]}]
+    check(tmp_path, lists, ["! answer is [1]", "! answer is {'value': 1}", "! question is ['a']"])
+    table = {"question": ["q"], "answer": [Decimal("1.50")], "id": [2**62]}
+    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+    [row] = open_rows(tmp_path / "a.parquet")
+    assert (row["answer"], row["id"]) == ("1.50", f"a/{2**62}")
+
+
+TWO = {"A": "red", "B": "blue"}
+
+
+def test_options_of_many_forms(tmp_path: Path) -> None:
+    forms: list[tuple[Any, Any]] = [
+        ('{"A": "red", "B": "blue"}', TWO),
+        ("['red' 'blue']", TWO),  # of numpy, which Python would read as one text
+        ("array(['red', 'blue'], dtype=object)", TWO),
+        ("['red', 'it is ''blue']", {"A": "red", "B": "it is blue"}),
+        (["A. red", "B. blue"], TWO),
+        (["(A) red", "(B) blue"], TWO),
+        (["A. red", "C. blue"], {"A": "A. red", "B": "C. blue"}),
+        (["A.", "B."], {"A": "A.", "B": "B."}),
+        ({"label": ["A", "B"], "text": ["red", "blue"]}, TWO),
+        ({"a": "red", "b": "blue"}, TWO),
+        ("red|blue", "! its options is 'red|blue', not a list of texts"),
+        ({"0": "red", "1": "blue"}, "! its options are {'0'"),
+        ([["red"], ["blue"]], "! its option A is ['red']"),
+        (["red"], "! with two options or more"),
+    ]
+    rows = [{**ROW, "options": options, "answer": "A"} for options, _ in forms]
+    check(tmp_path, rows, [wanted for _, wanted in forms], "options")
+
+
+def test_targets_of_many_forms(tmp_path: Path) -> None:
+    options = ["red", "blue", "green"]
+    right = [1, "1", 1.0, "B", "b", "(B)", "B.", "B)", "blue", " blue ", "B. blue", "(B) blue", ["B"]]
+    wrong = [3, -1, "D", "B. red", "A,B", "option B", True, "Blue"]
+    rows = [{**ROW, "options": options, "answer": answer} for answer in right + wrong]
+    check(tmp_path, rows, ["B"] * len(right) + ["! its answer "] * len(wrong))
+    marked = {**ROW, "options": {"A": "B.", "B": "x"}, "answer": "B."}  # a text before a mark
+    check(tmp_path, [marked], ["A"])
+
+
+def test_images_of_many_forms(tmp_path: Path) -> None:
+    coded = base64_png()
+    url = f"data:image/png;base64,{coded}"
+    right = ["a.png", "./a.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png", coded, url]
+    right += [{"path": "a.png"}, {"bytes": coded}, {"url": url}, {"bytes": None, "path": "a.png"}]
+    none = [None, "", []]
+    wrong = {
+        "s3://b/a.png": "is on the web", "data:image/png,no": "base64 text is damaged",
+        "no.png": "cannot be read",
+    }  # fmt: skip
+    strange = [[None], ["a.png", None], {"url": None}, {"array": [[0]]}, 5]
+    rows = [{**ROW, "id": f"x{n}", "image": v} for n, v in enumerate([*right, *none, *wrong, *strange])]
+    values = [f"a/x{n}" for n in range(len(right) + len(none))]
+    reasons = ["! " + reason for reason in wrong.values()] + ["! image"] * len(strange)
+    check(tmp_path, rows, values + reasons, "id")
+    found = open_rows(tmp_path / "a.jsonl", note_bad=False)
+    assert [len(row["images"]) for row in found][1 : 1 + len(right)] == [1] * len(right)
+
+
+def test_boxes_of_many_forms(tmp_path: Path) -> None:
+    box = [1.0, 2.0, 30.0, 20.0]
+    right = ["[1, 2, 30, 20]", "1, 2, 30, 20", "(1, 2, 30, 20)", ["1", "2", "30", "20"], box]
+    wrong = {
+        "1 2 30 20": "not a list", "[1, 2, 30": "not a list", "[[1, 2], [30, 20]]": "not four numbers",
+        "[0.1, 0.1, 0.5, 0.5]": "bbox_x1_norm", "[1, 2, 30, null]": "is None, not a number",
+    }  # fmt: skip
+    rows = [{"image": "a.png", "question": "dog", "box": value} for value in [*right, *wrong]]
+    check(tmp_path, rows, [box] * len(right) + [f"! {reason}" for reason in wrong.values()], "box")
+
+
+def test_ids_stay_apart(tmp_path: Path) -> None:
+    """Also where a row has the id that a repeated one would get."""
+    for ids in (["a", "a#2", "a", "a", 1, "1", 1.0], ["a", "a", "a#2", "a#2"]):
+        path = write_jsonl(tmp_path / "a.jsonl", [{**ROW, "id": id} for id in ids])
+        found = [row["id"] for row in open_rows(path)]
+        assert found[0] == "a/a" and len(set(found)) == len(ids)
+
+
+def test_messages_as_openai_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    parts = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "q"}]
+    talk = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]}
+    [row] = open_rows(write_jsonl(tmp_path / "a.jsonl", [talk]))
+    assert row["messages"][0]["content"][0]["image"].size == (40, 30)
