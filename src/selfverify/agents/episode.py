@@ -250,7 +250,6 @@ class AgentEpisode(Episode):
         """Why the ground truth could not be read."""
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return [Observation(_form(""), role=self.settings.role)]
 
     def reset(self) -> Observation | None:
