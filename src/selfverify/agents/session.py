@@ -203,7 +203,6 @@ class PooledEnvironment(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`."""
         return self._tools
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
@@ -225,19 +224,15 @@ class PooledEnvironment(Environment):
             await self._held.aclose()
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`."""
         return await self._taken().step(call)
 
     async def submitted(self, message: str) -> None:
-        """See `Environment`."""
         await self._taken().submitted(message)
 
     async def state(self) -> dict[str, Any] | None:
-        """See `Environment`."""
         return None if self._lease is None else await self._lease.state()
 
     async def close(self) -> None:
-        """See `Environment`."""
         await self._held.aclose()
 
     def _taken(self) -> Lease:

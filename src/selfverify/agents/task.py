@@ -168,13 +168,10 @@ class AgentTask(Task):
         return Verdict(0.0, False)
 
     def set_policy(self, policy: object) -> None:
-        """See `Task.set_policy`."""
         self.jury.judge.set_policy(policy)
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Task.set_cache_folder`."""
         self.jury.judge.set_cache_folder(folder)
 
     def counters(self) -> dict[str, float]:
-        """See `Task.counters`."""
         return self.jury.counters()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class CollectConfig(CommandConfig):
-    """Who teaches, how much, and where to."""
+    """The teacher, the number of conversations, and the output."""
 
     teacher: TeacherConfig
     output: Path = Path("conversations.parquet")
@@ -94,7 +94,7 @@ def collect(
 
 
 class ReanswerConfig(CommandConfig):
-    """Who answers, how much, and where to."""
+    """The model that answers, the number of turns, and the output."""
 
     teacher: TeacherConfig
     output: Path = Path("reanswered.parquet")

@@ -133,7 +133,7 @@ _GOES_ON = {
     "train": "; `--resume` goes on from the last checkpoint",
     **dict.fromkeys(("quickstart", "eval"), "; the same command goes on where it was stopped"),
 }
-"""What people can do after Ctrl-C, by command."""
+"""Advice after Ctrl-C, by command."""
 
 
 class _Commands(TyperGroup):

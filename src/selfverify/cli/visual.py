@@ -131,13 +131,13 @@ WIDEST = 40
 
 
 class ListenerConfig(CommandConfig):
-    """Who looks, and who listens."""
+    """The policy that looks, and the verifier that listens."""
 
     verifier: str
     """The verifier's folder: a model with an adapter, or with --verifier-base any model."""
 
     verifier_base: str | None = None
-    """What the verifier was trained from; by default the model below its adapter."""
+    """The model that the verifier was trained from; by default the model below its adapter."""
 
     model: str | None = None
     """The model that looks, instead of the recipe's."""
@@ -156,7 +156,7 @@ class ListenerConfig(CommandConfig):
 
 
 class StopTargetConfig(ListenerConfig):
-    """What ε is chosen for."""
+    """The aim that ε is chosen for."""
 
     rule: Literal["absolute", "signed"] = "absolute"
     """Whether looking ends where |Δr| < ε (the paper's text) or where Δr < ε (its Algorithm 1)."""
@@ -181,7 +181,7 @@ class StopTargetConfig(ListenerConfig):
 
     @property
     def held(self) -> tuple[StopTarget, float]:
-        """What is to be held."""
+        """The value to hold."""
         names: tuple[StopTarget, ...] = ("steps", "accuracy", "within")
         given = dict(self)
         return next((name, given[name]) for name in names if given[name] is not None)
@@ -194,8 +194,8 @@ def calibrate(
     """Choose the ε with which a verifier ends looking, on validation problems, and store it beside it.
 
     The model looks to the cap and is asked for an answer after every step; called again, the command goes on
-    where it was stopped, and another target needs no more conversations. What Theorem 3.2 assumes is printed
-    for each step, with the histogram of Δr and the share of conversations that reach the cap.
+    where it was stopped, and another target needs no more conversations. The conditions of Theorem 3.2 are
+    printed for each step, with the histogram of Δr and the share of conversations that reach the cap.
 
     Examples:
 
@@ -348,7 +348,7 @@ def list_tools(ctx: typer.Context, models: ToolModelsConfig) -> None:
 
 
 class CollectLooksConfig(CommandConfig):
-    """Who looks, how often, and with which examples."""
+    """The model that looks, how often, and with which examples."""
 
     teacher: TeacherConfig
     output: Path = Path("looks")
@@ -392,7 +392,7 @@ def collect(
 
 
 class BranchConfig(CommandConfig):
-    """Who goes on, and how."""
+    """The model that goes on, and how."""
 
     teacher: TeacherConfig
     way: Literal["branched", "induced", "hurried"] = "branched"
@@ -455,7 +455,7 @@ def judge(folder: Folder, settings: TeacherConfig, as_json: Json = False) -> Non
 
 
 class SetsConfig(CommandConfig):
-    """What traces have to be, and how they are paired."""
+    """The demands on traces, and the way they are paired."""
 
     pairs: Literal["wrong", "wrong+wasteful"] = "wrong"
     """Whether two right traces make a pair, too, of which the one with fewer looks is preferred (ours)."""

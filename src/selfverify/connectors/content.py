@@ -23,7 +23,7 @@ _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 @dataclass(frozen=True, slots=True)
 class ContentLimits:
-    """What is accepted from the other side of a connection.
+    """Limits of the content that is accepted from the other side of a connection.
 
     Args:
         message_bytes: The largest message, in bytes.

@@ -105,7 +105,7 @@ class Shows:
     Args:
         images: Finds those that parts name themselves.
         place: Where the record stands.
-        refs: Those in the record's column, in order.
+        refs: The images in the record's column, in order.
         marks: Whether ``<image>`` in a text is a place, too.
     """
 

@@ -1,4 +1,5 @@
-"""What all readers share: where a record stands, and reading fields so that errors name what is wrong."""
+"""The parts that all readers share: where a record stands, and reading fields so that errors name what is
+wrong."""
 
 from __future__ import annotations
 

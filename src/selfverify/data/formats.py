@@ -18,7 +18,7 @@ from selfverify.data import conversations, grounding, gui_actions, preferences, 
 from selfverify.data.fields import Convert, Images, Place, Record, Row
 
 HEAD_BYTES = 2**16
-"""What is looked at to recognise a file."""
+"""The part of a file by which its format is recognised."""
 
 
 def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:

@@ -68,19 +68,20 @@ COLUMNS = {
     ),
     "source": ("source", "data_source", "dataset", "dataset_name"),
 }
-"""What a row's fields are called in files, the first that is filled; other fields have their own names."""
+"""The names of a row's fields in files, of which the first that is filled counts; other fields have their own
+names."""
 GROUPINGS = (
     *(*COLUMNS["category"], "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
     "knowledge concept",
 )
 """Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
-"""Who speaks in ``conversations``."""
+"""The speakers' names in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 LETTERS = string.ascii_uppercase
 OPTIONS = 'a list of texts, {"A": text, ...}, or a text A. ...; B. ...'
-"""What options may be."""
+"""The forms of options."""
 _MARKED = re.compile(r"\(?([A-Z])[.):：、]+\s*(.*)", re.DOTALL)
 """A letter before its option, or alone, as BLINK and others mark it."""
 _LETTERED = [
@@ -93,7 +94,6 @@ ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
-    """See `Convert`."""
     options = _options(record)
     answers = _answers(record, options)
     shared = common(record, images, place)

@@ -101,7 +101,7 @@ class RowSource(ABC):
     """
 
     unit = "row"
-    """What errors call a record."""
+    """The name of a record in errors."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -150,7 +150,6 @@ class _Parts(RowSource):
         return parse_object(raw)
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         with open_regular(self.file) as opened:
             for offset, line, raw in self._find(opened):
                 self._offsets.append(offset)
@@ -162,11 +161,9 @@ class _Parts(RowSource):
                     yield error
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         return self._parse(read_at(self.file, self._offsets[number], self._lengths[number]))
 
     def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
         return Place(self.file, self._lines[number])
 
 
@@ -222,15 +219,12 @@ class JsonFiles(RowSource):
         self.files = files
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         return self.records(len(self.files))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         return read_object(self.files[number])
 
     def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
         return Place(self.files[number], unit="")
 
 
@@ -263,7 +257,6 @@ class Delimited(_Parts):
         return self.records(len(self._offsets))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         record = super().record(number)
         if "image" in record:
             record["image"] = [self._own(image) for image in image_texts(record["image"])]
@@ -341,7 +334,6 @@ class WebDataset(RowSource):
         self._samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         try:
             with tarfile.open(self.file, "r:") as archive:
@@ -357,7 +349,6 @@ class WebDataset(RowSource):
         return self.records(len(self._samples))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         key, parts = self._samples[number]
         record: Record = {"id": key}
         pictures = []

@@ -33,7 +33,7 @@ class BadRow:
         file: The row's file.
         line: The row's line, row or record in the file, from 1; 0 where the file is the record, or all of it
             is bad.
-        reason: What is wrong.
+        reason: The fault.
         place: The file and the line in words.
     """
 
@@ -176,7 +176,6 @@ class _Watched(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         self.read.add(name)
         return super().get(name, default)
 
@@ -214,7 +213,7 @@ def open_rows(
 ) -> Rows:
     """Open a data set: read everything but the images once, and check every row on the way.
 
-    Whatever the format, a row is a dictionary with
+    A row of any format is a dictionary with
 
     - ``id`` (unique, the same at every opening), ``images`` (a list of `ImageRef`, whose ``open()`` decodes),
       ``source``, ``category`` (or None), ``categories`` ({column: [values]}, what results are broken down

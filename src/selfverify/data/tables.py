@@ -29,7 +29,6 @@ class Table(RowSource):
     _rows: Any = None
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         with _datasets(self.file) as library:
             try:
                 self._rows = _opened(library, self.file).with_format("arrow")
@@ -38,7 +37,6 @@ class Table(RowSource):
         return self.records(len(self._rows))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         found: Record = {}
         row = self._rows[number]
         for name in row.column_names:

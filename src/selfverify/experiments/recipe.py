@@ -386,9 +386,9 @@ def _complete(
     document: Document,
     written_in: str | None = None,
 ) -> NamedConfig:
-    """Return a task or method with all its options, after a check that there are such a name and options.
+    """Return a task or method with all its options; refuse an unknown name or option.
 
-    ``written_in`` is the section of the document that faults are looked for in, if it is another.
+    ``written_in`` is the section of the document in which faults are located, by default ``section``.
     """
     from selfverify.experiments.registry import look_up
 

@@ -131,7 +131,7 @@ class Document:
     Args:
         source: The file's path, for messages.
         data: The plain values.
-        kind: What it is, for messages.
+        kind: Its kind, for messages.
     """
 
     def __init__(self, source: str, data: Mapping[str, Any], kind: str = "recipe") -> None:
@@ -203,7 +203,7 @@ def complaints(
     """Return one line per fault that validating ``model`` has found.
 
     Args:
-        faults: What `pydantic.ValidationError.errors` returns.
+        faults: The list of `pydantic.ValidationError.errors`.
         model: The class that was validated.
         document: The document of the values, which knows their files and lines.
         prefix: The path of ``model``'s section in the document.

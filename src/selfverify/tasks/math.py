@@ -152,11 +152,9 @@ class Math(RowTask):
         self._pool: WorkerPool | None = None
 
     def ask_again(self, words: str) -> str:
-        """See `Task.ask_again`."""
         return f"{words} {reminder(self.tags)}"
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`."""
         question, answer, options = row["question"], row["answer"], row["options"]
         answers = [answer, *(other for other in row.get("alternatives", ()) if other != answer)]
         kept = ("question", "answer", "category", "categories", "source", "solution", "target_boxes")
@@ -312,7 +310,6 @@ class Math(RowTask):
 
     @property
     def takes_all(self) -> bool:
-        """See `RowTask.takes_all`."""
         return not self.config.solved
 
 
@@ -374,14 +371,15 @@ def _hint(meta: Mapping[str, Any]) -> str:
 _DENIALS = {"not", "no", "wrong", "incorrect", "false", "never", "isn't"}
 _AFFIRMED = {"is", "the", "correct", "right", "best", "final", "answer", "option", "choice"}
 _JOINS = {"or", "and", "nor", "vs", "option", "choice", *"/&,;|+-()[].:"}
-"""What stands between letters that are listed: ``b. or c``, ``(B) / (c)``."""
+"""The text between letters that are listed: ``b. or c``, ``(B) / (c)``."""
 
 
 def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
 
     Accepted are ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text or
-    value, and ``B. its text``. What follows the letter must not deny it, and not be or name another option.
+    value, and ``B. its text``. The text behind the letter must not deny it, and not be or name another
+    option.
     """
     content = final_expression(text)
     if not content:

@@ -247,7 +247,7 @@ def same_number(gold: Number, answer: Number, target: Target) -> bool:
     * Two units that differ are a difference; one that is missing is not.
     * ``50%`` is ``0.5``, and ``50`` where one of the two has the sign: always if the target has it, and for
       a target above 1 if the answer has it.
-    * With the data set's ``precision`` (MathVista) an integer must be that integer, whatever its decimals
+    * With the data set's ``precision`` (MathVista) an integer must be that integer, with any decimals of zero
       (``3.0``), and a float must round to the target: at most half a unit of the last decimal away, ends
       included.
     * Otherwise integers and fractions must be equal; where one of the two is written as a decimal, they may

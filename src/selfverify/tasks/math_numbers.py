@@ -195,7 +195,7 @@ def read_noun(parts: Sequence[Token]) -> Unit | None:
 
 
 class _Unreadable(Exception):
-    """Something that does not belong to the grammar, or is too large."""
+    """The text does not belong to the grammar, or its value is too large."""
 
 
 TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"])
@@ -216,7 +216,7 @@ class Algebra:
     """Numbers, functions and, if wanted, letters in LaTeX: a sum of products of powers.
 
     Every method reads one part of that grammar at the current place and returns its value, which is NaN where
-    it has letters or functions. What does not belong to the grammar raises `_Unreadable`, or ends it.
+    it has letters or functions. A token that does not belong to the grammar raises `_Unreadable`, or ends it.
 
     Args:
         parts: The tokens.
@@ -474,7 +474,7 @@ _TO_LATEX = {
     **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
     **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
 }  # fmt: skip
-"""What people write for LaTeX."""
+"""Spellings that people use in place of LaTeX."""
 
 
 def latex_of(parts: Sequence[Token]) -> str:

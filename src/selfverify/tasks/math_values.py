@@ -66,7 +66,7 @@ class Number:
 
     Args:
         value: The value as it is written; a float where it is irrational.
-        latex: What is written, if the value is a float.
+        latex: The spelling, if the value is a float.
         decimal: Whether it was written with a point or an exponent, and so may have been rounded.
         percent: Whether a percent sign followed.
         unit: Base units with their powers, sorted (``(("h", -1), ("km", 1))``); empty without one. The base
@@ -191,7 +191,7 @@ def _around(parts: Parts) -> str:
 def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
-    Commas, semicolons, "and" and "or" separate elements. What is no list is one element.
+    Commas, semicolons, "and" and "or" separate elements. A text that is no list is one element.
     """
     inside = parts[1:-1] if kind else parts
     found = _cut(inside, (",", ";") if kind else _SEPARATORS)
@@ -268,7 +268,7 @@ def _joined(parts: Parts, unit: str) -> Items | None:
 
 _ENDS = {*CLOSING, *CURRENCY, "%", "'", '"', "\\circ", "\\%"}
 _BEGIN = {"number", "clock", "command", "(", "-", *CURRENCY}
-"""What may stand before and behind the sign of a range."""
+"""Texts that may stand before and behind the sign of a range."""
 
 
 def _clock(text: str) -> str:

@@ -58,7 +58,8 @@ Metrics = dict[str, float]
 SKIPPED = 3
 """Training stops after so many updates in a row whose gradients were not finite."""
 SKIPPED_WHILE_SCALING = 24
-"""The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
+"""The limit of skipped updates where float16's loss is scaled: the scale begins at 2^16 and halves until
+gradients are finite."""
 
 
 def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
@@ -131,7 +132,7 @@ class Trainer:
     """Trains a policy on a task with a method, and can be killed at any moment.
 
     Args:
-        training: What is trained. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
+        training: The training. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
             ``checkpoints/``.
     """
 

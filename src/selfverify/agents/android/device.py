@@ -316,7 +316,7 @@ async def _ask(host: str, port: int, command: str, token: Path) -> str:
 
 
 async def _answer(reader: asyncio.StreamReader, command: str) -> str:
-    """What stands before ``OK``."""
+    """Return the console's lines before ``OK``."""
     lines: list[str] = []
     while True:
         line = (await reader.readuntil(b"\n")).decode("utf-8", "replace").strip()

@@ -205,7 +205,6 @@ class AndroidEnvironment(Environment):
         return first
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`."""
         if self._view is None:
             raise ConfigError("reset the environment before the first call")
         self._round += 1
@@ -415,7 +414,6 @@ class DeviceSource(Source):
         self._lost, self._failures, self._rests_until = "", 0, 0.0
 
     async def open(self) -> Environment:
-        """See `Source`."""
         if self._lost:
             raise EnvironmentLost(self._lost)
         await self._check()

@@ -162,11 +162,9 @@ class AndroidAgents(AgentTask):
         return self._tasks[split]
 
     def count(self, split: Split) -> int:
-        """See `Task.count`."""
         return len(self.tasks_of(split))
 
     def check_files(self, split: Split) -> None:
-        """See `Task.check_files`."""
         if self.config.file(split) is not None:
             self.tasks_of(split)
 
@@ -175,7 +173,6 @@ class AndroidAgents(AgentTask):
         return self._lender.lend(self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `AgentTask.tools`."""
         return ScreenTools(self.config.android.address).schemas
 
     def _sources(self, devices: Sequence[str]) -> list[Source]:
