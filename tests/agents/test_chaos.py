@@ -104,7 +104,7 @@ def test_connections_that_are_cut_lose_their_own_conversations(
     _, url = servers.run(serve(servers.stack, phone=phone))
     source = ServerSource(RemoteConfig(url, act_s=10.0), sessions=12)
     with experts([source], threads=12) as task:
-        with Vandal(task, [], ["connection"], pause_s=0.02, seed=1) as vandal:
+        with Vandal(task, [], ["connection"], pause_s=0.02, seed=1, most=10) as vandal:
             rollout = rolled(speaker, task, 3, 4)
         finished, lost = account(rollout, told(caplog))
         assert finished + lost == 12 and 0 < lost <= vandal.done["connection"] and finished
