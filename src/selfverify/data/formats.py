@@ -138,7 +138,7 @@ _OTHERS = {
     b"\xfe\xff": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"version https://git-lfs": "is a pointer of Git LFS: fetch the file itself (git lfs pull)",
 }
-_CONVERTER = "; `python -m reproduce.convert_android_control` makes AndroidControl's TFRecords Parquet"
+_CONVERTER = "; AndroidControl's TFRecords become Parquet by `python -m reproduce.convert_android_control`"
 
 
 def detect(file: Path) -> str:
