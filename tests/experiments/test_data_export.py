@@ -26,13 +26,15 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
 from selfverify.experiments.export import Exported, Portion, export_atif
-from selfverify.experiments.registry import TASKS
+from selfverify.experiments.registry import TASKS, make_task
 from selfverify.rollouts.atif import read_atif, rollout_from_atif
 from selfverify.rollouts.recording import RecordedGroup, record
 from selfverify.tasks.answering import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
-UNKNOWN = {"rooms/2": f"there is no task 'rooms'; tasks: {', '.join(TASKS)}"}
+with pytest.raises(ConfigError) as _missing:
+    make_task("rooms")
+UNKNOWN = {"rooms/2": str(_missing.value)}
 CALL = (
     '<think>Hm.</think><tool_call>{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}</tool_call>'
 )

@@ -90,7 +90,8 @@ def test_names_of_the_working_tree(tmp_path: Path) -> None:
     assert tree.options("learner", {"steps": 3}) == {"steps": 3}
     assert names.place("selfverify.looking.traces:LookTrace") == ("selfverify.visual.traces", "LookTrace")
     assert names.place("selfverify.core.episode:Reply.x") == ("selfverify.core.episode", "Observation.x")
-    assert names.old_key("visual.x") == "looking.x" and names.old_class("Observation") == "Reply"
+    assert names.old_key("visual.x") == "looking.x" and names.old_key("visual[0]") == "looking[0]"
+    assert names.old_class("Observation") == "Reply"
     assert names.attribute("Reply", "aside") == "probe" and names.old_attribute("Reply", "probe") == "aside"
     assert Names.read("before", tmp_path) == Names()
 
