@@ -59,6 +59,9 @@ def test_cut_off_trajectories_leave_before_p(name: str, cut: Trajectory) -> None
         assert found.advantage.tolist() == [*expected.advantage.tolist(), 0.0]
         assert float(found.kl_coef) == float(expected.kl_coef)
         assert found.valid.tolist() == [True, True, True, False]
+    prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
+    streams = make_streams(prompt, with_cut, credits(method, with_cut))
+    assert streams.trained_gr.any(-1).tolist() == [True, True, True, False]
     assert method.metrics([with_cut])["turns/missing"] == (0.25 if cut is CUT else 0.0)
 
 

@@ -93,11 +93,6 @@ def test_grpo_pays_every_turn_of_the_policy() -> None:
     close(found["action"].advantage, found["answer"].advantage.tolist())
 
 
-def test_grpo_malformed_answer_earns_no_format() -> None:
-    of = group(trajectory(0.0, 0.9, answer_ok=False), trajectory(0.0, 0.9))
-    close(credits("grpo", of)["answer"].advantage, normalised(0.0, 0.1))
-
-
 def test_score_format_has_a_weight_of_its_own() -> None:
     """Right, wrong: tags earn .2; the malformed score loses .05 of that, in ADPO on its own tokens."""
     weights = {"format_weight": 0.2, "score_format_weight": 0.05}

@@ -168,13 +168,6 @@ def test_frozen_copy_stays_as_it_was(load_policy: Any, problems: list[Problem]) 
     assert (policy.logprobs(prompts, tokens) - before).abs().max() > 0.1
 
 
-def test_tower_is_frozen_unless_asked(load_policy: Any) -> None:
-    for train_vision in (False, True):
-        model = load_policy(train_vision=train_vision).model
-        assert {p.requires_grad for p in model.model.visual.parameters()} == {train_vision}
-        assert all(p.requires_grad for p in model.model.language_model.parameters())
-
-
 @pytest.mark.parametrize("write", [write_tiny, partial(write_tiny_text, tokenizer=tiny_tokenizer())])
 def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path, write: Any) -> None:
     for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 2, 1)):

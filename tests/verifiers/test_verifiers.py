@@ -168,9 +168,14 @@ def test_specs(policy: Policy) -> None:
     ]  # fmt: skip
     judge = make_verifier(f"judge:{policy.config.path}", policy)
     assert isinstance(judge, PolicyJudge) and judge.policy is policy
-    for wrong in ("softly", "repeated:0", "repeated:x", "judge:", "soft:2"):
+    task = make_task("digits-pick")
+    made = make_verifier("turns:2", policy, task, WORDS)
+    assert isinstance(made, SecondTurns) and (made.repeats, made.words, made.name) == (2, WORDS, "turns:2")
+    for wrong in ("softly", "repeated:0", "repeated:x", "judge:", "soft:2", "turns:0", "turns:x"):
         with pytest.raises(ConfigError, match="verifiers: inline, soft"):
-            make_verifier(wrong, policy)
+            make_verifier(wrong, policy, task)
+    with pytest.raises(ConfigError, match="verifiers: inline, soft"):
+        make_verifier("turns:2", policy)
 
 
 # --- second turns -------------------------------------------------------------------------------------------
@@ -276,12 +281,3 @@ def test_second_turns_see_what_the_environment_has_shown(
     assert torch.equal(prompt.positions, whole.positions) and prompt.next_position == whole.next_position
     assert [image.key for image in prompt.images] == [image.key for image in whole.images]
     assert [picture.size for picture in prompt.pictures] == [problem.images[0].size, CLOSE.size]
-
-
-def test_its_spec_needs_a_task(policy: Policy) -> None:
-    task = make_task("digits-pick")
-    made = make_verifier("turns:2", policy, task, WORDS)
-    assert isinstance(made, SecondTurns) and (made.repeats, made.words, made.name) == (2, WORDS, "turns:2")
-    for spec, given in (("turns:2", None), ("turns:0", task), ("turns:x", task)):
-        with pytest.raises(ConfigError, match="verifiers: inline, soft"):
-            make_verifier(spec, policy, given)

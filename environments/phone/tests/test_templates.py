@@ -34,7 +34,7 @@ def played(task: PhoneTask) -> tuple[list[Exhibit], bool]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_expert_solves_and_proves_it(name: str) -> None:
-    for seed in SEEDS:
+    for seed in SEEDS[:8]:
         for hostile in (False, True)[: 1 + (seed < 4)]:
             task = make_task(name, seed, hostile=hostile)
             where = f"seed {seed}: {task.instruction}"
