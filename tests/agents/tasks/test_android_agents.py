@@ -246,26 +246,16 @@ def test_files_that_cannot_work(files: Path) -> None:
         task(files).check_files("train")
 
 
-def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
-    """Nobody can be asked here, and by default nobody is."""
+def test_real_devices_are_refused_unless_they_are_named(files: Path) -> None:
     with adb_server({DEVICES[0]: Phone(emulator=False)}) as server:
-        for real in ("refused", "asked"):
-            made = task(files, server.address, devices=DEVICES[:1], real_devices=real)
-            made.config = made.config.model_copy(
-                update={"android": made.config.android.model_copy(update={"allowed": (SETTINGS,)})}
-            )
-            episode = made.open(made.problem("test", 0, 0), 0)
-            with pytest.raises(
-                ConfigError, match="is a real device" if real == "refused" else "not confirmed"
-            ):
-                episode.reset()
-            episode.release()
         android = {**options(files, server.address)["android"], "allowed": [SETTINGS]}
+        made = task(files, devices=DEVICES[:1], android=android)
+        episode = made.open(made.problem("test", 0, 0), 0)
+        with pytest.raises(ConfigError, match="is a real device"):
+            episode.reset()
+        episode.release()
         made = task(files, devices=DEVICES[:1], android=android, unattended=DEVICES[:1])
-        assert not server.phones[DEVICES[0]].wifi
         made.jury.judge = Reader()
-        ending = held(
-            made, made.problem("test", 0, 0), LOOK, TAP, Call("submit", {"message": "", "evidences": [2]})
-        )
-        assert ending.rewards["judged_success"] == 1.0
+        submitted = Call("submit", {"message": "", "evidences": [2]})
+        assert held(made, made.problem("test", 0, 0), LOOK, TAP, submitted).rewards["judged_success"] == 1.0
         made._lender.close()

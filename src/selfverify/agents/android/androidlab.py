@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
@@ -119,7 +111,7 @@ def read_lengths(file: Path) -> dict[str, int]:
         DataError: The file cannot be read, or is no JSON object of whole numbers.
     """
     try:
-        return TypeAdapter(dict[str, PositiveInt]).validate_json(read_regular(file))
+        return TypeAdapter(dict[str, int]).validate_json(read_regular(file))
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from None
     except ValidationError as error:

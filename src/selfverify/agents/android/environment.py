@@ -317,9 +317,9 @@ class AndroidEnvironment(Environment):
             raise ToolError("the phone's owner does not allow this")
 
     async def _look(self) -> Capture:
-        words = self.config.observations != "png" or self.config.traces is not None
-        picture: bool | None = self.config.observations in ("png", "both") or self.config.traces is not None
-        picture = None if not picture and self.config.observations == "either" else picture
+        kept, shown = self.config.traces is not None, self.config.observations
+        words = kept or shown != "png"
+        picture = True if kept or shown in ("png", "both") else None if shown == "either" else False
         if not self._real:
             return await self._viewer.look(words, picture)
         # Asked before and after: another app that comes to the front meanwhile is not shown.

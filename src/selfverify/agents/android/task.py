@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -55,15 +53,10 @@ class AndroidAgentsConfig(AgentTaskConfig):
     )
     unattended: list[str] = Field(
         [],
-        description="Those of `devices` that are no emulators and may be used without anybody being asked "
-        "(with `android.allowed`), such as containers and phones for tests.",
+        description="Those of `devices` that are no emulators, such as containers and phones for tests: they "
+        "may be used without anybody being asked, within `android.allowed`. Others are refused.",
     )
     android: AndroidConfig = Field(description="How devices are reset, shown and touched.")
-    real_devices: Literal["refused", "asked"] = Field(
-        "refused",
-        description="Whether devices that are no emulators are refused, or a person at the terminal is asked "
-        "before each call (with `android.allowed`).",
-    )
     judge: JudgeConfig = Field(
         description="Who judges submissions: `model` or `own`; no rules know the goals."
     )
@@ -186,19 +179,10 @@ class AndroidAgents(AgentTask):
         for device in devices:
             server, _, serial = device.rpartition("/")
             own = {"serial": serial, "server": server or c.android.server, "console": c.consoles.get(device)}
-            confirm = _ask if c.real_devices == "asked" else None
-            confirm = _agree if device in c.unattended else confirm
+            confirm = _agree if device in c.unattended else None
             sources.append(DeviceSource(AndroidTaskConfig(**settings | own), confirm, first_screens))
         return sources
 
 
 async def _agree(what: str) -> bool:
     return True
-
-
-async def _ask(what: str) -> bool:
-    """Ask the person at the terminal; where there is none, the answer is no."""
-    if not sys.stdin.isatty():
-        return False
-    said = await asyncio.to_thread(input, f"{what} [y/n] ")
-    return said.strip().lower() == "y"
