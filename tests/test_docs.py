@@ -9,20 +9,25 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from tests.policy.test_tool_templates import QWEN3
+from typer.core import TyperGroup
 
 from sampled_threads import drawn
+from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 from selfverify.policy import loading
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "python.md"
 EPISODES_PAGE = DOCS / "episodes.md"
 
@@ -116,8 +121,8 @@ def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
 
 
-def commands() -> list[str]:
-    """Every ``selfverify train`` and ``selfverify eval`` of a built-in recipe in the README and the docs."""
+def commands(pattern: str) -> list[str]:
+    """The lines of shell blocks in the README and the docs that begin like this."""
     pages = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
     blocks = [
         block
@@ -125,10 +130,48 @@ def commands() -> list[str]:
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if re.match(r"selfverify (train|eval) [a-z]", line)]
+    return [line for line in lines if re.match(pattern, line)]
 
 
-@pytest.mark.parametrize("line", commands())
+NOT_RUN = ("#", "adb ", "curl ", "VLLM_SERVER_DEV_MODE=1 ", "torchrun ")
+"""Other programs' commands, and requests to servers that run."""
+
+
+def test_other_commands_exist() -> None:
+    """Modules, targets of make, extras and folders; what is left belongs to other programs."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for line in commands(rf"(?!selfverify |{'|'.join(NOT_RUN)})\S"):
+        match shlex.split(line.partition("  #")[0].split("&&")[-1]):
+            case ["python", "-m", module, *_]:
+                assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), line
+            case ["python", program, *_]:
+                assert (ROOT / program).is_file(), line
+            case ["make", target]:
+                assert target in targets, line
+            case ["pip", "install", wanted] if "[" in wanted:
+                assert set(wanted.partition("[")[2].rstrip("]").split(",")) <= extras.keys(), line
+            case ["pip", "install", folder]:
+                assert (ROOT / folder / "pyproject.toml").is_file(), line
+            case _:
+                pytest.fail(line)
+
+
+@pytest.mark.parametrize("line", commands(r"selfverify "))
+def test_the_command_takes_these_options(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is parsed; files that another command makes may be missing."""
+    monkeypatch.chdir(tmp_path)
+    command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    while isinstance(command, TyperGroup) and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    try:
+        command.make_context("selfverify", words)
+    except typer.BadParameter as error:
+        if "does not exist" not in error.message:
+            raise
+
+
+@pytest.mark.parametrize("line", commands(r"selfverify (train|eval) [a-z]"))
 def test_commands_are_accepted(line: str) -> None:
     """Every recipe and override exists; only a model that another command makes may be missing."""
     words = [word for word in shlex.split(line, comments=True)[2:] if not word.startswith("--")]
@@ -141,9 +184,6 @@ def test_commands_are_accepted(line: str) -> None:
     except ConfigError as error:
         faults = [line for line in str(error).splitlines() if "there is no such model folder" not in line]
     assert not faults
-
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ class ServerSourceConfig(SourceConfig):
     )
 
     def make(self) -> Source:
-        """See `SourceConfig`."""
         from selfverify.connectors.openenv import RemoteConfig
         from selfverify.connectors.sources import ServerSource
 
@@ -61,7 +60,6 @@ class McpSourceConfig(SourceConfig):
         return self
 
     def make(self) -> Source:
-        """See `SourceConfig`."""
         from selfverify.connectors.mcp import McpConfig, McpToolset
 
         settings = McpConfig(self.command, self.url, key=_key(), begin=self.begin)
@@ -87,7 +85,6 @@ class ProcessSourceConfig(SourceConfig):
     factory: str = Field(description="What makes an environment, as package.module:name.")
 
     def make(self) -> Source:
-        """See `SourceConfig`."""
         from selfverify.connectors.sources import ProcessSource
 
         return ProcessSource(self.factory, self.sessions)
@@ -240,5 +237,4 @@ class EnvironmentAgents(AgentTask, RowTask):
 
     @property
     def done_from(self) -> float | None:
-        """See `AgentTask.done_from`."""
         return self.config.done_from

@@ -101,16 +101,16 @@ def ending_of_agent(
 ) -> EpisodeResult:
     """A conversation's rewards (Eq. 3) and figures, with every vote and its words.
 
-    ``answer`` is the whole reward R. ``correct`` is the ground truth, or where nobody knows it what the
-    judges say. Everything else in the rewards is explained in docs/metrics.md. ``turns`` has what became of
+    ``answer`` is the whole reward R. ``correct`` is the ground truth, or the judges' verdict where that is
+    not known. Everything else in the rewards is explained in docs/metrics.md. ``turns`` has what became of
     each turn (`AgentRecord.turns`), and of the last one what was handed in and how it was judged, so that the
     rollout log keeps the votes and a page can show them.
 
     Args:
-        problem: What was asked; ``meta["steps"]`` is how many calls that act the task takes, if known.
-        worked: What came of the conversation.
+        problem: The problem; ``meta["steps"]`` is how many calls that act the task takes, if known.
+        worked: The record of the conversation.
         config: The reward's components.
-        goal: What had to be so, if known.
+        goal: The task's goal, if known.
         looking: Tools that show the screen and do nothing.
     """
     judgement, lost, components = worked.judgement, "", Components()
@@ -250,7 +250,6 @@ class AgentEpisode(Episode):
         """Why the ground truth could not be read."""
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return [Observation(_form(""), role=self.settings.role)]
 
     def reset(self) -> Observation | None:

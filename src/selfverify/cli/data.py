@@ -54,7 +54,7 @@ def check(
 
 
 class FilterConfig(CommandConfig):
-    """What is filtered, and by how many samples."""
+    """The problems that are filtered, and the number of samples."""
 
     output: Path = Path("kept.jsonl")
     """The file for the verdicts."""
@@ -110,7 +110,7 @@ def filter_(
 
 
 class ExportConfig(CommandConfig):
-    """What is exported, in which form, and where to."""
+    """The conversations that are exported, their form, and the output."""
 
     format: Literal["atif", "verl"] = "atif"
     """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; or verl's `messages`

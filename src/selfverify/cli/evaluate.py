@@ -25,7 +25,7 @@ from selfverify.selection.calibration import Fusion
 
 
 class CalibrationConfig(CommandConfig):
-    """What a calibration is fitted on, and how."""
+    """The samples of a calibration, and the way of fitting."""
 
     calibrate: bool = False
     """Measure nothing: learn from held-out samples, given in place of the model (a `samples.jsonl` or its

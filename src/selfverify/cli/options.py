@@ -1,13 +1,13 @@
-"""What commands share: options made of settings models, settings files, printing, finding models.
+"""The parts that commands share: options made of settings models, settings files, printing, finding models.
 
 A model's field is declared once, with its description, its default and its bounds. Here it becomes an option:
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
 repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
-field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, whatever its own name is.
-A field with ``json_schema_extra={"argument": True}`` is an argument instead.
+field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, also where its own name
+differs. A field with ``json_schema_extra={"argument": True}`` is an argument instead.
 
 A model takes settings files if it has a field with `SETTINGS_FILE`, which becomes the option that names one:
-a YAML file with the model's sections and all other options. What is typed wins over the file, the file over
+a YAML file with the model's sections and all other options. Typed options win over the file, the file over
 defaults; every flag then has an opposite, so that it can be typed against the file.
 
 Commands print results on stdout, everything else on stderr.
@@ -274,7 +274,7 @@ def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]
     """Show how much is done while a block runs, and clear it away then.
 
     Args:
-        name: What is counted.
+        name: The name of the things that are counted.
         hidden: Whether to show nothing.
 
     Yields:
@@ -298,7 +298,7 @@ def announced(host: str, what: str, path: str = "") -> Callable[[int], None]:
 
 
 def print_json(data: Any, indent: int | None = 2) -> None:
-    """Print data as JSON. What JSON does not know, such as a path, is written as a text."""
+    """Print data as JSON. A value that JSON does not know, such as a path, is written as a text."""
     typer.echo(json.dumps(data, indent=indent, ensure_ascii=False, default=str))
 
 

@@ -58,7 +58,7 @@ def quickstart(settings: QuickstartConfig) -> None:
 
 
 class TrainConfig(CommandConfig):
-    """What happens to what the output folder holds, and whether anything is trained."""
+    """The handling of files that the output folder holds, and whether to train at all."""
 
     resume: bool = False
     """Continue from the newest complete checkpoint."""

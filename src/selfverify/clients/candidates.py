@@ -1,7 +1,7 @@
 """Candidates of a model server, the scores that they give themselves, and those that a judge gives.
 
 `CandidateSampler` draws the candidates, `ScoreReader` reads the score that each has written, and `rate` asks
-a model behind a server as judge. What a server sends that we do not know is kept as it came: the other
+a model behind a server as judge. Unknown fields of a server's reply are kept as they came: the other
 fields of a reply, of its choices and of their messages.
 """
 
@@ -105,7 +105,7 @@ class Growing:
         reply, self.over = self.reply, True
         reply.text = mended(reply.text)  # halves of a pair come in two pieces
         for number, call in enumerate(reply.tool_calls):
-            # What answers a call names it; some servers give no ids, others take only nine characters.
+            # An answer to a call names it; some servers give no ids, others take only nine characters.
             call["id"] = call.get("id") or f"call{number:05d}"
         reply.finish = reply.finish or ("stop" if reply.text or reply.tool_calls else "length")
         reply.tokens = len(reply.logprobs) or max(reply.tokens, estimated_tokens(reply.text), 1)
@@ -165,7 +165,7 @@ _ODD_REPLIES = 2
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """What all requests for candidates of one draw share; see `CandidateSampler.draw`."""
+    """The state that all requests for candidates of one draw share; see `CandidateSampler.draw`."""
 
     body: Mapping[str, Any]
     deliver: Deliver
@@ -331,7 +331,7 @@ _TOKENS = 3
 """Tokens of a score, at most, that say which one it is: a digit, the point, a digit."""
 
 _WEIGHS = 0.001
-"""The probability of a beginning of scores below which nobody asks how they go on."""
+"""The probability of a beginning of scores below which the server is not asked how they go on."""
 
 
 _WEIGHS_OF_MANY = 0.1

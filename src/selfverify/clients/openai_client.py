@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import random
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -204,7 +203,7 @@ def seconds_of(retry_after: str | None) -> float | None:
 
 
 class BoundedReply(httpx2.AsyncByteStream):
-    """What a server sends, up to ``most`` bytes; more of it is garbage."""
+    """Return a server's reply, up to ``most`` bytes; more of it is garbage."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
         self.inner, self.most, self.size = inner, most, 0
@@ -220,10 +219,8 @@ class BoundedReply(httpx2.AsyncByteStream):
         await self.inner.aclose()
 
 
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whom https addresses are believed. Read once: it takes longer than a hundred requests."""
-    return httpx2.create_ssl_context()
+_trusted = cache(httpx2.create_ssl_context)
+"""Whom https addresses are believed. Read once: it takes longer than a hundred requests."""
 
 
 class OpenAIClient:
@@ -463,7 +460,7 @@ _HINTS = {
     "invalid_api_key": f"; its key is read from ${API_KEY_VARIABLE}",
     "404": "; is its path right?",
 }
-"""What to look at, by the error's code, or by its status where it has none."""
+"""Advice by the error's code, or by its status where it has none."""
 
 
 def _outcome(error: ServerError) -> str:
@@ -523,7 +520,7 @@ class ModelOnServer:
 
         Args:
             address: The address.
-            what: What it is given as, which errors name.
+            what: Its name in errors.
             timeout_s: See `ServerConfig`.
             tries: See `ServerConfig`.
 

@@ -1,4 +1,4 @@
-"""What a chat completion says: its answer, its writer's score, and what of it a reader is shown.
+"""Reads chat completions: its answer, its writer's score, and what of it a reader is shown.
 
 A score is read as it was written, or as the expectation under the probabilities that a server shows of its
 tokens (`soft_score`).
@@ -84,8 +84,8 @@ def _is_usable(choice: Any) -> bool:
 class ScoreShares:
     """Of beginnings of the scores of so many decimals: what may follow them, with which probability.
 
-    What is no score counts for nothing: the alternatives that begin or go on a score share the probability. A
-    0 without decimals is a score. `policy.scores.read_scores` reads a policy's scores so, too.
+    A text that is no score counts for nothing: the alternatives that begin or go on a score share the
+    probability. A 0 without decimals is a score. `policy.scores.read_scores` reads a policy's scores so, too.
 
     Args:
         decimals: 1 for 0.0, 0.1, ..., 1.0, and 2 for 0.00, 0.01, ..., 1.00.
@@ -116,7 +116,7 @@ class ScoreShares:
                 return
 
     def unknown(self, least: float) -> list[str]:
-        """Return the beginnings, each as long as it is certain, of which nobody knows how they go on.
+        """Return the beginnings, each as long as it is certain, whose continuations are unknown.
 
         Args:
             least: The least probability of a beginning that is worth knowing.
@@ -125,7 +125,7 @@ class ScoreShares:
         return list(dict.fromkeys(map(self._certain, open_ones)))
 
     def expectation(self) -> float:
-        """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
+        """Return the expected score. An unknown one counts as the mean of the scores that it can become."""
         return sum(share * fmean(map(float, self._texts(prefix))) for prefix, share in self._ends())
 
     def _ends(self, prefix: str = "", share: float = 1.0) -> list[tuple[str, float]]:
@@ -223,7 +223,7 @@ class Completion(Candidate):
 
 
 class Reading(NamedTuple):
-    """What a text says.
+    """Return the parts of a text.
 
     Args:
         answer: The answer as a JSON value; None if it cannot be read.

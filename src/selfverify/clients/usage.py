@@ -1,4 +1,4 @@
-"""What requests have cost: tokens by kind, of candidates and of verification."""
+"""The cost of requests: tokens by kind, of candidates and of verification."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 @dataclass(frozen=True, slots=True)
 class ContentLimits:
-    """What is accepted from the other side of a connection.
+    """Limits of the content that is accepted from the other side of a connection.
 
     Args:
         message_bytes: The largest message, in bytes.
@@ -123,7 +123,8 @@ def _add_image(images: list[Image.Image], data: str, place: str, limits: Content
     if len(images) == limits.images:
         raise DataError(f"more than {limits.images} images in one message")
     try:
-        encoded = base64.b64decode(data.encode("ascii"), validate=True)
+        # Some write it in lines.
+        encoded = base64.b64decode(b"".join(data.encode("ascii").split()), validate=True)
         images.append(decode_image(encoded, limits.image_pixels))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DataError(f"{place}: the image's base64 is broken: {error}") from None

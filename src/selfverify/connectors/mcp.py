@@ -45,7 +45,7 @@ class McpConfig:
         open_s: Seconds that starting and connecting may take.
         reset_s: Seconds that beginning a task may take.
         act_s: Seconds that a call may take.
-        limits: What is accepted from the server; of one that is a command, images are bounded.
+        limits: Limits of the server's content; of one that is a command, images are bounded.
     """
 
     command: Sequence[str] = ()
@@ -62,7 +62,7 @@ class McpConfig:
 class McpToolset(RemoteSession):
     """The tools of a server as an environment.
 
-    A result that is an error is the agent's to read. Whatever else fails loses the session.
+    A result that is an error is the agent's to read. Every other failure loses the session.
 
     Raises:
         ConfigError: There is not exactly one of a command and an address.
@@ -91,7 +91,6 @@ class McpToolset(RemoteSession):
         self._fresh = True
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`."""
         if not self._fresh and not self._lost:
             await self._cut()
         await self.open()
@@ -105,7 +104,6 @@ class McpToolset(RemoteSession):
         return shown
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`."""
         self._check_begun()
         self._round += 1
         if call.name == self.settings.begin:
@@ -142,7 +140,7 @@ class McpToolset(RemoteSession):
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
-                ready.exception()  # whoever waited may have gone
+                ready.exception()  # the caller that waited may have gone
 
     def _made(self) -> Client:
         settings = self.settings

@@ -15,7 +15,7 @@ close     none                                                        none; the 
 ========= =========================================================== =============================
 
 Any request may be answered with ``error``, whose data is ``{message, code}``. `observation_data` says what
-the data of an observation is. What a tool shows stands in content blocks of the Model Context Protocol:
+the data of an observation is. Results of tools stand in content blocks of the Model Context Protocol:
 texts, and images in base64.
 
 The protocol does not know ``submitted``. A server that does says so where it lists its tools: ``metadata``
@@ -52,7 +52,7 @@ except ImportError as error:
 INVALID_JSON = "INVALID_JSON"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
 VALIDATION_ERROR = "VALIDATION_ERROR"
-"""What was asked cannot be done: there is no such task, or the arguments do not fit."""
+"""The request cannot be carried out: there is no such task, or the arguments do not fit."""
 CAPACITY_REACHED = "CAPACITY_REACHED"
 SESSION_ERROR = "SESSION_ERROR"
 
@@ -211,13 +211,13 @@ def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
     """Return the data of a reply that shows an observation.
 
     It has the fields ``observation``, ``reward``, ``done`` and ``metadata``; ``observation`` is
-    ``{tool_name, result: {content, is_error}, error, metadata}``. What is shown stands in ``content``
+    ``{tool_name, result: {content, is_error}, error, metadata}``. Text and images stand in ``content``
     (`to_blocks`). The protocol has no field for the round, for ``truncated`` and for ``info``; they stand in
     ``metadata``, which the protocol leaves to environments. There ``done`` is the task's own end. The
     protocol's ``done`` is also true after ``truncated``, since its clients go on until it is.
 
     Args:
-        observation: What is shown.
+        observation: The observation.
         tool: The tool that was called; empty after a reset.
 
     Raises:
@@ -241,13 +241,13 @@ def observation_data(observation: StepResult, tool: str = "") -> dict[str, Any]:
 
 
 def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits, ours: bool) -> StepResult:
-    """Return the observation of a reply, whoever has written it.
+    """Return the observation of a reply, of our server or another.
 
     Args:
         data: The reply's data.
         due: The round that the observation must have, or the one before where the call was refused and not
             counted. A server of ours that counts otherwise has lost its session.
-        limits: What is accepted.
+        limits: Limits of its content.
         ours: Whether the server is one of ours; ``metadata`` of others is all theirs, and becomes ``info``.
 
     Raises:
@@ -349,7 +349,7 @@ class RemoteConfig:
         reset_s: Seconds that a reset may take.
         act_s: Seconds that a call, or reading the state, may take.
         health_s: Seconds that a check of the server's health may take.
-        limits: What is accepted from the server.
+        limits: Limits of the server's content.
     """
 
     url: str
@@ -369,12 +369,12 @@ class Refused(Exception):
 class RemoteSession(Environment):
     """A session that a server keeps.
 
-    A session that was broken off is lost. It is never taken up again in the middle: nobody knows what its
-    server has done meanwhile. So whatever goes wrong on the way raises `EnvironmentLost`, and so does every
-    later call. What the agent does wrong, the observation's ``error`` says.
+    A session that was broken off is lost. It is never taken up again in the middle: it is not known what its
+    server has done meanwhile. So every failure on the way raises `EnvironmentLost`, and so does every later
+    call. An agent's mistake stands in the observation's ``error``.
 
     Args:
-        name: What messages call the server: its address, without a key, or its command.
+        name: The server's name in messages: its address, without a key, or its command.
     """
 
     def __init__(self, name: str) -> None:
@@ -398,7 +398,6 @@ class RemoteSession(Environment):
         self._check_kept()
 
     async def close(self) -> None:
-        """See `Environment`."""
         await self._drop("the session is closed")
 
     @abstractmethod
@@ -439,7 +438,7 @@ class RemoteSession(Environment):
         raise EnvironmentLost(self._lost) from None
 
     async def _drop(self, reason: str) -> None:
-        """Cut the connection; whatever comes later raises with the first reason."""
+        """Cut the connection; later calls raise with the first reason."""
         self._lost = self._lost or f"{self.name}: {reason}"
         await self._cut()
 
@@ -467,7 +466,6 @@ class RemoteEnvironment(RemoteSession):
         """Whether the server has said that it hears of submissions, as only ours do."""
 
     async def open(self) -> None:
-        """See `RemoteSession`."""
         self._check_kept()
         if self._tools is not None:
             return
@@ -487,7 +485,6 @@ class RemoteEnvironment(RemoteSession):
         self._tools = await (self._listed() if settings.actions == "tools" else self._plain(self._http))
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`."""
         if "seed" in task:
             raise DataError("a task must not have a field 'seed': the seed is given beside the task")
         await self.open()
@@ -499,7 +496,6 @@ class RemoteEnvironment(RemoteSession):
             raise DataError(f"{self.name}: {error}") from None
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`."""
         self._check_begun()
         data = dict(call.arguments)
         if self.settings.actions == "tools":
@@ -521,7 +517,6 @@ class RemoteEnvironment(RemoteSession):
         return await self._ask({"type": "state"}, self.settings.act_s, "state", due="state") or None
 
     async def close(self) -> None:
-        """See `Environment`."""
         if self._socket is not None and not self._lost:
             with suppress(Exception):
                 async with asyncio.timeout(1.0):

@@ -1,6 +1,6 @@
 """A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
 
-A lease is one session for one episode, opened for it and closed behind it. Who asks first is served first;
+A lease is one session for one episode, opened for it and closed behind it. The first to ask is served first;
 the emptiest healthy source serves. A source that gives no session, or fails its check, is left out until it
 is healthy again. When the pool ends, nothing is left open.
 """
@@ -34,7 +34,7 @@ class Lease(Environment):
     """A session that is lent for one episode; after the lease has ended every call raises.
 
     Args:
-        environment: What is lent.
+        environment: The environment that is lent.
         source: Where it comes from, for messages.
     """
 
@@ -47,23 +47,18 @@ class Lease(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`."""
         return self.environment.tools
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`."""
         return await self._asked(self.environment.reset(task, seed))
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`."""
         return await self._asked(self.environment.step(call))
 
     async def submitted(self, message: str) -> None:
-        """See `Environment`."""
         await self._asked(self.environment.submitted(message))
 
     async def state(self) -> dict[str, Any] | None:
-        """See `Environment`."""
         return await self._asked(self.environment.state())
 
     async def close(self) -> None:
@@ -72,7 +67,7 @@ class Lease(Environment):
         await self.environment.close()
 
     async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
-        """Whatever breaks a call off, other than a task that does not exist, breaks the session."""
+        """Every failure of a call, other than a task that does not exist, breaks the session."""
         if self.over:
             work.close()
             raise EnvironmentLost(f"{self.source}: {self.over}")
@@ -89,7 +84,7 @@ class Source(ABC):
     """Makes the sessions of a pool.
 
     Args:
-        name: What messages call it.
+        name: Its name in messages.
         sessions: The most sessions at once.
     """
 
@@ -107,7 +102,7 @@ class Source(ABC):
 
     @abstractmethod
     async def open(self) -> Environment:
-        """Return a new session, which is not reset yet. What was opened in vain is closed.
+        """Return a new session, which is not reset yet. A session that was opened in vain is closed.
 
         Raises:
             EnvironmentLost: There is none to be had now.
@@ -151,6 +146,9 @@ class EnvironmentServerConfig(CommandConfig):
         json_schema_extra={"argument": True},
     )
 
+    options: Path | None = None
+    """A YAML file with options of the task whose environment is served, as under `task` in its recipe."""
+
     host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on. Any but this machine's own needs keys."""
 
@@ -184,7 +182,6 @@ class LocalSource(Source):
         self.factory = factory
 
     async def open(self) -> Environment:
-        """See `Source`."""
         return self.factory()
 
 
@@ -301,7 +298,7 @@ class EnvironmentPool:
             lease.broken = True
             raise
         finally:
-            # It is given back even if whoever has it is cancelled meanwhile.
+            # It is given back even if its holder is cancelled meanwhile.
             await asyncio.shield(self._kept(self._give_back(lease)))
 
     async def close(self) -> None:
@@ -345,7 +342,8 @@ class EnvironmentPool:
             return lease
 
     async def _room(self, deadline: float, again: bool) -> _Supply:
-        """Return a place with room, and count it as used. Who comes again goes before all others."""
+        """Return a place with room, and count it as used. A caller that comes again goes before all
+        others."""
         if self._ended:
             raise EnvironmentLost("the pool of environments has ended")
         future: asyncio.Future[_Supply] = asyncio.get_running_loop().create_future()

@@ -64,14 +64,14 @@ CALLS = ContentLimits(message_bytes=4 * 2**20)
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What a server allows.
+    """The limits of a server.
 
     Args:
         sessions: The most sessions at once, of each environment.
         idle_s: Seconds without a request after which a session is closed.
         busy_s: Seconds that one request may take. Then its session is lost.
         close_s: Seconds that closing an environment may take. Then it is left behind, and the log says so.
-        content: What a client may send.
+        content: Limits of the content that a client may send.
     """
 
     sessions: int = 64
@@ -108,7 +108,6 @@ class Session:
         """Held by the request that is on its way."""
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment.reset`."""
         self.begun = False
         shown = await self._do(lambda: self.environment.reset(task, seed), "reset")
         self.begun = True
@@ -133,7 +132,6 @@ class Session:
         await self._do(lambda: self.environment.submitted(message), "submitted")
 
     async def state(self) -> dict[str, Any] | None:
-        """See `Environment.state`."""
         return await self._do(self.environment.state, "state")
 
     async def written(self, observation: StepResult, write: Callable[[StepResult], T]) -> T:
@@ -193,11 +191,11 @@ PARSE_ERROR, INVALID_REQUEST, NOT_FOUND, INVALID_PARAMS, LOST = -32700, -32600, 
 
 
 async def answer_rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Answer one request of JSON-RPC, whatever carries it; None for a notification, which has no answer.
+    """Answer one request of JSON-RPC, over any transport; None for a notification, which has no answer.
 
     A client of the Model Context Protocol knows tools only: it lists them and calls them. An environment
     needs a task first. So a session whose client has no other way gets one more tool, `BEGIN`, which resets
-    the environment and shows where it starts. What the protocol has no field for stands in a result's
+    the environment and shows where it starts. Values for which the protocol has no field stand in a result's
     ``_meta``: ``selfverify/round``, ``selfverify/reward``, ``selfverify/done`` and ``selfverify/truncated``.
     """
     if "id" not in request:
@@ -349,7 +347,7 @@ class Endpoint:
     Args:
         name: The environment's name, for messages.
         factory: Makes an environment, at once; what takes long belongs into its `Environment.reset`.
-        limits: What is allowed.
+        limits: The limits.
     """
 
     def __init__(self, name: str, factory: Factory, limits: SessionLimits) -> None:
@@ -390,7 +388,7 @@ class Endpoint:
         await asyncio.gather(*(close_in_time(each.environment, self.name, limit_s) for each in closing))
 
     async def sweep(self) -> None:
-        """Close MCP's sessions of which nobody has asked anything for too long; sockets watch their own."""
+        """Close MCP's sessions that have been silent for too long; sockets watch their own."""
         late = time.monotonic() - self.limits.idle_s
         idle = [s for s in self._open.values() if s.begins and s.used < late and not s.turn.locked()]
         if idle:
@@ -673,7 +671,7 @@ async def start_server(
         The port; for port 0 the free one that was taken.
 
     Raises:
-        ConfigError: The port cannot be opened, or other machines could reach it and nobody needs a key.
+        ConfigError: The port cannot be opened, or other machines could reach it without a key.
     """
     if host not in LOOPBACK and not server.keys:
         raise ConfigError(
@@ -728,12 +726,12 @@ async def serve_until_told(
     """Serve until SIGINT or SIGTERM; then close every session.
 
     Args:
-        settings: What is served, and where.
+        settings: The environments and the address.
         on_ready: Called with the port.
         known: Environments by name, beside those that the settings import.
         with_parent: End also when the standard input ends, as it does when the process that started this one
             is gone.
-        content: What a client may send.
+        content: Limits of the content that a client may send.
 
     Raises:
         ConfigError: There is no such environment, the file of keys cannot be read, or as `start_server`.
@@ -756,7 +754,7 @@ async def serve_until_told(
 
 def main() -> None:
     """Serve for a `ProcessSource`: settings come as JSON, and the port is printed as JSON."""
-    # Whatever environments print goes to standard error.
+    # All that environments print goes to standard error.
     ready = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -44,7 +44,6 @@ class ServerSource(Source):
         self.settings = settings
 
     async def open(self) -> Environment:
-        """See `Source`."""
         environment = RemoteEnvironment(self.settings)
         await environment.open()
         return environment
@@ -76,11 +75,11 @@ STARTS_WITHIN_S = 300.0
 class ProcessSource(Source):
     """A server of one environment in a process of its own, started anew when it dies or hangs.
 
-    It listens on this machine only and asks for a key that nobody else knows. It ends with the pool, and when
-    the process that started it dies, however it dies.
+    It listens on this machine only and asks for a key that is this process's secret. It ends with the pool,
+    and when the process that started it dies, however it dies.
 
     Args:
-        environment: What makes an environment, as ``package.module:name``.
+        environment: A class or function that makes an environment, as ``package.module:name``.
         sessions: The most sessions at once.
         settings: How patient the client is; ``url`` and ``key`` are of no use here.
     """
@@ -98,7 +97,6 @@ class ProcessSource(Source):
         self._repairing = asyncio.Lock()
 
     async def open(self) -> Environment:
-        """See `Source`."""
         if self._server is None:
             raise EnvironmentLost(f"{self.name} is not running")
         return await self._server.open()
@@ -128,7 +126,6 @@ class ProcessSource(Source):
             return True
 
     async def close(self) -> None:
-        """See `Source`."""
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
             process.stdin.close()  # tells it to close its sessions and end
@@ -166,7 +163,7 @@ class ProcessSource(Source):
         self._server = ServerSource(settings, self.sessions)
 
     async def _kill(self) -> None:
-        """End the process, with whatever it has started, and wait for it."""
+        """End the process, with all that it has started, and wait for it."""
         process, self._process, self._server = self._process, None, None
         if process is None:
             return

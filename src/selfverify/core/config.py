@@ -1,4 +1,4 @@
-"""What settings have in common and can name, and those of sampling, limits, evaluations and stopping.
+"""The base of all settings, and the settings of sampling, limits, evaluations and stopping.
 
 `Config` is the base of all settings: those of recipes, and those that become options of commands
 (`CommandConfig`). They name servers by their addresses (`checked_address`), and tasks, recipes, policies and
@@ -33,14 +33,14 @@ class Config(BaseModel):
 
 
 def option_name(name: str, field: FieldInfo) -> str:
-    """The name under which a field of `CommandConfig` is an option of a command: its own, or one that it
+    """Return the name of a command's option for a field of `CommandConfig`: the field's own, or one that it
     gives."""
     extra = field.json_schema_extra
     return str(extra.get("option", name)) if isinstance(extra, dict) else name
 
 
 SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
-"""What the field of `CommandConfig` gives as ``json_schema_extra`` that names a file with all the others."""
+"""``json_schema_extra`` of the field of a `CommandConfig` that names a file with all the others."""
 
 
 def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
@@ -74,7 +74,7 @@ def checked_address(url: str, example: str, key_goes: str) -> str:
 
     Args:
         url: The address as it was given.
-        example: What one looks like.
+        example: An address to show in the message.
         key_goes: Where a key is given instead.
 
     Raises:
@@ -127,7 +127,8 @@ def distributions() -> dict[str, ModuleType]:
 
 
 def how_to_get(name: str) -> str:
-    """Return in a sentence how to install what brings a task, recipe or policy; empty if nobody knows.
+    """Return in a sentence how to install what brings a task, recipe or policy; empty where that is not
+    known.
 
     Where the distribution is installed, it has nothing of this name, and nothing is said.
     """
@@ -237,12 +238,12 @@ class RolloutLimits(Config):
         16,
         ge=1,
         description="Threads that may hang in replies, in one process and over all its rollouts, before "
-        "the run ends. Nobody can end a hung thread; one that comes back is not counted.",
+        "the run ends. A hung thread cannot be ended; one that comes back is not counted.",
     )
 
 
 class EpisodeConfig(Config):
-    """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
+    """A recipe's changes to the limits of its task's conversations; null leaves a limit as it is."""
 
     turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
     tokens: int | None = Field(
@@ -270,7 +271,7 @@ class EpisodeConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """How a trained or untrained model is measured."""
+    """The settings of an evaluation."""
 
     problems: int | None = Field(
         512,
@@ -363,5 +364,5 @@ class StoppingConfig(Config):
 
     @property
     def target(self) -> tuple[Literal["steps", "within"], float]:
-        """What ε is chosen for."""
+        """The aim that ε is chosen for."""
         return ("within", self.within) if self.steps is None else ("steps", self.steps)

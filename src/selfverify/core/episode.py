@@ -24,14 +24,14 @@ from selfverify.core.trajectory import Finish
 
 @dataclass(slots=True)
 class PolicyTurn:
-    """What the policy has said in one turn.
+    """One turn of the policy.
 
     Args:
-        text: Its text, without the token that ended it.
+        text: Its words, without the token that ended it.
         tokens: Its tokens as sampled, with the token that ended it.
         finish: How it ended.
         turn: How often the policy had spoken before.
-        values: What was measured of it while it was said, by name.
+        values: Numbers that were measured while it was said, by name.
         message: The text as the tokenizer's own response template reads it: a chat message with ``content``
             and ``tool_calls``, or ``{"error": reason}`` where it cannot be read. None where the tokenizer has
             no such template.
@@ -47,22 +47,22 @@ class PolicyTurn:
 
 @dataclass(slots=True)
 class Observation:
-    """What an episode says to what the policy has said, or before it says anything.
+    """An episode's reply to a turn of the policy, or what it shows before the first turn.
 
     Args:
         content: Text, or parts in the Hugging Face form: ``{"type": "text", "text": ...}`` and
             ``{"type": "image"}``, the latter in the order of ``images``.
         images: The images shown.
-        role: Who speaks, as the chat template knows it.
+        role: The speaker, as the chat template knows it.
         done: Whether the conversation is over; nothing is shown to the policy then.
         channels: The channels of what the policy said: names, and the characters of `PolicyTurn.text` at
             which each begins, the first at 0. Empty puts all of it into `Episode.channel`.
-        probe: What is shown to the policy in place of this, once and for itself: what it says to that is told
-            to `Episode.probed`, and both are forgotten before this is shown.
-        undo: Whether what the policy has just said is taken back, with what it was shown before that,
-            as though neither had been; this is shown in place of the latter. The trajectory holds nothing of
-            them. Before its first turn the policy was shown nothing: it then hears this as though it had said
-            nothing.
+        probe: A question on the side, which is shown first. The policy answers it, `Episode.probed` gets the
+            answer, and both are removed from the context before this is shown. The trajectory holds nothing
+            of them.
+        undo: Whether to take back the policy's last turn together with the observation before it, and to show
+            this in that observation's place. The trajectory holds nothing of either. After the first turn,
+            which has no observation before it, this stands right behind the prompt.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -75,19 +75,19 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """Its own words, without what a chat template adds."""
+        """The words of the content, without a chat template's marks."""
         return content_text(self.content)
 
 
 @dataclass(slots=True)
 class EpisodeResult:
-    """What came of a conversation.
+    """The result of a conversation.
 
     Args:
         rewards: By name.
         scores: By verifier.
-        parsed: What the task makes of the whole; None where nothing can be said of it.
-        turns: What the task makes of each turn of the policy, in order; shorter where it says nothing.
+        parsed: The task's verdict on the whole; None where there is none.
+        turns: The task's verdicts on the policy's turns, in order; fewer where it judges fewer.
         lost: Whether there is no verdict, as in an outage: the trajectory takes no part in training.
         lost_turns: The turns of which there is no verdict.
     """
@@ -107,21 +107,20 @@ class Episode(ABC):
     """The channel of what the policy says, where a reply does not cut it."""
 
     def reset(self) -> Observation | None:
-        """What is there before the policy speaks; by default nothing.
+        """Return what is there before the policy speaks; by default nothing.
 
-        It is asked once, with the deadline of a reply: the place to start an environment. Whatever it raises
-        ends the trajectory with ``error``. A reply that is ``done`` ends the conversation before the policy
-        has spoken: `result` says what came of it, and the trajectory has no token to learn from. Any other
-        reply is the first thing that this sample is shown, for which `Problem.environment_begins` has to be
-        set.
+        It is asked once, with the deadline of a reply: the place to start an environment. An exception ends
+        the trajectory with ``error``. A reply that is ``done`` ends the conversation before the policy has
+        spoken: `result` says what came of it, and the trajectory has no token to learn from. Any other reply
+        is the first thing that this sample is shown, for which `Problem.environment_begins` has to be set.
         """
         return None
 
     @abstractmethod
     def step(self, said: PolicyTurn) -> Observation:
-        """Answer what the policy has said.
+        """Answer a turn of the policy.
 
-        Whatever it raises ends the trajectory with ``error``; the trajectory then takes no part in training.
+        An exception ends the trajectory with ``error``; the trajectory then takes no part in training.
         """
 
     def probed(self, said: PolicyTurn) -> None:
@@ -138,7 +137,7 @@ class Episode(ABC):
         return ()
 
     def answers(self) -> Sequence[Tagged]:
-        """The answers that `result` will have judged.
+        """Return the answers that `result` will have judged.
 
         A task sees those of all conversations at once (`Task.prepare`) before any `result` is asked for.
         """
@@ -147,20 +146,20 @@ class Episode(ABC):
     def release(self) -> None:
         """Give back what the episode holds. It is called in any case, once, and before `result`.
 
-        What the result needs of an environment is read here at the latest.
+        This is the last moment to read from an environment what the result needs.
         """
 
     def awaited(self) -> Future[Any] | None:
         """Begin what `result` would wait for, such as judges' votes, and return its future; None for nothing.
 
-        It is called after `release`, so that no judge holds an environment. Those of all conversations are
-        waited for together.
+        It is called after `release`, so that no judge holds an environment. The futures of all conversations
+        are waited for together.
         """
         return None
 
     @abstractmethod
     def result(self) -> EpisodeResult:
-        """What came of the conversation; called once, after `release`, also if it was cut off."""
+        """Return the conversation's result; called once, after `release`, also if it was cut off."""
 
 
 class RolloutHook(ABC):
@@ -171,7 +170,7 @@ class RolloutHook(ABC):
 
     @abstractmethod
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
-        """Conversations begin; those that it has followed before are over."""
+        """Begin to follow conversations; the ones followed before are over."""
 
     def open(self, indices: Sequence[tuple[int, int]]) -> None:
         """Follow some of these conversations from their prompts on, also those that were followed before."""
@@ -188,7 +187,8 @@ class RolloutHook(ABC):
 class EnvironmentLost(SelfVerifyError):
     """An environment that has died, hangs or cannot be reached: its session is over and has no result.
 
-    The infrastructure has failed. Nothing can be said of the task; that is no reward of 0.
+    The infrastructure has failed, not the agent: there is no verdict, which is something else than a reward
+    of 0.
     """
 
 
@@ -202,12 +202,12 @@ class Call:
 
 @dataclass(slots=True)
 class StepResult:
-    """What an environment shows after a reset or a call.
+    """An environment's reply to a reset or a call.
 
     Args:
-        round: How many calls the session has answered; the reset has 0. The environment counts, nobody else.
-        text: What is to be read, such as a screen in words.
-        images: What is to be seen, such as a screenshot.
+        round: How many calls the session has answered; the reset has 0. Only the environment counts.
+        text: Words to be read, such as a screen in XML.
+        images: Pictures to be seen, such as a screenshot.
         error: Why the call was not carried out, in words that the agent can act on; empty where it was.
         done: Whether the task has come to its own end, such as a page that says that it is over.
         truncated: Whether the environment has stopped for another reason, such as a limit of steps.
@@ -232,11 +232,11 @@ class Environment(ABC):
     Its methods are called one after another, never at the same time.
 
     Attributes:
-        waits: Whether its methods may wait for something outside of the process, such as a server. Those of
-            an environment that never does are run without an event loop.
+        waits: Whether its methods may wait for something outside of the process, such as a server. An
+            environment that never waits is run without an event loop.
 
-    Every method but `tools` may raise `EnvironmentLost`. What an agent gets wrong raises nothing: the
-    observation's ``error`` says it.
+    Every method but `tools` may raise `EnvironmentLost`. An agent's mistake raises nothing: the result's
+    ``error`` says what is wrong.
     """
 
     waits: ClassVar[bool] = True
@@ -252,7 +252,7 @@ class Environment(ABC):
 
         Args:
             task: Plain JSON that names the task; the environment defines its fields.
-            seed: Decides whatever is random.
+            seed: Decides everything that is random.
 
         Raises:
             DataError: There is no such task, or it cannot be set up from what it says.
@@ -272,4 +272,4 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back. It may be called at any time, also twice, and after a loss."""
+        """Give everything back. It may be called at any time, also twice, and after `EnvironmentLost`."""

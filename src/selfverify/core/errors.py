@@ -17,7 +17,7 @@ class CheckpointError(SelfVerifyError):
 
 
 class SamplingError(SelfVerifyError):
-    """What samples has failed: the engine, if it is not this library's own, or the episodes' threads."""
+    """Sampling has failed: an engine that is not this library's own, or the episodes' threads."""
 
 
 class HungError(SamplingError):
@@ -39,19 +39,19 @@ class FileError(SelfVerifyError, OSError):
 
 
 class IrregularFileError(FileError):
-    """What stands where a regular file is needed: a folder, a pipe, a socket or a device."""
+    """A folder, a pipe, a socket or a device stands where a regular file is needed."""
 
 
 class ServerError(SelfVerifyError):
     """A model server that cannot be reached, refuses, or answers with what cannot be used.
 
     Args:
-        message: What happened.
+        message: The fault in a sentence.
         status: The HTTP status that fits it, the server's own where it gave one.
         code: OpenAI's name of the fault, such as ``model_not_found``.
         retry: Whether the same request may succeed a moment later.
         retry_after: Seconds after which the server wants to be asked again.
-        detail: What only those should read who chose the server, such as its address.
+        detail: Words for those alone who chose the server, such as its address.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop, also behind a coroutine that wants to leave the process.
+    """Run a loop; a coroutine that raises SystemExit does not end it.
 
     asyncio lets `SystemExit` and `KeyboardInterrupt` end a loop. All others would wait for ever.
     """

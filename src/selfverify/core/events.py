@@ -1,4 +1,4 @@
-"""What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
+"""Events of a run besides its numbers: interruptions, retries, outages, skipped problems.
 
 Code that meets such an event calls `note`, which logs a warning that carries fields. While a run lasts, its
 `EventLog` writes these warnings, and every other warning of this package, to ``events.jsonl``. Each line is
@@ -76,7 +76,7 @@ class EventLog(logging.Handler):
 
     def __enter__(self) -> EventLog:
         ours = logging.getLogger("selfverify")
-        # Where nobody set up logging Python prints warnings itself, but only as long as there is no handler.
+        # Where logging is not set up Python prints warnings itself, but only as long as there is no handler.
         self._shown_by = None if ours.hasHandlers() else logging.lastResort
         ours.addHandler(self)
         return self
@@ -147,8 +147,8 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
     """Tell in sentences what happened to a run; returns an empty list if there was nothing but training.
 
     Args:
-        events: The events of a run's file. Those before the last start without resuming are left out, because
-            they belong to an earlier run.
+        events: The events of a run's file. Events before the last start without resuming are left out,
+            because they belong to an earlier run.
         named: At most so many skipped problems, and so many other warnings, are named.
     """
     begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]

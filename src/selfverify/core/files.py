@@ -37,14 +37,14 @@ _Locks = Mapping[Path, os.stat_result]
 """Folders, with what tells their lock files from others that may come into their places."""
 _held: ContextVar[_Locks] = ContextVar("folders that the call at work holds", default=MappingProxyType({}))
 _known: dict[Path, os.stat_result] = {}
-"""Those of all calls of this process, for what their threads write, and of its run's other processes."""
+"""The locks of all calls of this process, for what their threads write, and of its run's other processes."""
 
 
 @contextmanager
 def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a folder's lock. It ends with the process at the latest, also with one that is killed.
 
-    What is called meanwhile may take it again. Where the system or the file system knows no such locks,
+    Calls made meanwhile may take it again. Where the system or the file system knows no such locks,
     nothing is locked.
 
     Args:
@@ -69,7 +69,7 @@ def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
         require_held(folder)
     finally:
         _held.reset(token)
-        if _is_at(place / LOCK_FILE, lock):  # else it is that of whoever holds the place by now
+        if _is_at(place / LOCK_FILE, lock):  # else it belongs to the process that holds the place by now
             with suppress(OSError):
                 os.unlink(place / LOCK_FILE)
         os.close(descriptor)
@@ -104,7 +104,7 @@ def _made_known(folder: Path, lock: os.stat_result) -> Iterator[None]:
 
 
 def require_held(path: Path) -> None:
-    """Check that the folders around ``path`` which this process holds are still those that it has locked.
+    """Check that this process still holds the folders around ``path`` that it has locked.
 
     Everything that writes calls this before. A folder may be deleted, moved, or replaced by another run's at
     any time, as may a link to it, and what is written then would be lost, or be mixed with the other run's.
@@ -182,7 +182,7 @@ _KINDS = (
 
 
 def reason_of(error: OSError) -> str | None:
-    """What people can do about an error of the system; None where nothing more than it says is known."""
+    """Return what people can do about an error of the system; None where its own words say all."""
     return _REASONS.get(error.errno or 0)
 
 

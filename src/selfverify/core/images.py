@@ -18,21 +18,21 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by the orientation that its EXIF data tell."""
+"""The transposition that makes an image upright, by the orientation in its EXIF data."""
 _TELLING = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 """Keys of `Image.info` whose values tell an orientation."""
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """A copy of an image in RGB, turned and mirrored as its EXIF data say.
+    """Return a copy of an image in RGB, turned and mirrored as its EXIF data say.
 
-    What is transparent shows white, in part where it is so in part. Brightness of 16 bits becomes one of 8:
-    65535 is white. (PIL cuts it off at 255, so that most of such an image turns white.)
+    Transparent parts show white. Brightness of 16 bits becomes one of 8: 65535 is white. (PIL cuts it off at
+    255, so that most of such an image turns white.)
 
     Raises:
         TypeError: It is no image.
         ValueError: The image has brightness without a known range, or more pixels than PIL decodes.
-        Exception: Whatever PIL raises for an image that cannot be read.
+        Exception: PIL cannot read the image; its own exceptions are passed on.
     """
     if not isinstance(image, Image.Image):
         raise TypeError(f"it is of type {type(image).__name__} and no image of PIL")
@@ -63,10 +63,10 @@ def is_rgb(image: Image.Image) -> bool:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """An image turned and mirrored as its EXIF data say, without those data; itself where it has none.
+    """Return an image turned and mirrored as its EXIF data say, without those data; itself where it has none.
 
     Raises:
-        Exception: Whatever PIL raises for an image that cannot be read.
+        Exception: PIL cannot read the image; its own exceptions are passed on.
     """
     turn = _TURNS.get(orientation(image))
     image.load()

@@ -31,7 +31,7 @@ class IndexedRow(Protocol):
 
     @property
     def index(self) -> int:
-        """What the row is about, such as the index of a problem. No two rows have the same."""
+        """The row's subject, such as the index of a problem. No two rows have the same."""
         ...
 
 
@@ -106,8 +106,8 @@ def open_journal(
     Args:
         path: The file.
         row: The dataclass of its lines.
-        settings: What decides what the lines say.
-        new_names: Settings that older journals do not name. Nobody knows what they were there.
+        settings: Everything that decides what the lines say.
+        new_names: Settings that older journals do not name, so that they are not compared.
 
     Returns:
         The journal, and the rows that it holds by index.

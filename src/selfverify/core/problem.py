@@ -27,8 +27,8 @@ class Problem:
         messages: Chat messages in the Hugging Face form. An image stands as ``{"type": "image"}`` in
             a message's content list, in the order of ``images``.
         images: The images that the placeholders refer to.
-        target: What the task's reward compares an answer with.
-        meta: What the task itself knows about the problem: what its judging and its demonstrations need
+        target: The right answer, with which the task's reward compares others.
+        meta: The task's own knowledge of the problem: what its judging and its demonstrations need
             (the digits shown, a noise level). Some keys have one meaning for all tasks, since evaluations,
             reports and the page read them:
 
@@ -40,8 +40,8 @@ class Problem:
             - ``polygons``: outlines of the target's mask, each a list of points (x, y)
             - ``target_boxes``: boxes (x1, y1, x2, y2) of what is asked about, in pixels of the first image
             - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
-        tools: What the policy may call, as JSON schemas in the Hugging Face form; the model's chat template
-            shows them.
+        tools: The tools that the policy may call, as JSON schemas in the Hugging Face form; the model's chat
+            template shows them.
         environment_begins: Whether the conversation's environment speaks before the policy (`Episode.reset`).
             The prompt, which a group shares, then ends with the messages.
     """
@@ -65,7 +65,7 @@ class Problem:
 
 
 BETWEEN = "\n\n"
-"""What stands between a user's question and what continues the same message."""
+"""Stands between a user's question and the rest of the same message."""
 
 
 def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -106,11 +106,11 @@ def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-"""All of them. What is drawn for a problem depends on a split's place here."""
+"""All splits. The draws of a problem depend on its split's place here."""
 
 
 def split_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
-    """Seeds of a problem without end, the first of which is taken unless there is a reason against it.
+    """Yield seeds for a problem without end; a task takes the first one that suits it.
 
     They are for problems whose contents are drawn. No two splits have a seed in common: a seed's remainder by
     the number of splits says whose it is.

@@ -1,7 +1,7 @@
 """A pool of processes that can be killed, for functions that hang, crash or eat memory.
 
 They do so on a model's output. A thread cannot be stopped, and an alarm reaches only the main thread and not
-a C function. A process can be killed whatever it does. Arguments and results travel as JSON; nothing is
+a C function. A process can always be killed. Arguments and results travel as JSON; nothing is
 pickled.
 """
 
@@ -65,7 +65,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            # In a session of its own it does not get Ctrl-C, and is killed with whatever it started.
+            # In a session of its own it does not get Ctrl-C, and is killed with all that it started.
             start_new_session=True,
         )
 
@@ -207,7 +207,7 @@ class WorkerPool:
         _pools.add(self)
 
     def _fresh(self) -> None:
-        """Start without workers, and with locks that nobody holds."""
+        """Start without workers, and with locks that are free."""
         self._idle: list[Worker] = []
         self._closings = 0
         self._lock = threading.Lock()

@@ -123,7 +123,7 @@ def balance(costs: Sequence[int], owners: Sequence[int], processes: int) -> list
     while True:
         longest, shortest = loads.index(max(loads)), loads.index(min(loads))
         gap = loads[longest] - loads[shortest]
-        # What moves leaves both below the longest queue; best is half of the gap.
+        # A move leaves both below the longest queue; best is half of the gap.
         movable = [i for i, o in enumerate(owners) if o == longest and costs[i] < gap]
         if not movable:
             return owners

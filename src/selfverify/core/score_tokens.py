@@ -128,7 +128,7 @@ class ScoreReading:
 
         Args:
             written: The tokens behind ``<score>``.
-            worth: What each score is worth.
+            worth: The worth of each score.
         """
         found = []
         for path, node in self.tree.branchings():

@@ -27,7 +27,7 @@ _SCORE = re.compile(r"0(?:\.[0-9]+)?|1(?:\.0+)?")
 
 @dataclass(slots=True)
 class Tagged:
-    """What was found in one tagged output.
+    """The parts of one tagged output.
 
     Args:
         fields: Contents by tag, for every tag that was opened and closed. Best effort: look at the flags
@@ -205,7 +205,7 @@ SCORE_INSTRUCTION = (
 """ADPO Table 1's request in our words."""
 
 ANSWER_INSTRUCTION = "Reason in <think></think>, answer in <answer></answer>."
-"""The same without a score."""
+"""ADPO's request for the format of answers, without a score."""
 
 RATE = "Is the answer above right? Rate it in <score></score>: 1 is surely right, 0 is surely wrong."
 """The request to a judge that has to write a score at once."""

@@ -1,8 +1,8 @@
-"""What follows a prompt: segments of tokens, trajectories of segments, groups of trajectories.
+"""Segments of tokens, trajectories of segments, groups of trajectories: all that follows a prompt.
 
-Training is *roll out -> credit -> learn*; inference is *roll out -> select*. Groups are what passes between
-these stages, and `Credit` is what a method tells the trainer of a group: for each channel, what its tokens
-are to learn.
+Training is *roll out -> credit -> learn*; inference is *roll out -> select*. Groups pass between these
+stages, and a method tells the trainer its `Credit` of a group: for each channel, what its tokens are to
+learn.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Author = Literal["policy", "environment"]
 
 
 class Finish(StrEnum):
-    """How something that was written ended."""
+    """The way in which a turn or a trajectory ended."""
 
     STOP = "stop"
     """By itself."""
     LENGTH = "length"
     """Cut off by its length limit."""
     ERROR = "error"
-    """It was lost, or could not be judged: neither right nor wrong."""
+    """Its episode failed or could not be judged: it is neither right nor wrong."""
 
 
 ANSWER, SCORE = "answer", "score"
@@ -50,16 +50,17 @@ class Segment:
     """A run of tokens with one author and one channel.
 
     Args:
-        channel: What credit applies to it: ``answer``, ``score``, ``turn_1``, ``observation``, ...
+        channel: The part of a trajectory that it belongs to, by which credit finds it: ``answer``, ``score``,
+            ``turn_1``, ``observation``, ...
         tokens: Token ids, as sampled (never re-tokenised text).
         logprobs: Sampling log-probabilities, one per token; empty where there are none.
         text: The decoded tokens, with one slot for each image.
-        author: Who wrote it; the environment's tokens are never trained.
+        author: The writer; the environment's tokens are never trained.
         turn: Turn or step number, from 0.
         finish: How the turn ended; None for a segment inside a turn.
-        parsed: What the task's parser made of it.
+        parsed: The task's reading of it.
         images: Images that the environment put in, in the order of their placeholders.
-        values: What was measured of it while it was said (`PolicyTurn.values`), by name.
+        values: Numbers that were measured while it was said (`PolicyTurn.values`), by name.
     """
 
     channel: str
@@ -165,8 +166,8 @@ class Alternatives:
         probability: ``[M, K]`` under the policy that sampled, normalised over the alternatives.
         advantage: ``[M, K]``, its mean under ``probability`` 0.
 
-    Their loss is divided by the number of trajectories only, whatever the denominator of the other tokens is:
-    how much a score should learn does not depend on the length of a response.
+    Their loss is divided by the number of trajectories only, also where other tokens have another
+    denominator: how much a score should learn does not depend on the length of a response.
     """
 
     rows: torch.Tensor
@@ -178,7 +179,7 @@ class Alternatives:
 
 @dataclass(slots=True)
 class Credit:
-    """What one channel of a group's trajectories is to learn.
+    """The lesson of one channel of a group's trajectories.
 
     Args:
         channel: The channel whose tokens receive it.

@@ -90,7 +90,7 @@ _UNIFORM = {"1": ALL_RIGHT, "1->1": ALL_RIGHT, "0": ALL_WRONG, "0->0": ALL_WRONG
 
 @dataclass(frozen=True, slots=True)
 class FilterVerdict:
-    """What a policy's samples say about one training problem.
+    """The verdict of a policy's samples on one training problem.
 
     Args:
         index: The problem's index among the task's training problems, under the seed in the header.
@@ -99,7 +99,7 @@ class FilterVerdict:
         samples: The number of samples of each kind: ``1`` right and ``0`` wrong, or with two turns ``0->0``
             to ``1->1``. Samples that could not be judged are not counted.
         dropped: Why the problem is not worth training on; empty if it is.
-        reason: What is wrong with a broken problem, or why the task's scoring does not count it.
+        reason: The fault of a broken problem, or why the task's scoring does not count it.
     """
 
     STORED_AS: ClassVar[str] = "Verdict"

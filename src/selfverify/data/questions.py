@@ -10,7 +10,7 @@ Columns are found by name (`COLUMNS`), the first that is filled counts:
   also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
   (BLINK), a text, or in some files a place
 - images: ``images``, ``decoded_image``, ``image``, ``image_urls``, ``image_1`` ... ``image_9``,
-  ``image_path``
+  ``image_path``, or a ``file_name`` that names a picture
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from selfverify.core.errors import DataError
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, shown, text, written
 from selfverify.data.images import ImageRef
+from selfverify.data.records import PICTURES
 
 DISCIPLINES = {
     "Art & Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -56,7 +57,7 @@ def discipline(id: str | None) -> str | None:
 
 COLUMNS = {
     "id": ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID"),
-    "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path"),
+    "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path", "file_name"),
     "question": ("question", "problem", "conversations"),
     "options": ("A", "options", "choices", "option"),
     "answer": ("answer_option", "answer", "solution", "conversations"),
@@ -67,19 +68,20 @@ COLUMNS = {
     ),
     "source": ("source", "data_source", "dataset", "dataset_name"),
 }
-"""What a row's fields are called in files, the first that is filled; other fields have their own names."""
+"""The names of a row's fields in files, of which the first that is filled counts; other fields have their own
+names."""
 GROUPINGS = (
     *(*COLUMNS["category"], "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
     "knowledge concept",
 )
 """Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
-"""Who speaks in ``conversations``."""
+"""The speakers' names in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 LETTERS = string.ascii_uppercase
 OPTIONS = 'a list of texts, {"A": text, ...}, or a text A. ...; B. ...'
-"""What options may be."""
+"""The forms of options."""
 _MARKED = re.compile(r"\(?([A-Z])[.):：、]+\s*(.*)", re.DOTALL)
 """A letter before its option, or alone, as BLINK and others mark it."""
 _LETTERED = [
@@ -92,7 +94,6 @@ ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def convert_vqa(record: Record, place: Place, images: Images) -> list[Row]:
-    """See `Convert`."""
     options = _options(record)
     answers = _answers(record, options)
     shared = common(record, images, place)
@@ -149,8 +150,8 @@ def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
         value = record.get(name)
         if name == "image_1":
             value = [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
-        if name == "image_path" and isinstance(value, str) and value.startswith("["):
-            value = listed(value, name)
+        if name == "file_name" and not str(value).lower().endswith(PICTURES):
+            continue  # it names another file than an image
         if found := images.refs(value, place):
             return found
     return []

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import open_regular, read_regular
-from selfverify.data.fields import Blob, Place, Record, listed, shown
+from selfverify.data.fields import Blob, Place, Record, image_texts, shown
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
@@ -101,7 +101,7 @@ class RowSource(ABC):
     """
 
     unit = "row"
-    """What errors call a record."""
+    """The name of a record in errors."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -150,7 +150,6 @@ class _Parts(RowSource):
         return parse_object(raw)
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         with open_regular(self.file) as opened:
             for offset, line, raw in self._find(opened):
                 self._offsets.append(offset)
@@ -162,11 +161,9 @@ class _Parts(RowSource):
                     yield error
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         return self._parse(read_at(self.file, self._offsets[number], self._lengths[number]))
 
     def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
         return Place(self.file, self._lines[number])
 
 
@@ -222,15 +219,12 @@ class JsonFiles(RowSource):
         self.files = files
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         return self.records(len(self.files))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         return read_object(self.files[number])
 
     def place(self, number: int) -> Place:
-        """See `RowSource.place`."""
         return Place(self.files[number], unit="")
 
 
@@ -257,16 +251,15 @@ class Delimited(_Parts):
         for number, record in enumerate(super().scan()):
             if isinstance(record, DataError):
                 continue
-            images = _images(record.get("image"))
+            images = image_texts(record.get("image", ""))
             if images and not any(map(self._is_index, images)):
                 self._by_index.setdefault(record.get("index", ""), number)
         return self.records(len(self._offsets))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         record = super().record(number)
         if "image" in record:
-            record["image"] = [self._own(image) for image in _images(record["image"])]
+            record["image"] = [self._own(image) for image in image_texts(record["image"])]
         return record
 
     def _own(self, image: str) -> str:
@@ -274,7 +267,7 @@ class Delimited(_Parts):
             return image
         if image not in self._by_index:
             raise DataError(f"its image is {shown(image)}, and no row of that index has an image of its own")
-        return _images(super().record(self._by_index[image])["image"])[0]
+        return image_texts(super().record(self._by_index[image])["image"])[0]
 
     def _is_index(self, image: str) -> bool:
         return len(image) <= self.REFERENCE and not image.lower().endswith(PICTURES)
@@ -327,17 +320,6 @@ class Delimited(_Parts):
         return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
 
-def _images(cell: str | None) -> list[str]:
-    """Return the images of a table's cell: one, or a list with or without quotes around its items."""
-    cell = (cell or "").strip()
-    if not (cell.startswith("[") and cell.endswith("]")):
-        return [cell] if cell else []
-    try:
-        return [str(image) for image in listed(cell, "image")]
-    except DataError:
-        return [part.strip() for part in cell[1:-1].split(",")]
-
-
 class WebDataset(RowSource):
     """Samples of a TAR archive: the members whose names are the same up to the first dot.
 
@@ -352,7 +334,6 @@ class WebDataset(RowSource):
         self._samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`."""
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         try:
             with tarfile.open(self.file, "r:") as archive:
@@ -368,7 +349,6 @@ class WebDataset(RowSource):
         return self.records(len(self._samples))
 
     def record(self, number: int) -> Record:
-        """See `RowSource.record`."""
         key, parts = self._samples[number]
         record: Record = {"id": key}
         pictures = []

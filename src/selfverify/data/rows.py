@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.data.fields import Convert, Images, Place, Record, Row
@@ -31,7 +33,7 @@ class BadRow:
         file: The row's file.
         line: The row's line, row or record in the file, from 1; 0 where the file is the record, or all of it
             is bad.
-        reason: What is wrong.
+        reason: The fault.
         place: The file and the line in words.
     """
 
@@ -54,8 +56,10 @@ class BadRow:
 
 def validated(convert: Convert, record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """Return the rows of a record; an error stands for a row that is wrong. Never raises on any record."""
+    arrays = {name: value.tolist() for name, value in record.items() if isinstance(value, np.ndarray)}
     try:
-        return convert(record, place, images)
+        # Rows in memory may come from pandas; those of files may note what is read of them.
+        return convert({**record, **arrays} if arrays else record, place, images)
     except DataError as error:
         return [error]
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
@@ -172,7 +176,6 @@ class _Watched(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         self.read.add(name)
         return super().get(name, default)
 
@@ -185,8 +188,10 @@ def _stem(source: RowSource, root: Path) -> str:
 
 def _unseeable(row: Row) -> DataError | None:
     """Return why an image of a row cannot be decoded."""
+    turns = [turn for name in ("messages", "prompt", "chosen", "rejected") for turn in row.get(name, ())]
+    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
     try:
-        for image in row["images"]:
+        for image in [*row["images"], *(part["image"] for part in parts if part["type"] == "image")]:
             image.open(tries=1)
     except DataError as error:
         return error
@@ -208,7 +213,7 @@ def open_rows(
 ) -> Rows:
     """Open a data set: read everything but the images once, and check every row on the way.
 
-    Whatever the format, a row is a dictionary with
+    A row of any format is a dictionary with
 
     - ``id`` (unique, the same at every opening), ``images`` (a list of `ImageRef`, whose ``open()`` decodes),
       ``source``, ``category`` (or None), ``categories`` ({column: [values]}, what results are broken down

@@ -1,4 +1,4 @@
-"""Who answers the problems of an evaluation or a filter: a policy here, or a model behind a server."""
+"""Answerers of the problems of an evaluation or a filter: a policy here, or a model behind a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AskedProblems:
-    """What an answerer is asked.
+    """The questions to an answerer.
 
     Args:
         task: Opens the conversations and judges answers.
@@ -107,7 +107,7 @@ class PolicyAnswerer:
 class ServerAnswerer:
     """Asks an OpenAI-compatible server. Each problem is stored as soon as all its answers are there.
 
-    What `weights` says is the model's address: nobody here sees whether the server's weights change.
+    `weights` is the model's address: a change of the server's weights is not seen here.
 
     Args:
         config: Its ``path`` is ``URL#MODEL``; ``server`` says how it is asked.
@@ -150,7 +150,7 @@ class ServerAnswerer:
         return PolicyExtractor(Policy.load(self.config.for_model(config.extractor)), config.extractor)
 
     def introduce(self, task: Task) -> None:
-        """Tell a task who answers. A task's judge that is the policy itself has nobody to ask.
+        """Tell a task how the served model writes places in images.
 
         Raises:
             ConfigError: It is not known how places in images are written, and the task has such.
@@ -177,7 +177,7 @@ class ServerAnswerer:
         """Answer a share of a sweep, and store the rows. Problems that have a row are not asked again.
 
         Args:
-            asked: What is asked.
+            asked: The questions.
             sweep: Gets the rows.
             make_rows: Makes them.
             begin: Begins each conversation, in place of what ``asked`` says.
@@ -222,7 +222,8 @@ class ServerAnswerer:
             return load_structure(config)
 
     def space(self, size: tuple[int, int]) -> tuple[int, int]:
-        """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
+        """Return the coordinate space (`Policy.coordinate_space`) of the model that ``policy.server.like``
+        names.
 
         Raises:
             ConfigError: It names none.
@@ -242,4 +243,4 @@ def make_answerer(config: PolicyConfig) -> Policy | ServerAnswerer:
 
 
 Answerer = PolicyAnswerer | ServerAnswerer
-"""Who answers problems, and says what of it tells its answers from those of others."""
+"""Something that answers problems, with a text that tells its answers from those of others."""

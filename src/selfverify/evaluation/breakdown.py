@@ -1,7 +1,7 @@
 """A task's own figures, and all figures by category, for every strategy and N.
 
 A strategy's choice among N of G samples is a mixture of samples, whose components are stored, or, where votes
-over boxes make a box of their own, of boxes that nobody wrote, whose components the task is asked for.
+over boxes make a new box, of new boxes, whose components the task is asked for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Columns = Mapping[str, Mapping[str, NDArray[np.bool_]]]
 """Which of the problems ``[P]`` belong to each category, by column and value."""
 
 Choice = tuple[str, int]
-"""What chooses, by its `Strategy.figure`, and N."""
+"""A strategy, by its `Strategy.figure`, and N."""
 
 
 def breakdown(
@@ -135,8 +135,7 @@ def choices(
 
     They are means over the size-N subsets of the samples. Strategies that need scores are left out where
     there are none, and votes of what cannot be compared. Components are `CORRECT`, `EVERY`, each sample's
-    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is measured of
-    it.
+    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer for all figures.
 
     Args:
         table: The samples.

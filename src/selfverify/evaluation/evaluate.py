@@ -106,9 +106,10 @@ class HeldOut:
         """Return all that decides what is stored of the problems; a store goes on with the same alone.
 
         Args:
-            weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
+            weights: A text that tells the weights apart (`Policy.fingerprint`); of a served model its
+                address.
             max_new_tokens: Length limit of a response.
-            more: What else decides it; its entries come last.
+            more: All else that decides it; its entries come last.
         """
         return {
             "task": self.task.name,
@@ -261,7 +262,7 @@ def _refuse_other_data(store: Path | None, held_out: HeldOut, rows: Mapping[int,
 def _rows(
     asked: AskedProblems, extractor: Extractor | None, indices: Sequence[int], rollout: Rollout
 ) -> list[StoredProblem]:
-    """What is stored of a rollout about the problems with these indices."""
+    """Return the rows of a rollout about the problems with these indices."""
     if extractor is not None:
         read_again(asked.task, rollout.groups, extractor)
     rows = []

@@ -58,7 +58,7 @@ class PolicyExtractor:
     name: str
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """See `Extractor.extract`. A response that cannot be put into a prompt has no answer."""
+        """Ask the policy for the answer in each response; one that cannot be put into a prompt has none."""
         found: list[str | None] = [None] * len(problems)
         asked: list[tuple[int, Prompt]] = []
         for place, (problem, response) in enumerate(zip(problems, responses, strict=True)):
@@ -95,7 +95,7 @@ class _Unread:
     first: Segment | None = None
 
     def take(self, judged: Verdict) -> None:
-        """Let a verdict count."""
+        """Put a verdict on an extracted answer in the place of the first one."""
         right = float(judged.correct)
         if self.first is not None:
             self.first.parsed = judged

@@ -1,8 +1,8 @@
 """The few figures of an evaluation that come first: which, in which order, under which names.
 
 `selfverify eval` prints them as one table, the quickstart prints and reports them. Everything else stands in
-``metrics.json``. What is measured decides the rows: single answers, two turns, conversations of an agent or
-of a model that looks again, or rules that end looking.
+``metrics.json``. The measured figures decide the rows: single answers, two turns, conversations of an agent
+or of a model that looks again, or rules that end looking.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WIDEST = 80
 """And its lines at most so many characters."""
 
 READINGS = {"sampled": "written", "soft": "soft", "greedy": "likeliest"}
-"""What the ways of reading scores are called: the number that was written, its expectation, the likeliest."""
+"""Names of the ways of reading scores: the number that was written, its expectation, the likeliest."""
 
 _SINGLE = STRATEGIES["first"].figure
-"""What chooses where a task's own figures are told: those of one answer."""
+"""The strategy of a task's own figures: a single answer."""
 
 ANSWERS = (
     ("score_right", "{own} score of right answers"),
@@ -87,7 +87,7 @@ class Stored:
     """A figure that was measured elsewhere, and stands beside those that were measured here.
 
     Args:
-        title: What it is, in at most 22 characters.
+        title: Its name, in at most 22 characters.
         value: The figure.
         before: The same before training, where there is one.
         source: How it was measured, the file that holds it, and the command that makes it.
@@ -145,7 +145,7 @@ def headline(
         changes: The differences between the two, with intervals (`evaluation.statistics.paired`), by the
             figures' names in summaries.
         stored: Figures of other runs, as the last rows.
-        notes: What else has to be known.
+        notes: Sentences below the table.
     """
     columns = ["", "value", "95 % interval"]
     if before is None or "rules" in after:
@@ -214,7 +214,7 @@ def _value(summary: Mapping[str, Any], key: str) -> tuple[float | None, Sequence
 
 
 def _stopping(found: Mapping[str, Any]) -> Iterator[tuple[str, float | None, Sequence[float] | None]]:
-    """What the rules that end looking come to, of which the verifier's comes first."""
+    """Return the figures of the rules that end looking, the verifier's first."""
     rules = found["rules"]
     for rule, against in found["verifier"].items():
         named = {

@@ -261,8 +261,8 @@ class SampleTable:
         errors: Which samples ``[P, G]`` are of each class of error; empty where there are no classes.
         unclassed: How many wrong answers were stored without their classes.
         headline: The name of the scores that a metric reads if its name has no other.
-        comparable: Whether it can be said which answers are the same; not of conversations that nobody has
-            reduced to an answer. Votes have no figures then.
+        comparable: Whether it can be said which answers are the same; not of conversations without an answer.
+            Votes have no figures then.
     """
 
     problems: list[str]
@@ -374,7 +374,7 @@ def accuracy(table: SampleTable, strategy: str, n: int, score: str | None = None
     ``score`` names the scores; None takes the table's headline.
 
     The result is None where the strategy needs scores and there are none, where it counts equal answers and
-    nobody can say which are, or where it answers with a box of its own and there are no targets. See
+    it is not known which are equal, or where it answers with a box of its own and there are no targets. See
     `selfverify.selection.strategies.expected_correctness`.
     """
     chooser, score = find_strategy(strategy), score or table.headline
@@ -457,7 +457,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
 
 
 def _mean_score(score: Floats, of: NDArray[np.bool_]) -> Statistic:
-    """The mean of the scores ``[P, G]`` of some answers; those of all problems count alike."""
+    """The mean of the scores ``[P, G]`` of some answers, each with the same weight."""
     known = of & ~np.isnan(score)
     return ratio_statistic(np.where(known, score, 0.0).sum(-1), known.sum(-1))
 

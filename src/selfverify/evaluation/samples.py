@@ -55,7 +55,7 @@ CORRECT_1 = "correct_1"
 
 @dataclass(slots=True)
 class StoredVerdict:
-    """What a task says of one turn: the answer, its key and whether it is right, as in `StoredSample`."""
+    """A task's verdict on one turn: the answer, its key and whether it is right, as in `StoredSample`."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -75,9 +75,9 @@ class StoredStep:
         text: Its text with the tokens around it.
         images: Names of files in the folder ``images`` beside the store, in the order of the text.
         finish: How a turn ended; None for an environment's message.
-        values: What was measured of a turn, by name.
-        verdict: What the task says of a turn, where it says something.
-        record: What the episode tells of a turn, as plain JSON; for an agent which call was read, and at the
+        values: Numbers measured in a turn, by name.
+        verdict: The task's verdict on a turn, where there is one.
+        record: The episode's record of a turn, as plain JSON; for an agent which call was read, and at the
             end what was handed in and every vote (`agents.episode.ending_of_agent`). Of an
             environment's message who said it and where in the text (`rollouts.conversation.said_by`).
     """
@@ -114,8 +114,8 @@ class StoredSample:
         finish: How the sample ended: ``stop``, ``length`` or ``error``.
         seed: The seed that the problem's samples were drawn with.
         error: The class of error of a wrong answer (`Verdict.error`), where its task names classes.
-        read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`). None if
-            nobody could read it.
+        read_by: The reader of the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`).
+            None if it could not be read.
         lost: Whether the episode failed every time, so that nothing is known of how the conversation ended.
         retries: How often the conversation was held again, because it was lost.
         steps: The messages of a conversation; empty where the policy has spoken once.
@@ -166,7 +166,7 @@ def find_store(source: Path, instead: str = "") -> Path:
 
     Args:
         source: A file or a folder.
-        instead: What an error says of a folder without samples, where there is something better to say.
+        instead: The error's words for a folder without samples, where there are better ones.
 
     Raises:
         ConfigError: There is none.
@@ -295,7 +295,7 @@ def stored_steps(trajectory: Trajectory, store: Path | None) -> list[StoredStep]
         trajectory: The conversation.
         store: The store, beside which the images are written; without one they are left out.
     """
-    # What an environment says to a served model has no tokens here.
+    # Observations of a served model have no tokens here.
     if not any(s.author == "environment" and (s.tokens or s.text) for s in trajectory.segments):
         return []
     messages = groupby(trajectory.segments, key=lambda segment: (segment.author, segment.turn))
@@ -341,7 +341,7 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
 TOOL_COUNTS = (TOOL_CALLS, TOOL_ERRORS)
 """Rewards that count tools; they have intervals, as other figures of conversations have."""
 PHASES = ("say", "reply", "hear")
-"""What a conversation's time goes into: the policy speaks, episodes reply, the policy reads the replies."""
+"""The parts of a conversation's time: the policy speaks, episodes reply, the policy reads the replies."""
 
 
 def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
@@ -408,7 +408,7 @@ def with_rule_scores(
     and whole conversations.
 
     Args:
-        samples: What was answered; the text is read once more.
+        samples: The answers; the text is read once more.
         task: Has the rules.
         problems: The problems by id; their images are not needed.
     """

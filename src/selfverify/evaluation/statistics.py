@@ -165,7 +165,7 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
         seen = hits + misses
         precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
         area = (precision * np.diff(hits, axis=-1, prepend=0.0)).sum(-1)
-        # Without any wrong sample average precision is 1 whatever the scores: nothing was measured.
+        # Without any wrong sample average precision is 1 for all scores: nothing was measured.
         return np.where(misses[:, -1] > 0, ratio(area, hits[:, -1]), np.nan)
 
     return statistic
@@ -203,7 +203,7 @@ def _threshold_counts(score: ArrayLike, correct: ArrayLike) -> Callable[[Floats]
 
 
 def turn_shares(first: ArrayLike, second: ArrayLike) -> dict[str, Floats]:
-    """Return the shares ``[...]`` of the answers ``[..., N]`` by what the second turn did to them.
+    """Return the shares ``[...]`` of answers ``[..., N]`` that the second turn kept, corrected or spoiled.
 
     Args:
         first: ``[..., N]``, whether each first answer is right.

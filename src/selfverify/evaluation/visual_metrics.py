@@ -1,4 +1,4 @@
-"""What each rule that ends looking comes to, on the same conversations (VTS-V, Algorithm 1).
+"""Figures of each rule that ends looking, on the same conversations (VTS-V, Algorithm 1).
 
 In these conversations a model looked to the cap and was asked for an answer after every step. They are held
 once, stored, and gone on with where that was stopped (`run_to_cap`); `as_arrays` reads them.
@@ -49,11 +49,11 @@ class CappedStep:
     Args:
         delta_r: The verifier's Δr, nats; None where it has measured nothing.
         delta_r_plan: The plan's part of it.
-        correct: Whether the answer that was asked for after the step is right (1 or 0); None where nobody can
-            tell.
+        correct: Whether the answer that was asked for after the step is right (1 or 0); None where that is
+            not known.
         own: The same of the answer with which the model wanted to end looking in this step, which was
             refused; None where it wanted no such thing.
-        tokens: What the model wrote in the step.
+        tokens: The number of tokens that the model wrote in the step.
         visual_tokens: Of the images that the step showed.
         tool: The tool that was called.
         error: Why nothing was found.
@@ -103,7 +103,7 @@ class CappedProblem:
     Args:
         index: The problem's index in its split.
         problem: Its id.
-        digest: What it asks and wants.
+        digest: `Problem.digest`.
         visual_tokens: Of the question's images.
         talks: The conversations.
     """
@@ -129,12 +129,13 @@ def run_to_cap(
     describe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Mapping[int, CappedProblem]:
-    """Let a model look at problems to the cap of its steps; after each it is asked for an answer, too.
+    """Let a model look at problems to the cap of its steps, and ask it for an answer after each step.
 
     Args:
         policy: The reasoner.
-        task: How it looks; no rule stops it. With ``terminate: refuse`` its own ending does not, either.
-        config: Which problems, how many conversations about each, how they are drawn.
+        task: The way it looks; no rule stops it. With ``terminate: refuse`` the model cannot end looking
+            itself.
+        config: The problems, the number of conversations about each, and the sampling.
         store: The journal. An unfinished one of the same settings is gone on with.
         max_new_tokens: Length limit of a turn.
         describe: More settings for the journal's header.
@@ -334,7 +335,7 @@ WITHIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StopOutcome:
-    """What a rule comes to in each of N conversations.
+    """The outcome of a rule in each of N conversations.
 
     Args:
         right: ``[N]`` how often the answer is right, from 0 to 1.
@@ -417,7 +418,7 @@ def shuffled(looked: CappedArrays, at: Ints) -> StopOutcome:
 
 
 def outcomes(looked: CappedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
-    """What all rules come to, by name.
+    """Return the outcomes of all rules by name.
 
     ``always n`` ends looking after n steps, ``self-stop`` with the model's first own answer, and ``oracle``
     with the first step after which everything needed has been shown. With ``accept`` the model may end

@@ -37,8 +37,8 @@ class AgentRun:
     """An agent's session that is over.
 
     Args:
-        problem: What was asked.
-        ending: What came of it; None where its environment was lost.
+        problem: The problem.
+        ending: Its result; None where its environment was lost.
         worked: The same in detail.
         page: The page about it; None where nothing was said.
         error: Why it broke off; None where it did not.
@@ -59,7 +59,7 @@ def run_agent(
     Args:
         task: Where the agent works: the task that ``settings.task.environment`` names, with the options
             `AgentSessionConfig.options`. Its limit of turns is changed.
-        settings: What is asked, who acts, who judges.
+        settings: The task, the agent and the judge.
         on_begin: Told what is asked.
         on_turn: Told of each turn.
 
@@ -110,18 +110,15 @@ class Watched(Episode):
         self._closed = False
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return self.inner.expected_observations()
 
     def reset(self) -> Observation | None:
-        """See `Episode`."""
         reply = self.inner.reset()
         if reply is not None:
             self._keep(reply, 0)
         return reply
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         finish = str(said.finish)
         self.steps.append(StoredStep("policy", said.turn, self.channel, said.text, [], finish, {}, None))
         reply = self.inner.step(said)
@@ -130,7 +127,6 @@ class Watched(Episode):
         return reply
 
     def result(self) -> EpisodeResult:
-        """See `Episode`."""
         self.ended = self.inner.result()
         return self.ended
 
@@ -141,7 +137,6 @@ class Watched(Episode):
             self.result()
 
     def release(self) -> None:
-        """See `Episode`."""
         if not self._closed:
             self._closed = True
             self.inner.release()
@@ -180,7 +175,7 @@ def _problem(settings: AgentSessionConfig, task: AgentTask) -> Problem:
 
 
 def _sampler(settings: AgentSessionConfig, task: AgentTask, problem: Problem) -> Sampler:
-    """Who acts; a model is loaded before anything begins."""
+    """The agent; a model is loaded before anything begins."""
     actor, seed = settings.actor, settings.task.seed
     if actor.expert:
         shown = task.demonstrate_turns(problem, np.random.default_rng(seed))

@@ -43,7 +43,7 @@ class CheckConfig(CommandConfig):
 
 
 class TeacherConfig(CommandConfig):
-    """Who teaches."""
+    """The teacher."""
 
     expert: bool = False
     """A script that knows the way: what the task demonstrates."""
@@ -81,10 +81,10 @@ class TeacherConfig(CommandConfig):
 
 
 class AgentRunConfig(CommandConfig):
-    """What is to be done, and where."""
+    """The task and the environment."""
 
     instruction: str | None = Field(None, json_schema_extra={"argument": True})
-    """What the agent is asked, in your own words. No goal is known then: only a `judge` can say whether it
+    """The agent's task, in your own words. No goal is known then: only a `judge` can say whether it
     is done."""
 
     template: str | None = None
@@ -112,7 +112,7 @@ class AgentRunConfig(CommandConfig):
 
 
 class ActorConfig(CommandConfig):
-    """Who acts."""
+    """The agent."""
 
     expert: bool = False
     """With `template`: a script that knows the way acts, so that no model is needed."""
@@ -127,7 +127,7 @@ class ActorConfig(CommandConfig):
     """Screens in words, as the model was trained: compressed XML, or a few words with ids."""
 
     show: Literal["text", "png", "both"] = "text"
-    """What the model is shown: words, pictures, or both."""
+    """The form of screens for the model: words, pictures, or both."""
 
     address: Literal["ids", "bounds"] = "ids"
     """How calls name what they touch."""

@@ -71,7 +71,7 @@ class ShownRow:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a data file holds.
+    """The contents of a data file.
 
     Args:
         path: The file or folder.
@@ -96,7 +96,7 @@ class Checked:
         longest: The longest prompts: id, place, tokens, tokens of their images.
         duplicates: Ids of rows that ask what another row asks, each with the id of the first such row.
         duplicate_count: The number of such rows; ``duplicates`` names `NAMED` of them.
-        odd: What looks wrong, although it can be read: the ids of the rows by what it is.
+        odd: Rows that look wrong, although they can be read: the ids of the rows by what it is.
         samples: The first problems as the model sees them.
     """
 
@@ -127,18 +127,18 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """What is counted of a row that can be used.
+    """The counted properties of a row that can be used.
 
     Args:
         index: The row's number.
         id: The row's id.
-        kind: What the row asks for.
+        kind: The kind of answer that the row asks for.
         category: The row's category.
         pictures: For each image a digest of its encoded bytes, their number, and the image's size.
         asked: A digest of the question and the images.
         tokens: The tokens of the prompt.
-        image_tokens: Those of them that stand for images.
-        odd: What looks wrong.
+        image_tokens: The tokens among them that stand for images.
+        odd: Why it looks wrong.
     """
 
     index: int
@@ -227,7 +227,7 @@ class _Model:
         return found
 
     def _prompt(self, kind: str, row: Row) -> Prompt:
-        """What a model is asked; tools are left out where its chat template shows none."""
+        """Return the prompt of a model; tools are left out where its chat template shows none."""
         if kind == "task":
             # Its environment, which is not here, has the tools.
             return self.encoder.prompt(Problem(row["id"], user_turn(row["instruction"], images=0)))
@@ -256,7 +256,7 @@ PROSE = f"the answer has more than {MANY_WORDS} words, which have to be repeated
 UNREADABLE = "the answer cannot be read: given back as it stands it would not be right"
 OUTSIDE = "a box of `ui_boxes` reaches out of the screen"
 REPEATED = "an earlier row has the same id"
-"""What looks wrong. The answers of `MOST_JUDGED` rows are given back."""
+"""Return why a row looks wrong. The answers of `MOST_JUDGED` rows are given back."""
 
 _ASKED = (
     "question", "options", "goal", "step_instruction", "history", "instruction", "task", "seed", "messages",

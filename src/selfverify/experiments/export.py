@@ -250,7 +250,7 @@ class _Item:
     Args:
         file: The name of its file.
         make: Makes it.
-        place: What errors call it.
+        place: Its name in errors.
         folder: Where its images are.
         images: Their names, which they have in the folder of exported images, too.
         ask: Finds what was asked, where that can be known.
@@ -279,7 +279,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export has come to.
+    """The outcome of an export.
 
     Args:
         trajectories: Their number.
@@ -344,7 +344,7 @@ def export_atif(
 
 
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
-    """What a store's header says, its samples, and problems of which nothing is known."""
+    """Return a store's header, its samples, and problems of which nothing is known."""
     logged = any((source / ROLLOUTS_FOLDER).glob("step-*.jsonl"))
     store = find_store(source, "its rollout log can be exported instead" if logged else "")
     settings, rows = read_journal(store, StoredProblem)
@@ -370,7 +370,7 @@ def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item
 
 
 def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
-    """What the headers of a rollout log say in common, and its trajectories."""
+    """Return the common header of a rollout log, and its trajectories."""
     folder = source if source.name == ROLLOUTS_FOLDER else source / ROLLOUTS_FOLDER
     files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
@@ -413,7 +413,7 @@ def _begin(output: Path, about: dict[str, Any]) -> None:
     """See that the folder is empty, or holds a part of the same export."""
     marker = output / EXPORT_FILE
     if not marker.exists():
-        # What a kill may have left of a first beginning is written anew.
+        # Files that a kill has left of a first beginning are written anew.
         ours = (LOCK_FILE, f"{EXPORT_FILE}.partial")
         if any(path.name not in ours for path in output.iterdir()):
             raise ConfigError(f"{output} is not empty, and holds no export; choose another folder")
@@ -461,7 +461,7 @@ Keep = Literal["all", "correct", "judged"]
 
 @dataclass(slots=True)
 class Written:
-    """What an export has come to.
+    """The outcome of an export.
 
     Args:
         conversations: Their number.

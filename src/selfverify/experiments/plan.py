@@ -1,4 +1,4 @@
-"""What one step of a recipe takes: memory per GPU, tokens and operations.
+"""The memory and work of one step of a recipe: memory per GPU, tokens and operations.
 
 `PlannedStep` runs one training step without weights, and counts the memory and the operations of each phase.
 """
@@ -38,7 +38,7 @@ ENDED = 5
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What follows a prompt: tokens, which of them learn, the images among the others."""
+    """The rows behind a prompt: tokens, which of them learn, the images among the others."""
 
     tokens: list[int]
     trained: list[bool]
@@ -51,7 +51,7 @@ class PlannedStep:
     Args:
         recipe: The recipe.
         groups: The number of problems.
-        heard: The tokens of what an environment says at a time; None where nobody knows.
+        heard: The tokens of what an environment says at a time; None where that is not known.
 
     Raises:
         ConfigError: The model is not there, or samples without sharing prompts.
@@ -151,7 +151,7 @@ class PlannedStep:
                 chunk = min(lengths.heard, max(policy.config.prefill_chunk // (b * g), 1))
                 self._grow(layout, total - 1 - chunk, chunk)
             layout.select(torch.arange(b), torch.arange(max(g - g // ENDED, 1)).expand(b, -1))
-        # What an environment says is read as prompts are.
+        # An environment's words are read as prompts are.
         heard = b * g * (total - lengths.sampled) / sum(len(prompt.ids) for prompt in lengths.prompts)
         del self.flops["sampling"]
         self.flops |= {"reading": reading.flops * (1 + heard), "drawing": lengths.sampled * drawing.flops}
@@ -307,12 +307,12 @@ ROLLOUT = ("images", "sampling", "scores")
 """Phases for which all weights are gathered at once, since processes sample for different times."""
 
 SHARDED = ("weights", "reference", "gradients", "optimiser")
-"""What FSDP shares out."""
+"""The bytes that FSDP shares out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step takes.
+    """The memory and work of one step.
 
     Args:
         memory: Bytes on each GPU at the worst moment of each phase, by what they hold: weights, the reference
@@ -323,7 +323,7 @@ class Plan:
         parameters: How many there are, and how many of them learn.
         gpus: They share the problems of a step.
         sharded: Whether FSDP shares the model out to them, too; else each has all of it.
-        notes: What is not in the plan.
+        notes: Sentences about all that is not in the plan.
     """
 
     memory: dict[str, dict[str, int]]

@@ -40,12 +40,12 @@ class Showcase:
     """One paper's effect in a few minutes on two cores.
 
     Args:
-        title: What is trained.
+        title: The trained ability.
         recipe: The recipe.
-        changes: What it changes of the recipe, so that it takes no more than ten minutes.
-        fast: What a fast run changes besides, so that it takes about a minute.
+        changes: Overrides of the recipe, so that it takes no more than ten minutes.
+        fast: Further overrides of a fast run, so that it takes about a minute.
         stored: The rows that qualify the effect, where measuring them would take longer than that.
-        notes: What has to be known to read the figures.
+        notes: Sentences that are needed to read the figures.
     """
 
     title: str
@@ -114,7 +114,7 @@ SHOWCASES: dict[Paper, Showcase] = {
         ),
     ),
 }  # fmt: skip
-"""What is shown of each paper."""
+"""The demonstration of each paper."""
 
 
 def quickstart(
@@ -129,7 +129,7 @@ def quickstart(
     Called again, it goes on where it was stopped; what is finished is not done again.
 
     Args:
-        paper: Whose effect is shown.
+        paper: The paper whose effect is shown.
         output: The run's folder, by default ``runs/quickstart`` or ``runs/quickstart-PAPER``.
             `selfverify.experiments.run.train` and `selfverify.experiments.train_stopping` say what is
             in it.

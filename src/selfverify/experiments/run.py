@@ -72,10 +72,10 @@ def measuring_engine(
 ) -> Iterator[None]:
     """A block in which a policy samples by the engine that ``sampling`` names.
 
-    vLLM is reached as long as the block lasts. A model behind a server samples there, whatever the engine.
+    vLLM is reached as long as the block lasts. A model behind a server samples there, with any engine.
 
     Args:
-        policy: Who answers.
+        policy: The policy that answers.
         sampling: Names the engine, and its settings.
         temperature: Of the answers.
 
@@ -140,7 +140,7 @@ def learn(
         resume: Whether to go on from the newest checkpoint in ``output``. The policy has to be loaded anew
             before, because the KL reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
-        validation: What to measure every ``learner.log.evaluate_every`` steps; by default `VALIDATION`.
+        validation: The evaluation of every ``learner.log.evaluate_every`` steps; by default `VALIDATION`.
         save_as: A folder within ``output`` for the trained model. With None it is in the checkpoints only.
         replay: The folder of a run that logged all its rollouts (``learner.checkpoint.rollout_log: all``).
             They are learnt from and nothing is sampled; with the same settings the weights are the same.
@@ -287,7 +287,7 @@ def train(
     is given, because it mostly makes the policy that other runs start from.
 
     Args:
-        recipe: What to do.
+        recipe: The recipe.
         resume: Whether to go on from the newest checkpoint.
         on_step: Called after every training step.
         on_phase: Called as ``on_phase(name, done, total)`` during an evaluation.

@@ -1,6 +1,6 @@
 """Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
 
-What was said is kept problem by problem in a journal, so that a call which was killed goes on (`Teaching`).
+Conversations are kept problem by problem in a journal, so that a call which was killed goes on (`Teaching`).
 SmartSnap §4.1 has two sources: in `collect`, teachers do all training tasks, with evidence; in `reanswer`,
 they answer existing conversations anew, turn by turn.
 """
@@ -48,12 +48,12 @@ class TaughtConversation:
     """One conversation with a teacher.
 
     Args:
-        messages: What was said (`rollouts.wrappers.Message`).
-        rewards: What came of it.
+        messages: Its messages (`rollouts.wrappers.Message`).
+        rewards: The rewards of its result.
         lost: Why it broke off; empty where it did not.
         cuts: For each turn of the teacher the channels that it consists of, as `Observation.channels` has
             them.
-        steps: What the task makes of each turn.
+        steps: The task's record of each turn.
         finish: How the last turn ended.
     """
 
@@ -74,9 +74,9 @@ class TaughtProblem:
     Args:
         index: The index of what was asked.
         problem: Its id; empty where it could not be made.
-        conversations: Those about it.
+        conversations: The conversations about it.
         unusable: Why it could not be made.
-        about: What else is to be known of the problem.
+        about: All else to be known of the problem.
     """
 
     STORED_AS: ClassVar[str] = "Lessons"
@@ -95,7 +95,7 @@ class Asked:
     """A conversation that is to be held.
 
     Args:
-        problem: What it is about.
+        problem: Its problem.
         open: Begins it; the number is a seed.
         about: See `TaughtProblem`.
     """
@@ -106,17 +106,17 @@ class Asked:
 
 
 Ask = Callable[[int], Asked]
-"""What is asked at an index; raises `DataError` where nothing can be."""
+"""Return the problem at an index; raises `DataError` where nothing can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """Who teaches what.
+    """A teacher and the conversations that it is to hold.
 
     Args:
-        recipe: Whose task, episode, seed and, for its own policy, model and sampling are used.
+        recipe: Its task, episode, seed and, for its own policy, model and sampling are used.
         task: The recipe's task.
-        teacher: Who teaches.
+        teacher: The teacher.
         samples: Conversations about each problem.
     """
 
@@ -155,7 +155,7 @@ class Teaching:
         Args:
             journal: The file.
             settings: Its header.
-            ask: What is asked.
+            ask: The problems.
             total: How many problems there are.
             progress: Called after each batch of problems.
 
@@ -172,7 +172,7 @@ class Teaching:
                 policy = self._policy()
             made: dict[int, Asked] = {}
             unusable: dict[int, str] = {}
-            # What a policy says is rounded with all that is in its batch.
+            # A policy's log-probabilities are rounded with all that is in its batch.
             for index in share if self.teacher.own else [i for i in share if i not in sweep.rows]:
                 try:
                     made[index] = ask(index)
@@ -281,7 +281,7 @@ def at_most(task: Task, problems: int) -> int:
 
 @dataclass(slots=True)
 class Collection:
-    """What a collection has come to.
+    """The outcome of a collection.
 
     Args:
         conversations: How many were held.
@@ -311,7 +311,7 @@ def collect(
 
     Args:
         recipe: Names the task; its seed decides the problems.
-        teacher: Who teaches.
+        teacher: The teacher.
         output: The file, ``.parquet`` or ``.jsonl``; ``OUTPUT.journal`` beside it has everything.
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
@@ -420,7 +420,7 @@ def reanswer(
 
     Args:
         source: A file of conversations, in any form that is read (docs/data-formats.md).
-        teacher: Who answers: a server.
+        teacher: The model that answers: a server.
         output: The file, ``.parquet`` or ``.jsonl``; ``OUTPUT.journal`` beside it has everything.
         sample: So many turns only, drawn by the seed.
         seed: Decides which.

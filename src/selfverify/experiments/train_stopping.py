@@ -9,7 +9,7 @@ FOLDER/
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
 
-What a verifier's ε and its rules come to is measured on conversations that were held to the cap.
+A verifier's ε and its rules are measured on conversations that were held to the cap.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def weights_digest(verifier: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CappedLooks:
-    """Who looks, who listens, and where the conversations are kept.
+    """The policy that looks, the verifier that listens, and the folder of the conversations.
 
     Args:
         recipe: Names the task and the evaluation's settings.
         model: The reasoner, in place of the recipe's policy.
         verifier: The verifier's folder.
-        base: What it was trained from; None is the model below its adapter.
+        base: The model that it was trained from; None is the model below its adapter.
         output: The folder of the journals; None is ``looking`` in the recipe's.
         tools: For a task that does not look by itself: the tools; empty is all that are available.
         max_steps: For such a task: the cap.
@@ -146,7 +146,7 @@ class CappedLooks:
 
 @dataclass(frozen=True, slots=True)
 class FittedStop:
-    """What a calibration has come to.
+    """The outcome of a calibration.
 
     Args:
         calibration: The rule with its ε.
@@ -167,7 +167,7 @@ class FittedStop:
     left_out: int
 
     def plain(self) -> dict[str, Any]:
-        """The same as lists and numbers."""
+        """Return all fields as lists and numbers, for JSON."""
 
         def listed(value: Any) -> Any:
             return [None if np.isnan(one) else one for one in value.tolist()]
@@ -187,9 +187,9 @@ def calibrate_stopping(
     """Choose ε on validation problems and store it beside the verifier.
 
     Args:
-        looks: Who looks and who listens.
+        looks: The policy, the verifier, and the conversations.
         rule: |Δr| < ε (``absolute``) or Δr < ε (``signed``).
-        target: What is to be held.
+        target: The aim.
         wanted: See `fit_epsilon`.
         progress: Called after each batch.
 
@@ -233,10 +233,10 @@ def calibrate_stopping(
 def compare_stopping(
     looks: CappedLooks, epsilons: Mapping[Kind, float], progress: Progress | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What all rules come to on test problems; see `visual_metrics.compared`.
+    """Return the outcomes of all rules on test problems; see `visual_metrics.compared`.
 
     Args:
-        looks: Who looks and who listens.
+        looks: The policy, the verifier, and the conversations.
         epsilons: ε of the verifier's rules; empty takes what was stored beside the verifier.
         progress: Called after each batch.
 

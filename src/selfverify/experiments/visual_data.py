@@ -14,8 +14,8 @@ FOLDER/
 Teachers make the traces. VTS-V §4.1 has a large model look in a few-shot setting (`collect_looks`) and a
 model judge the answers of right traces once more (``llm_as_a_judge``, `judge_looks`); §4.2 has a large model
 go on from an intermediate step with wrong reasoning (`branch_looks`). Beside that, traces are branched:
-whoever looks goes on from the middle in earnest, and what comes out wrong by itself is a negative that nobody
-has asked for. `make_sets` makes the data sets: one for supervised fine-tuning, and pairs for the verifier
+the model goes on from the middle in earnest, and a trace that comes out wrong by itself is a negative that
+was not asked for. `make_sets` makes the data sets: one for supervised fine-tuning, and pairs for the verifier
 (§4.2).
 """
 
@@ -76,7 +76,8 @@ SOURCES = {"sampled": COLLECTED} | {way: f"{way}.jsonl" for way in get_args(Way)
 
 
 def image_keeper(folder: Path) -> Callable[[Image], str]:
-    """What writes images into a folder and names them by their content, for several threads."""
+    """Return a function that writes images into a folder and names them by their content, for several
+    threads."""
     lock = Lock()
 
     def keep(image: Image) -> str:
@@ -107,7 +108,7 @@ def read_traces(folder: Path, source: str) -> tuple[dict[str, Any], list[tuple[T
 
 
 def _fault(row: TaughtProblem) -> str:
-    """What is wrong with a line whose fields have the right types; empty where nothing is."""
+    """Return the fault of a line whose fields have the right types; empty where nothing is."""
     for number, one in enumerate(row.conversations):
         why = next(filter(None, map(malformed_message, one.messages)), "")
         if why or not one.messages:
@@ -121,7 +122,7 @@ def _fault(row: TaughtProblem) -> str:
 
 
 class _Beginning(BaseModel):
-    """What `TaughtProblem.about` says of the beginning that a conversation goes on from."""
+    """Return the text in `TaughtProblem.about` on the beginning that a conversation goes on from."""
 
     told: int = 1
     cuts: list[list[Any]] = []
@@ -183,7 +184,7 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
-    """What is wrong with an id that stands in a line before, since it would be learnt twice; else empty.
+    """Return the fault of an id that stands in a line before, since it would be learnt twice; else empty.
 
     ``lines`` has the ids of the file's lines so far, with their numbers, and takes up this one.
     """
@@ -192,7 +193,7 @@ def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
 
 
 def _pair_fault(pair: Pair) -> str:
-    """What is wrong with a pair whose fields have the right types; empty where nothing is."""
+    """Return the fault of a pair whose fields have the right types; empty where nothing is."""
     for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
         if why := fault_in(messages):
             return f"{name}: {why}"
@@ -202,7 +203,7 @@ def _pair_fault(pair: Pair) -> str:
 
 
 def fault_in(messages: Sequence[Message]) -> str:
-    """What is wrong with the form of a conversation, or of a part of one; empty where nothing is."""
+    """Return the fault of the form of a conversation, or of a part of one; empty where nothing is."""
     for place, message in enumerate(messages):
         if why := malformed_message(message):
             return f"message {place}: {why}"
@@ -230,13 +231,14 @@ INDUCE = (
     "misread what is shown, or draw a conclusion that does not follow. Keep to the same form and the same "
     "length as before, end with a final answer that is not right, and write as if you believed all of it."
 )
-"""What a model is asked that makes wrong traces (§4.2's error induction, in our words)."""
+"""The prompt of a model that makes wrong traces (§4.2's error induction, in our words)."""
+SHOTS = 2
 _EXAMPLES = "Here are examples of how questions about images were worked on, each from its question on."
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedLooks:
-    """What a collection has come to.
+    """The outcome of a collection.
 
     Args:
         traces: How many conversations were held.
@@ -258,19 +260,18 @@ def collect_looks(
     problems: int,
     samples: int = 1,
     shots: Path | None = None,
-    shot_count: int = 2,
     progress: Progress | None = None,
 ) -> CollectedLooks:
     """Hold conversations about a recipe's training problems; ``FOLDER/collected.jsonl`` has them all.
 
     Args:
         recipe: Names the task; its seed decides the problems.
-        teacher: Who looks.
+        teacher: The model that looks.
         folder: See the module's docstring.
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
-        shots: A file of traces (``sft.jsonl``) from which examples are put before each question.
-        shot_count: How many examples, drawn for each problem.
+        shots: A file of traces (``sft.jsonl``), of which `SHOTS` are drawn for each problem and put before
+            its question.
         progress: Called after each batch of problems.
 
     Raises:
@@ -287,13 +288,13 @@ def collect_looks(
         problem = task.problem("train", recipe.seed, index)
         asked, shown = noted_messages(problem, keep), problem
         if examples:
-            drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:shot_count]
+            drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:SHOTS]
             shown = _with_examples(problem, [examples[place] for place in drawn])
         known = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
         about = known | _judged_by(problem)
         return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
 
-    settings = school.settings() | {"shots": None if shots is None else [str(shots), shot_count]}
+    settings = school.settings() | {"shots": None if shots is None else [str(shots), SHOTS]}
     return _summary(school.hold(folder / SOURCES["sampled"], settings, ask, total, progress))
 
 
@@ -312,7 +313,7 @@ def branch_looks(
 
     Args:
         recipe: As it was collected with.
-        teacher: Who goes on: a server or the recipe's own policy.
+        teacher: The model that goes on: a server or the recipe's own policy.
         folder: See the module's docstring; it has ``collected.jsonl``.
         way: ``branched``: in earnest; ``induced``: it is asked to go on wrongly; ``hurried``: it is told to
             answer at once.
@@ -368,7 +369,7 @@ def branch_looks(
 
 
 def _judged_by(problem: Problem) -> dict[str, Any]:
-    """What somebody who judges answers has to know, as far as JSON can hold it."""
+    """Return all that a judge of answers has to know, as far as JSON can hold it."""
     asked = {"question": problem.meta.get("question"), "target": problem.target}
     try:
         return dict(json.loads(json.dumps(asked, allow_nan=False)))
@@ -455,7 +456,7 @@ class OnAnswer:
     Args:
         index: The trace's number among those that are judged.
         trace: Its id.
-        right: What the model says; None where it says neither.
+        right: The model's verdict; None where it says neither.
         reason: Why there is no verdict.
     """
 
@@ -535,7 +536,7 @@ async def _ask(
 
 @dataclass(slots=True)
 class Sets:
-    """What came of a folder's traces.
+    """The outcome for a folder's traces.
 
     Args:
         traces: How many there were.
@@ -562,7 +563,7 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
 
     Args:
         folder: See the module's docstring.
-        demands: What a trace has to be.
+        demands: The demands on a trace.
         pairing: How pairs are made.
         judged: Whether right traces have to be right for a model, too (``verdicts.jsonl``, §4.1).
 

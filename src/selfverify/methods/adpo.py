@@ -55,12 +55,10 @@ class ADPOConfig(PolicyGradientConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return self.kl > 0 or (self.score_kl or 0) > 0
 
     @property
     def reads_scores(self) -> bool:
-        """See `MethodConfig.reads_scores`."""
         return self.verification_credit == "expected"
 
     @model_validator(mode="after")

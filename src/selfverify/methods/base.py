@@ -1,6 +1,6 @@
-"""What a method is: how to roll out, and how to turn a group into credits.
+"""Methods: how to roll out, and how to turn a group into credits.
 
-`TwoTurnMethod` is what methods have in common that train on second turns.
+`TwoTurnMethod` is the base of methods that train on second turns.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class MethodConfig(Config):
         return bool(getattr(self, option) != type(self).model_fields[option].default)
 
 
-Metrics = dict[str, float]
-StepCallback = Callable[[int, int, Metrics, Metrics], None]
+StepCallback = Callable[[int, int, dict[str, float], dict[str, float]], None]
 """A function that is called after each step, with its number (from 1), how many steps there are as far as is
 known, its metrics and its timings."""
 
@@ -89,7 +88,7 @@ class Training:
     resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
     replay: Path | None = None
-    evaluate: Callable[[Policy], Metrics] | None = None
+    evaluate: Callable[[Policy], dict[str, float]] | None = None
     on_step: StepCallback | None = None
 
 
@@ -100,10 +99,10 @@ class Method(ABC):
     a group of single-turn responses per problem.
 
     Attributes:
-        name: What recipes call the method.
-        summary: What it does, in one line.
+        name: The name in recipes.
+        summary: Its purpose in one line.
         config_class: The class of its options; ``config`` is an instance of it.
-        objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning,
+        objective: The loss of its tokens: the clipped ``surrogate`` of reinforcement learning,
             ``likelihood``, or ``pairwise`` (DPO). A pairwise group is two trajectories, whose credits have
             the advantage 1 (chosen) and -1 (rejected) and as ``kl_coef`` DPO's beta.
         teaches_scores: Whether it needs a task that asks for scores.
@@ -176,7 +175,7 @@ class Method(ABC):
 
     @abstractmethod
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """What each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
+        """Return what each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Figures to log for one step; docs/metrics.md explains the default ones."""
@@ -191,7 +190,8 @@ class Method(ABC):
         return task.problem("train", seed, index)
 
     def stages(self, run: Training) -> Iterator[Training]:
-        """What a run trains in turn: by default the run itself, in one stage, for ``learner.epochs``.
+        """Yield the stages that a run trains in turn: by default the run itself, in one stage, for
+        ``learner.epochs``.
 
         A stage has been trained to its end before the next one is asked for, so that a method can prepare a
         stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
@@ -213,7 +213,7 @@ class Method(ABC):
         yield replace(run, learner=learner.lasting(problems))
 
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
-        """Settings that the method cannot train with, each with the reason.
+        """Return the settings with which the method cannot train, each with the reason.
 
         By default those are one sample per problem, for a method that compares samples; samples that are all
         equal; and rates of channels that it does not train.
@@ -234,8 +234,8 @@ class Method(ABC):
         return faults
 
     def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:
-        """Settings that what the method trains cannot be measured with, each with the reason; by default
-        none."""
+        """Return the settings with which the trained policy cannot be measured, each with the reason; by
+        default none."""
         return []
 
 
@@ -255,12 +255,11 @@ class PolicyGradientConfig(MethodConfig):
 
     @property
     def score_penalty(self) -> float:
-        """What a malformed score loses."""
+        """The reward that a malformed score loses."""
         return self.format_weight if self.score_format_weight is None else self.score_format_weight
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return self.kl > 0
 
 
@@ -325,7 +324,7 @@ class TwoTurnMethod(Method):
         return SelfCorrection(problem, task.tags, task.verdict, words, split_score=self.split_score)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures and those of the turns."""
+        """Return the common figures and the figures of two turns."""
         return group_metrics(groups) | turn_metrics(groups)
 
     def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:

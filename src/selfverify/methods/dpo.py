@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DPOConfig(MethodConfig):
-    """What of a pair is compared, and how strongly the policy is held to the reference."""
+    """The parts of a pair that are compared, and how strongly the policy is held to the reference."""
 
     eta: float = Field(0.1, gt=0, description="The factor of the log-ratios (VTS-V's η, DPO's β).")
     level: Literal["steps", "answer"] = Field(
@@ -35,14 +35,14 @@ class DPOConfig(MethodConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return True
 
 
 class DPO(Method):
-    """-log sigmoid(r(chosen) - r(rejected)), r being eta times the log-ratio of what was said (Eq. 10).
+    """DPO of conversations: -log sigmoid(r(chosen) - r(rejected)), with r = eta times the log-ratio of the
+    policy's tokens (Eq. 10).
 
-    What tools showed is read and not learnt. A pair of which one side cannot be used takes no part.
+    Observations of tools are read and not learnt. A pair of which one side cannot be used takes no part.
     """
 
     name = "dpo"
@@ -95,7 +95,8 @@ class DPO(Method):
         ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """How many turns and tokens the sides have; how often the policy prefers right the trainer logs."""
+        """Return how many turns and tokens the sides have. (The trainer logs how often the policy prefers the
+        chosen one.)"""
         found: dict[str, float] = {}
         for number, side in enumerate(("chosen", "rejected")):
             told = [group.trajectories[number] for group in groups]

@@ -111,7 +111,7 @@ class SCoRe(TwoTurnMethod):
         return super().metrics(groups) | {"score/stage": stage}
 
     def faults(self, learner: TrainerConfig, sampling: SamplingConfig) -> list[str]:
-        """The default ones, several updates for a rollout, and a stage II without a step."""
+        """Return the default faults, several updates for a rollout, and a stage II without a step."""
         faults = super().faults(learner, sampling)
         updates = learner.batch.updates_per_rollout * learner.batch.inner_epochs
         if updates > 1:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class SFTConfig(MethodConfig):
-    """Which demonstrations are shown, and how much their scores say."""
+    """The choice of demonstrations, and the gap between the scores of right and wrong ones."""
 
     right: int = Field(2, ge=0, description="Right demonstrations per problem.")
     wrong: int = Field(1, ge=0, description="Wrong ones; their mistakes are context, never trained.")
@@ -207,7 +207,7 @@ class ConversationSFT(Method):
         if self.config.observed:
             for segment in told.segments:
                 if segment.author == "environment" and not segment.images:
-                    # Nobody sampled a demonstration: whoever wrote its tokens, they are taught or not.
+                    # The tokens of a demonstration were not sampled; any author's are taught or not.
                     segment.channel, segment.author = OBSERVED, "policy"
         return told
 
@@ -300,7 +300,7 @@ class TurnsSFT(TwoTurnMethod):
     def _second(
         self, policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
     ) -> Sample:
-        """The second turn that is shown behind ``first``."""
+        """Return the second turn that is shown behind ``first``."""
         from selfverify.policy.chat import turn_end
         from selfverify.policy.decoding import Sample
         from selfverify.rollouts.policy_sampler import sampled_turn
@@ -352,7 +352,7 @@ def _rehearsed(trajectory: Trajectory) -> bool:
 
 
 class SelfImitationConfig(MethodConfig):
-    """Which conversations are learnt from."""
+    """The choice of conversations that are learnt."""
 
     keep: Literal["judged", "correct"] = Field(
         "judged",
@@ -377,12 +377,10 @@ class SelfImitation(Method):
 
     @property
     def measured(self) -> bool:
-        """See `Method.measured`."""
         return True
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """See `Method.channels`."""
         return (ACTION,)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -396,7 +394,7 @@ class SelfImitation(Method):
         return trajectory.rewards.get("judged_success", 0.0) > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The figures of `SmartSnap.metrics`, and the share of conversations that are kept."""
+        """Return the figures of `SmartSnap.metrics`, and the share of conversations that are kept."""
         kept = [self._kept(trajectory) for group in groups for trajectory in group.trajectories]
         found = group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)
         return found | {"imitation/kept": sum(kept) / max(len(kept), 1)}

@@ -1,7 +1,7 @@
 """SmartSnap (Eq. 1, 3): agents learn to finish a task and to prove it, from one reward per conversation.
 
-The reward is the task's (`agents.reward`). What is learnt is every turn of the agent, its thoughts included;
-what the environment shows is read only.
+The reward is the task's (`agents.reward`). Every turn of the agent is learnt, its thoughts included;
+observations of the environment are read only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class SmartSnapConfig(MethodConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """See `MethodConfig.needs_reference`."""
         return self.kl > 0
 
 
@@ -45,7 +44,6 @@ class SmartSnap(Method):
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """See `Method.channels`."""
         return (ACTION,)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -55,5 +53,5 @@ class SmartSnap(Method):
         return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures, and those of agents."""
+        """Return the common figures and the figures of agents."""
         return group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)

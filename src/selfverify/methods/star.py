@@ -51,7 +51,7 @@ Kept = tuple[int, Trajectory]
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """What is stored of a `Segment`, which explains the fields."""
+    """The stored fields of a `Segment`, which explains them."""
 
     __pydantic_config__: ClassVar = STRICT
 

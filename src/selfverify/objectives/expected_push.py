@@ -22,7 +22,8 @@ from .verification import contrastive_set
 
 
 def erring_gain(table: Tensor, kept: float | Tensor, corrected: float | Tensor) -> Tensor:
-    """What a wrong first answer earns more than a right one: E[R | first wrong] - E[R | first right].
+    """Return by how much more a wrong first answer earns than a right one: E[R | first wrong] - E[R | first
+    right].
 
     With c = P(second right | first wrong) and k = P(second right | first right) it is ``c R_{0->1} + (1 - c)
     R_{0->0} - k R_{1->1} - (1 - k) R_{1->0}``. Where both wrong ends cost 1 that is ``(R_{0->1} + 1) c -
@@ -137,13 +138,13 @@ class BinaryEnd:
 def binary_end(right: float, auc: float) -> BinaryEnd:
     """The scores that earn most under ADPO's binary reward (Eq. 4), by what a policy can tell.
 
-    A score above the threshold earns its answer's chance of being right, one below it the rest. So the best a
-    policy can do is to score high whatever is right more likely than not, and low all else. What it can tell
-    is taken as one number for each answer, normally distributed with equal variances among right and wrong
-    ones, whose AUC is ``auc``: with d = sqrt(2) Phi^-1(auc) its log-likelihood ratio is N(d^2 / 2, d^2) among
-    right answers and N(-d^2 / 2, d^2) among wrong ones, and scores are high where it exceeds ln((1 - p) / p).
-    The preference reward (Eq. 5) compares scores of one group, in which p does not stand: what earns most
-    there keeps the order, and ``auc`` with it.
+    A score above the threshold earns its answer's chance of being right, one below it the rest. So a policy
+    does best that scores high all that is right more likely than not, and low all else. What it can tell is
+    taken as one number for each answer, normally distributed with equal variances among right and wrong ones,
+    whose AUC is ``auc``: with d = sqrt(2) Phi^-1(auc) its log-likelihood ratio is N(d^2 / 2, d^2) among right
+    answers and N(-d^2 / 2, d^2) among wrong ones, and scores are high where it exceeds ln((1 - p) / p). The
+    preference reward (Eq. 5) compares scores of one group, in which p does not stand: what earns most there
+    keeps the order, and ``auc`` with it.
 
     Args:
         right: p, the share of answers that are right, within (0, 1).
@@ -187,7 +188,7 @@ def margin_signal(answer_rewards: Tensor, margin: float) -> tuple[float, float]:
     """What the margin of a contrastive set (ADPO Eq. 7) leaves over, and what it does to the signal in it.
 
     A weak verifier ranks a pair rightly more often the more its answers differ; to first order the surplus
-    over one half grows with the difference, while the noise of a pair is the same whatever it is. So the mean
+    over one half grows with the difference, while the noise of a pair does not depend on it. So the mean
     over n pairs has a signal-to-noise ratio in proportion to ``sum |R_i - R_j| / sqrt(n)``, sums and n being
     over the pairs that differ by more than the margin.
 

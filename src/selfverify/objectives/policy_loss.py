@@ -20,7 +20,7 @@ Denominator = Literal["sequence", "channel", "batch", "trajectory"]
 Ratio = Literal["token", "trajectory"]
 
 UNTRAINED = -1
-"""Channel id of tokens that are not trained: padding, prompts, whatever the environment wrote."""
+"""Channel id of tokens that are not trained: padding, prompts, all that the environment wrote."""
 LARGEST_EXPONENT = 20.0
 """Log-ratios are cut here before `exp`, in nats: float32 overflows at 88, and infinity times 0 is not 0."""
 
@@ -108,12 +108,12 @@ def surrogate(
     trained tokens (SmartSnap Eq. 1). Its term is spread over the tokens: the loss of a token has the value
     ``-min(r A, clip(r) A) / T`` and, where clipping has not removed it, the gradient ``-r A`` to the token's
     own log-probability. So with ``denominator="trajectory"`` the value and the gradient are those of Eq. 1.
-    While r is 1, the gradient is that of token-level ratios, whatever the denominator. With it, a token still
+    While r is 1, the gradient is that of token-level ratios, with any denominator. With it, a token still
     learns from its own advantage alone.
 
     The exponent of a ratio is cut at `LARGEST_EXPONENT`: a token that has all but vanished since sampling, or
     a few thousand tokens together, could make it overflow. The KL term is left out where its coefficient is
-    0, whatever the reference says there.
+    0, also where the reference is not finite there.
 
     Args:
         logprobs_nr: ``[N, R]`` under the policy, with gradient.
@@ -210,8 +210,8 @@ def choice_surrogate(
     trained model's own distribution, and no alternative was drawn from the engine's.
 
     Args:
-        logprobs_mk: ``[M, K]`` of the alternatives under the policy, with gradient. What is added to a whole
-            row cancels.
+        logprobs_mk: ``[M, K]`` of the alternatives under the policy, with gradient. A constant added to a
+            whole row cancels.
         probability_mk: ``[M, K]`` under the policy that sampled. Rows sum to 1, and 0 marks padding.
         advantage_mk: ``[M, K]``.
         clip_low: As in ``surrogate``.
@@ -219,7 +219,7 @@ def choice_surrogate(
     """
     given_mk = probability_mk > 0
     new_mk = choice_probability(logprobs_mk, given_mk)
-    # What a probability below the smallest normal number divides may overflow.
+    # Division by a probability below the smallest normal number may overflow.
     smallest = torch.finfo(probability_mk.dtype).tiny
     ratio_mk = torch.where(given_mk, new_mk, 1.0) / torch.where(given_mk, probability_mk, 1.0).clamp(smallest)
     worth_mk, outside_mk = _clipped(ratio_mk, advantage_mk, clip_low, clip_high)
@@ -253,8 +253,8 @@ def pairwise(
     The reward of a trajectory is ``r = beta * sum_t (new_t - ref_t)`` over its trained tokens: all that the
     policy wrote, each token conditioned on the whole history before it (DPO; VTS-V Eq. 4, 5 and 10, where
     beta is called eta, and the tokens are those of all plans and all actions). VTS-V's Eq. 11 misprints one
-    numerator, so Eq. 10 is what is computed. Sums are not divided by lengths. What both trajectories share
-    cancels, so it may as well stand in the prompt.
+    numerator, so Eq. 10 is what is computed. Sums are not divided by lengths. A part that both trajectories
+    share cancels, so it may as well stand in the prompt.
 
     Args:
         logprobs_bgr: ``[B, G, R]`` under the policy, with gradient. G is 2: chosen and rejected.
@@ -285,8 +285,8 @@ def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominato
       summed, so that a long one weighs more (VTS-V Eq. 3, whose 1/(H+1) is the weight of a trajectory's
       tokens; SmartSnap Eq. 1).
 
-    A trained token counts in the denominators whatever its weight or advantage is. To take tokens out of the
-    denominators too, make them untrained. A group that was dropped has no rows here at all.
+    A trained token counts in the denominators also where its weight or advantage is 0. To take tokens out of
+    the denominators too, make them untrained. A group that was dropped has no rows here at all.
 
     Args:
         channel_nr: ``[N, R]`` integer, the channel of each token, ``UNTRAINED`` (-1) for no channel.

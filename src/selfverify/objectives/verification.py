@@ -1,4 +1,4 @@
-"""What a verification score is worth: rewards and credits for the scores of one group (ADPO, section 3.2).
+"""Rewards and credits for the verification scores of one group (ADPO, section 3.2).
 
 In every function a score that could not be read is NaN: it earns 0, and no other score is compared with it.
 An answer reward here is the correctness of the answer *without* any format part. With one, two right answers
@@ -231,7 +231,8 @@ def expected_concordance(
 
 
 def _checked(scores: Tensor, answer_rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in floating point. Two shapes are refused, because they might broadcast to what nobody meant."""
+    """Both in floating point. Two shapes are refused, because they might broadcast to something else than is
+    meant."""
     if scores.shape != answer_rewards.shape:
         raise ValueError(
             f"scores {tuple(scores.shape)} and answer_rewards {tuple(answer_rewards.shape)} must have one "

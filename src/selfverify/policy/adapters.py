@@ -133,7 +133,7 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
 def _refuse_unknown(path: Path) -> None:
     """Refuse adapters whose settings ask for anything but B A on linear layers: it would be merged wrongly.
 
-    What a newer peft has added is refused, too, unless it is off.
+    A setting that a newer peft has added is refused, too, unless it is off.
     """
     from peft import LoraConfig
 

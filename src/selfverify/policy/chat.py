@@ -1,12 +1,12 @@
 """Problems, and what is shown and said about them, as the text of a chat template.
 
-A problem's messages stand as the model's chat template writes them (`chat_text`). What a reply holds, and how
-long texts may be, is checked before any work is done on them. The policy's words are read as a chat message
-by the response template that its tokenizer may have (`read_message`).
+A problem's messages stand as the model's chat template writes them (`chat_text`). The form of replies and the
+length of texts are checked before any work is done on them. The policy's words are read as a chat message by
+the response template that its tokenizer may have (`read_message`).
 
 Where the environment speaks first, what it shows may differ between the samples of a group, so that it is no
 part of the prompt that they share. Such a prompt ends before the chat template begins the policy's message.
-What is shown follows as a message of its own or, where a template takes no two messages of users in a row, as
+A reply follows as a message of its own or, where a template takes no two messages of users in a row, as
 the end of the user's message (`Opening`).
 """
 
@@ -87,7 +87,7 @@ def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | 
         texts: The words of a reply.
         parts: How many parts the reply has; each takes work, also an empty one.
         limit: The tokens that the model reads; None where its settings do not say.
-        where: What errors name.
+        where: The name in errors.
 
     Raises:
         DataError: There are so many characters that the reply is none a person meant.
@@ -106,7 +106,7 @@ def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, wh
         tokenizer: The model's.
         texts: The text in pieces.
         limit: The tokens that the model reads; None where its settings do not say.
-        whose: What errors name.
+        whose: The name in errors.
 
     Raises:
         TooLongError: One does.
@@ -134,7 +134,7 @@ class TemplateRefusal(DataError):
 
     Args:
         problem_id: The problem's id.
-        reason: What the template says, or leaves out.
+        reason: The template's error, or the words that it leaves out.
     """
 
     def __init__(self, problem_id: str, reason: str) -> None:
@@ -183,8 +183,8 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
     """A problem's messages and tools as the chat template writes them.
 
     Templates of models that read images loop over the parts of a content, and many find none in a string;
-    others take messages without images as strings only. What leaves words out is written in the other form,
-    and arguments of calls are, too.
+    others take messages without images as strings only. A form that leaves words out is replaced by the other
+    one, also for arguments of calls. Tools that a template does not show are described in the first message.
 
     Args:
         loaded: The model with its tokenizer, which holds the template.
@@ -192,7 +192,6 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         begun: Whether the policy's message is begun behind them.
 
     Raises:
-        ConfigError: The problem has tools, and the chat template does not show them.
         DataError: A message is of no form that is known, or has a part that the model does not read.
         TemplateRefusal: The template raises an error, or leaves out words of the messages.
     """
@@ -204,7 +203,7 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
                 messages, tools=tools, tokenize=False, add_generation_prompt=begun, **loaded.template_options
             )
         except Exception as error:
-            # Templates raise whatever their authors chose, and jinja its own errors.
+            # Templates raise their authors' errors, and jinja its own.
             raise TemplateRefusal(problem.id, str(error) or type(error).__name__) from error
         text = without_surrogates(text)
         _check_shown(problem, text)
@@ -227,11 +226,22 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         except TemplateRefusal:
             shown = True
         if not shown:
-            raise ConfigError(
-                f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
-                "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
-            )
+            return chat_text(loaded, _with_tools_in_words(problem))
     return text
+
+
+def _with_tools_in_words(problem: Problem) -> Problem:
+    """The problem with its tools described in its first message, for templates that show none."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in problem.tools)
+    words = (
+        f"# Tools\n\nThese functions may be called:\n<tools>\n{listed}\n</tools>\n\nA call is written so:\n"
+        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>\n\n'
+    )
+    first, *others = problem.messages
+    content = first["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    described = {**first, "content": [{"type": "text", "text": words}, *parts]}
+    return replace(problem, messages=[described, *others], tools=[])
 
 
 def _first_taken(
@@ -439,7 +449,7 @@ def _check_shown(problem: Problem, text: str) -> None:
 
 
 def _aloud(words: str, role: str) -> str:
-    """What somebody says, without an assistant's thoughts."""
+    """Return a message's words, without an assistant's thoughts."""
     if role != "assistant":
         return words
     return words[max((found.end() for found in _THOUGHT_END.finditer(words)), default=0) :]
@@ -507,13 +517,13 @@ class Opening:
     def rest(
         self, loaded: Loaded, problem: Problem, role: str, parts: Sequence[dict[str, Any]]
     ) -> str | None:
-        """What the template writes behind the prompt, up to where the policy begins.
+        """Return the text that the template writes behind the prompt, up to where the policy begins.
 
         Args:
             loaded: The model with its template.
             problem: The problem that is opened.
-            role: Who shows something.
-            parts: What is shown; nothing where a conversation is opened without.
+            role: The role of the speaker.
+            parts: The parts that are shown; nothing where a conversation is opened without.
 
         Returns:
             The text; None where the template changes what stands before it.
@@ -580,7 +590,8 @@ LONGEST = 100_000
 
 
 def read_message(loaded: Loaded, text: str, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the tokenizer's response template makes of the policy's words; see `PolicyTurn.message`.
+    """Return the message that the tokenizer's response template makes of the policy's words; see
+    `PolicyTurn.message`.
 
     transformers reads a response behind its prompt, since a chat template may begin the message itself. The
     prompt given here is that of a harmless question: in the real one, an environment could have written

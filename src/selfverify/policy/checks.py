@@ -112,7 +112,7 @@ def check_merged(adapted: Forward, merged: Forward, banned: Collection[int], pat
 
     Args:
         adapted: The forward passes of a model with an adapter, in evaluation mode.
-        merged: Those of a plain model, in evaluation mode.
+        merged: The forward passes of a plain model, in evaluation mode.
         banned: See `check_head`.
         path: The name of the adapter in the error.
 
@@ -216,7 +216,7 @@ def check_causal(forward: Forward, head: Head, prompt: Prompt, tokens: Sequence[
         forward: The forward passes of a model in evaluation mode.
         head: The head of the same model.
         prompt: Any prompt.
-        tokens: What is put behind it, three tokens or more.
+        tokens: Three tokens or more that are put behind it.
         path: The name of the model in the error.
 
     Raises:

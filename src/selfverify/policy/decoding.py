@@ -1,8 +1,8 @@
 """How a policy speaks: its output head, and the drawing of tokens.
 
 The `Head` gives logits and log-probabilities of tokens behind hidden states. A `TokenSampler` adds the
-settings of sampling and the tokens that end what is said. What is drawn depends on the seed, the sample and
-the turn alone.
+settings of sampling and the tokens that end what is said. Draws depend on the seed, the sample and the turn
+alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def uniform_draws(seed: int, sample: int, turn: int, steps: int) -> Tensor:
 def uniforms(seeds: Sequence[int], group_size: int, steps: int, turn: int = 0) -> Tensor:
     """``[B, G, steps]`` float64 numbers in [0, 1): one stream for each problem's seed, sample and turn.
 
-    What a sample draws then depends on its problem's seed, its place in the group and its turn alone: not on
+    The draws of a sample then depend on its problem's seed, its place in the group and its turn alone: not on
     the length limit, the size of the group, what else is in the batch, or which process samples it.
     """
     rows = [uniform_draws(seed, sample, turn, steps) for seed in seeds for sample in range(group_size)]
@@ -149,7 +149,7 @@ class TokenSampler:
         sampling: Group size, temperature, top-p, length limit of what is said at a time.
         stop: ``[S]`` tokens that end what is said.
         suppressed: ``[N]`` tokens that are never drawn.
-        name: What errors call the policy.
+        name: The policy's name in errors.
     """
 
     head: Head
@@ -185,8 +185,8 @@ def require_finite(samples: Iterable[Sample], name: str) -> None:
     """Refuse samples that were drawn from logits which are not finite.
 
     Args:
-        samples: What a policy has said.
-        name: What the error calls the policy.
+        samples: Samples of a policy.
+        name: The policy's name in the error.
 
     Raises:
         SamplingError: A token has no finite log-probability.

@@ -50,9 +50,10 @@ _PIECES = 1024
 """Pieces of a text that are tokenised at a time: spelt out, special tokens take many tokens each."""
 
 _ASKED_FOR = [f"<{slash}{tag}>" for tag in ("think", "answer", SCORE_TAG) for slash in ("", "/")]
-"""What requests of this library name (`core.tags`): where it is a token, it is the one to be written."""
+"""Marks that requests of this library name (`core.tags`): where it is a token, it is the one to be
+written."""
 _CALLS = ["<tool_call>", "</tool_call>"]
-"""What this library writes around calls (`tasks.tool_calls`), and instructions of tasks name."""
+"""Marks that this library writes around calls (`tasks.tool_calls`), and that instructions of tasks name."""
 
 
 @dataclass(slots=True)
@@ -82,13 +83,12 @@ class SpecialTokens:
     """The special tokens of a model, the marks around its images, and other markup that is one token.
 
     In words that an environment shows nothing of it means anything. In a problem's messages no special token
-    and no mark does, whoever speaks; markup that a tokenizer does not call special, such as ``<tool_call>``,
-    means nothing in what users and tools say, and what it always means in what the system and the assistant
-    say: there tasks write instructions and turns. The tags that this library's requests name mean what they
-    always mean.
+    and no mark does; markup that a tokenizer does not call special, such as ``<tool_call>``, means nothing in
+    what users and tools say, and what it always means in what the system and the assistant say: there tasks
+    write instructions and turns. The tags that this library's requests name mean what they always mean.
 
     Attributes:
-        slot: What a chat template writes for an image; None where the model reads text only.
+        slot: The text that a chat template writes for an image; None where the model reads text only.
         control: The ids of special tokens and marks.
         meant: The same with those of markup.
     """
@@ -103,7 +103,7 @@ class SpecialTokens:
         name = tokenizer.convert_ids_to_tokens
         control = marks | {name(number) for number in special}
         literals = control | {name(number) for number in markup}
-        # What stands for characters that a tokenizer does not know means nothing itself.
+        # The token for unknown characters means nothing itself.
         unknown = {tokenizer.unk_token_id}
         self.meant = (special | markup) - unknown
         self.control = (special | {*map(tokenizer.convert_tokens_to_ids, marks)}) - unknown
@@ -126,8 +126,8 @@ class SpecialTokens:
 
         Args:
             words: What is said.
-            role: Who says it.
-            named: What a warning names: a problem, or a part of one.
+            role: The role of the speaker.
+            named: The name in a warning: a problem, or a part of one.
         """
         found = dict(_cuts(self._pattern(role), words, 0, len(words)))
         self._warn(found.values(), role, named)
@@ -138,7 +138,7 @@ class SpecialTokens:
 
         Returns:
             The problem with a mark at each cut, itself where there is none; and the mark, which stands
-            nowhere else in it. What a chat template writes of it is to be cut there.
+            nowhere else in it. The text that a chat template writes of it is to be cut there.
 
         Raises:
             DataError: A message is of no form that is known.
@@ -338,11 +338,11 @@ class Encoder:
         return Prompt(problem.id, ids, positions, images, following, problem.images, begun)
 
     def words(self, words: str, where: str) -> list[int]:
-        """What the assistant says as tokens, of which none is a special one; see `SpecialTokens`.
+        """Return the assistant's words as tokens, of which none is a special one; see `SpecialTokens`.
 
         Args:
             words: What is said.
-            where: What errors name.
+            where: The name in errors.
 
         Raises:
             DataError: The words contain an image token, or cannot be told from special tokens.
@@ -356,7 +356,7 @@ class Encoder:
         return self._tokens(self.special.pieces(words, "assistant", where), where)
 
     def _pieces(self, problem: Problem) -> list[str]:
-        """What the chat template writes before the policy, or the environment, begins.
+        """Tokens of the text that the chat template writes before the policy, or the environment, begins.
 
         It is in one piece unless its words spell special tokens, in which it is cut.
         """
@@ -378,7 +378,7 @@ class Encoder:
 
         Raises:
             DataError: The tokenizer reads special tokens where the text spells none, as normalisers make it.
-            TooLongError: What is cut takes more tokens than the model reads.
+            TooLongError: The text takes more tokens than the model reads.
         """
         ids, limit = list[int](), longest_row(self.loaded.model)
         for first in range(0, len(pieces), _PIECES):
@@ -468,7 +468,7 @@ class Encoder:
             )
 
     def _refuse_image_tokens(self, texts: Iterable[str], where: str) -> None:
-        # Who writes one means an image, which would then be missing or in another place.
+        # It stands for an image, which would then be missing or in another place.
         literals = {self._placeholder(), self.special.slot} if self.special.slot else ()
         for text in texts:
             for literal in literals:
@@ -510,8 +510,8 @@ def longest_row(model: Any) -> int | None:
     """Return the most tokens that ``model`` reads; None where its settings do not say.
 
     Some rotary positions have other frequencies once the longest row of a pass is longer than the model was
-    first trained on. What a row says would depend on the rows beside it, and on whether it is read at once
-    or grows, so that such a model reads no more.
+    first trained on. The output of a row would depend on the rows beside it, and on whether it is read at
+    once or grows, so that such a model reads no more.
     """
     c = model.config.get_text_config()
     longest: int | None = getattr(c, "max_position_embeddings", None)

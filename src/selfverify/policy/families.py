@@ -31,8 +31,8 @@ class ImageInput:
 
     Args:
         key: Digest of its content.
-        tensors: What the image processor made of it, as a batch of one image.
-        text: What stands for it in a prompt's text: placeholders, and marks around them.
+        tensors: The image processor's output, as a batch of one image.
+        text: Its place in a prompt's text: placeholders, and marks around them.
         placeholders: How many of the text's tokens are placeholders, one per image feature.
     """
 
@@ -97,7 +97,7 @@ class Family:
     def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
         """Return the width and height of the space in which the model writes places in an image.
 
-        By default 1000 x 1000, whatever the image's size.
+        By default 1000 x 1000 for images of all sizes.
 
         Args:
             model: The model.
@@ -132,8 +132,8 @@ class Family:
     ) -> Tensor:
         """Return hidden states ``[B, L, H]`` of the decoder alone.
 
-        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes. What is seen
-        is kept in ``past_key_values`` where ``more`` has them.
+        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes. Keys and
+        values are kept in ``past_key_values`` where ``more`` has them.
         """
         hidden: Tensor = self.backbone(model)(
             inputs_embeds=embeddings,
@@ -176,16 +176,13 @@ class VisionFamily(Family):
     """The modules of ``model.model`` that make image features."""
 
     def placeholder(self, model: Any) -> int | None:
-        """See `Family`."""
         token: int = model.config.image_token_id
         return token
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         return [tokenizer.convert_ids_to_tokens(self.placeholder(model))]
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """See `Family`."""
         return [p for name in self.tower for p in getattr(model.model, name).parameters()]
 
 
@@ -295,19 +292,16 @@ class QwenVL(VisionFamily):
     tower = ("visual",)
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         c = model.config
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         ids = (getattr(c, name, None) for name in names)
         return [tokenizer.convert_ids_to_tokens(i) for i in ids if i is not None and i < len(tokenizer)]
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`."""
         merged = int(tensors["image_grid_thw"].prod()) // processor.merge_size**2
         return self.slot(model, tokenizer) * merged
 
     def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
-        """See `Family`."""
         kinds = (ids == model.config.image_token_id).int()
         grids = torch.cat([image.tensors["image_grid_thw"] for image in images]) if images else None
         places, _ = model.model.get_rope_index(ids[None], kinds[None], image_grid_thw=grids)
@@ -315,12 +309,11 @@ class QwenVL(VisionFamily):
         return result
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`."""
         made = self._run_tower(model, images)
         return list(made.pooler_output)
 
     def prepare_tower(self, model: Any) -> None:
-        """See `Family`: windows of one size, and images, go through attention together."""
+        """Let windows of one size, and images, go through attention together."""
         model.model.visual.config._attn_implementation = SEGMENTED
 
     def _run_tower(self, model: Any, images: Sequence[ImageInput]) -> Any:
@@ -345,7 +338,6 @@ class Qwen25VL(QwenVL):
     """Qwen2.5-VL, which writes places in pixels of the image as it was resized for it."""
 
     def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
-        """See `Family`."""
         limits = processor.size
         height, width = smart_resize(
             size[1],
@@ -357,7 +349,7 @@ class Qwen25VL(QwenVL):
         return width, height
 
     def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
-        """See `QwenVL`: in most layers only those of one window."""
+        """Let patches of one window see each other, and in some layers those of the whole image."""
         split = super()._split(tower, grids, device)
         order, boundaries = get_vision_window_index(
             grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
@@ -375,7 +367,7 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL: features of several tower layers are added behind the first decoder layers ("deep stack")."""
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`: the deep features stand behind the ordinary ones, layer by layer."""
+        """Return the ordinary features with the deep ones behind them, layer by layer."""
         made = self._run_tower(model, images)
         return [
             torch.cat(layers, dim=-1)
@@ -383,7 +375,6 @@ class Qwen3VL(QwenVL):
         ]
 
     def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
-        """See `Family`."""
         width = model.get_input_embeddings().embedding_dim
         deep = list(features[:, width:].split(width, dim=-1))
         return {"visual_pos_masks": places, "deepstack_visual_embeds": deep}
@@ -398,7 +389,6 @@ class LlavaOnevision(VisionFamily):
     splits_single_images = True
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Any]:
-        """See `Family`."""
         made = processor(images=[[image] * (1 + several)], return_tensors="pt")
         return {
             "pixel_values": made["pixel_values"][:1],
@@ -407,7 +397,7 @@ class LlavaOnevision(VisionFamily):
         }
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`. Counted by letting the model pack features of width 1."""
+        """Return the placeholders, counted by letting the model pack features of width 1."""
         vision = model.config.vision_config
         tile = (vision.image_size // vision.patch_size) ** 2
         tiles = torch.zeros(tensors["pixel_values"].shape[1], tile, 1)
@@ -417,7 +407,7 @@ class LlavaOnevision(VisionFamily):
         return self.slot(model, tokenizer) * len(packed[0])
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`. One by one: images differ in their number of tiles."""
+        """Return the features of images one by one, since they differ in their number of tiles."""
         features = []
         for image in images:
             made = model.model.get_image_features(
@@ -430,7 +420,6 @@ class LlavaOnevision(VisionFamily):
         return features
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """See `Family`."""
         return [*super().vision_parameters(model), model.model.image_newline]
 
 
@@ -446,16 +435,14 @@ class Idefics3(VisionFamily):
     tower = ("vision_model", "connector")
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         return [*super().marks(model, tokenizer), AROUND, GLOBAL]
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Any]:
-        """See `Family`."""
         made = processor(images=[[image]], return_tensors="pt", return_row_col_info=True)
         return dict(made)
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Any]) -> str:
-        """See `Family`: tiles row by row, then the whole image."""
+        """Return the tiles' placeholders row by row, then those of the whole image."""
         vision = model.config.vision_config
         tile = self.slot(model, tokenizer) * (
             (vision.image_size // vision.patch_size) ** 2 // model.config.scale_factor**2
@@ -468,7 +455,7 @@ class Idefics3(VisionFamily):
         return "".join(lines) + ("\n" if lines else "") + f"{AROUND}{GLOBAL}{tile}{AROUND}"
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`. One by one: images differ in their number of tiles."""
+        """Return the features of images one by one, since they differ in their number of tiles."""
         features = []
         for image in images:
             pixels = image.tensors["pixel_values"].to(model.device)
@@ -487,33 +474,29 @@ class Gemma3(VisionFamily):
     bidirectional_images = True
 
     def slot(self, model: Any, tokenizer: Any) -> str:
-        """See `Family`."""
         token: str = tokenizer.boi_token
         return token
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         return [*super().marks(model, tokenizer), tokenizer.boi_token, tokenizer.eoi_token]
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """See `Family`. Pan-and-scan, off by default, would add crops; it is left off."""
+        """Prepare an image without pan-and-scan, which would add crops and is off by default."""
         made = processor(images=[[image]], return_tensors="pt", do_pan_and_scan=False)
         return {"pixel_values": made["pixel_values"]}
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`."""
         inside = tokenizer.convert_ids_to_tokens(self.placeholder(model)) * model.config.mm_tokens_per_image
         return f"\n\n{tokenizer.boi_token}{inside}{tokenizer.eoi_token}\n\n"
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`."""
         made = model.model.get_image_features(stacked(images, "pixel_values", model), return_dict=True)
         return list(made.pooler_output)
 
     def plain_forward(
         self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
     ) -> Tensor:
-        """See `Family`: the model's own forward makes the masks from the kinds of tokens."""
+        """Run the model's own forward, which makes the masks from the kinds of tokens."""
         hidden: Tensor = model.model(
             inputs_embeds=embeddings,
             position_ids=positions[0],
@@ -532,15 +515,13 @@ class InternVL(VisionFamily):
     """
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         return [*super().marks(model, tokenizer), tokenizer.start_image_token, tokenizer.end_image_token]
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """See `Family`. Tiles are what the family's processor class asks for, whatever the folder says."""
+        """Cut images into tiles as the family's processor class asks for, not as the folder says."""
         return dict(processor(images=[image], return_tensors="pt", crop_to_patches=True))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`."""
         vision = model.config.vision_config
         height, width = (
             size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True)
@@ -550,7 +531,6 @@ class InternVL(VisionFamily):
         return f"{tokenizer.start_image_token}{inside}{tokenizer.end_image_token}"
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """See `Family`."""
         made = model.model.get_image_features(stacked(images, "pixel_values", model), return_dict=True)
         tiles = [len(image.tensors["pixel_values"]) for image in images]
         return [tile.flatten(0, 1) for tile in made.pooler_output.split(tiles)]
@@ -568,21 +548,20 @@ class Unknown(Family):
     shares_prompts = False
 
     def backbone(self, model: Any) -> Any:
-        """See `Family`: the model below its head, with its vision tower."""
+        """Return the model below its head, with its vision tower."""
         return model.base_model if model.base_model is not model else model.model
 
     def placeholder(self, model: Any) -> int | None:
-        """See `Family`: the configuration's image token, if it names one."""
+        """Return the configuration's image token, if it names one."""
         names = ("image_token_id", "image_token_index")
         return next((i for name in names if (i := getattr(model.config, name, None)) is not None), None)
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """See `Family`."""
         token = self.placeholder(model)
         return [] if token is None else [tokenizer.convert_ids_to_tokens(token)]
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """See `Family`: everything that is not the decoder."""
+        """Return the parameters of everything that is not the decoder."""
         decoder = {id(p) for p in model.get_decoder().parameters()}
         head = {id(p) for p in model.get_output_embeddings().parameters()}
         return [p for p in model.parameters() if id(p) not in decoder | head]
@@ -597,7 +576,7 @@ class Unknown(Family):
             ids: ``[G, L]`` prompt and continuation, padded on the right.
             mask: ``[G, L]`` 1 at tokens.
             prompt: The prompt's length.
-            images: What the processor made of the prompt, or nothing.
+            images: The processor's tensors of the prompt, or nothing.
         """
         rows, length = ids.shape
         tensors = {
@@ -618,11 +597,11 @@ class _NoOutputs(dict[str, Any]):
 
 
 def lengthened(model: Any, tensors: dict[str, Tensor], prompt: int, length: int) -> dict[str, Tensor]:
-    """What a processor made of ``prompt`` tokens, as it would be of ``length``, all others generated.
+    """Return a processor's tensors of ``prompt`` tokens as they would be of ``length``, the others generated.
 
     Args:
-        model: The model. What its `generate` appends for a token is appended for each of them.
-        tensors: What the processor made.
+        model: The model. For each generated token the values are appended that its `generate` appends.
+        tensors: The processor's tensors.
         prompt: See above.
         length: See above.
 

@@ -139,7 +139,7 @@ class CudaFlash:
 
     @staticmethod
     def _nothing(part: Part) -> tuple[Tensor, Tensor, Any]:
-        """What `forward` gives without any key."""
+        """Return the output of `forward` without any key."""
         log = part.query.new_full(part.query.shape[:3], float("-inf"), dtype=torch.float32)
         return torch.zeros_like(part.query), log, None
 

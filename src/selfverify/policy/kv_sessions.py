@@ -36,8 +36,7 @@ class KVSession(Protocol):
                 decides what is drawn.
             more: False where no thread will be continued after this.
 
-        Returns:
-            What was said, by thread.
+        Returns: The new turns by thread.
         """
         ...
 
@@ -56,11 +55,12 @@ class KVSession(Protocol):
         ...
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
-        """What brings threads back to where they stand now: it forgets what they say and hear from now on."""
+        """Return a function that brings threads back to where they stand now and forgets all that comes
+        after."""
         ...
 
     def begin(self, places: Collection[SampleIndex]) -> None:
-        """Put threads to the ends of their prompts, whatever they have said and heard."""
+        """Put threads back to the ends of their prompts."""
         ...
 
     def end(self, places: Collection[SampleIndex]) -> None:
@@ -152,7 +152,7 @@ def show(
 
     Args:
         watcher: Is told.
-        writing: What each thread has said so far; grows, and loses those that have ended.
+        writing: The tokens of each thread so far; grows, and loses those that have ended.
         rows: The threads of the tensors below, all of which are ``[B', G']``.
         chosen: The tokens.
         logprobs: Their log-probabilities.
@@ -248,7 +248,6 @@ class SharedKVSession:
         return place if self._rows_of is None else self._rows_of[place]
 
     def begin(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.begin`."""
         self._hidden_bgh = self._hidden_bgh.clone()
         for place in places:
             problem = place[0]
@@ -263,11 +262,10 @@ class SharedKVSession:
             self._pending.pop(at, None)
 
     def end(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.end`."""
         for place in places:
             if self._rows_of is not None and (at := self._rows_of.pop(place, None)) is not None:
                 self._free.append(at)
-                self.lengths_bg[at] = 0  # so that it makes nobody's row longer
+                self.lengths_bg[at] = 0  # so that it makes no other row longer
 
     def _compute(self, run: Callable[[], T]) -> T:
         with torch.no_grad():
@@ -280,13 +278,13 @@ class SharedKVSession:
         given_up: GivenUp | None = None,
         watcher: TokenCallback | None = None,
     ) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`.
+        """Let the policy go on in some threads (`KVSession.generate`).
 
         ``given_up`` is called before every token; what it names is cut off there. ``watcher`` is told what is
         said; it changes nothing.
 
-        What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
-        Threads that have ended leave the batch once that saves a fifth of it.
+        A thread that reaches the model's context is cut off, too: a model with learned positions has none
+        beyond it. Threads that have ended leave the batch once that saves a fifth of it.
         """
         if not turns:
             return {}
@@ -386,7 +384,7 @@ class SharedKVSession:
     def append(
         self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
     ) -> dict[SampleIndex, Tensor]:
-        """See `KVSession.append`. ``Forward.chunk`` tokens go through the model at a time."""
+        """Let threads read; ``Forward.chunk`` tokens go through the model at a time."""
         if not pieces:
             return {}
         places = {self._row(place): place for place in pieces}
@@ -478,7 +476,7 @@ class SharedKVSession:
         )
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
-        """See `KVSession.mark`. Keys behind where a thread stands are hidden, and written over later."""
+        """Mark where threads stand. After a return later keys are hidden, and written over in time."""
         kept = [
             (
                 place, int(self.lengths_bg[place]), int(self._next_bg[place]),

@@ -52,7 +52,7 @@ def misfits(report: Mapping[str, Any]) -> list[str]:
     A phrase is such as ``2 not in the folder: a, b``.
 
     Args:
-        report: What ``from_pretrained(..., output_loading_info=True)`` returns beside the model.
+        report: The second value of ``from_pretrained(..., output_loading_info=True)``.
     """
     found = []
     for kind, words in _KINDS.items():
@@ -72,8 +72,8 @@ def _named(entry: Any) -> str:
 def draw_nothing(model: Any) -> None:
     """Switch off what a model drops, adds as noise, or takes from a batch as a whole, while it learns.
 
-    So a model computes while it learns what it computes while it samples. What learns would else be another
-    policy than what has sampled. An adapter's dropout is a setting of its own.
+    So a model computes while it learns what it computes while it samples. The policy that learns would else
+    be another one than the policy that sampled. An adapter's dropout is a setting of its own.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -379,7 +379,7 @@ def _find(config: PolicyConfig) -> _Source:
 
 
 def is_at_hand(path: str) -> bool:
-    """Whether a model is on this machine, so that nobody has to be asked for it."""
+    """Return whether a model is on this machine, so that no server has to be asked for it."""
     source = resolve(path)
     try:
         return Path(source).exists() or bool(cached_file(source, CONFIG_NAME, local_files_only=True))
@@ -425,7 +425,7 @@ def load(config: PolicyConfig) -> Loaded:
 
 
 def _with_attention(make: Callable[..., Any]) -> Any:
-    """What ``make`` makes with PyTorch's attention, or with eager attention where a model has no other.
+    """Call ``make`` with PyTorch's attention, or with eager attention where a model has no other.
 
     The folder's own wish is passed over, since it may name kernels that are not installed.
     """
@@ -484,7 +484,8 @@ def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | N
 
     Args:
         loaded: The model with its tokenizer and image processor.
-        path: What it was loaded from; settings that the image processor does not keep are copied from there.
+        path: The folder that it was loaded from; settings that the image processor does not keep are copied
+            from there.
         folder: The folder to write; it is made if need be.
         weights: The whole state of a model that holds only a shard of it; None takes the model's own.
 
@@ -510,7 +511,7 @@ def _copy_processor_settings(loaded: Loaded, path: str, folder: Path) -> None:
     """Copy the whole processor's settings from ``path``. Other programs load them; this library does not.
 
     transformers 5 writes the image processor's settings among them, and reads them from there rather than
-    from a file of their own. Those are not copied, because sizes may have changed (``policy.max_pixels``).
+    from a file of their own. These are not copied, because sizes may have changed (``policy.max_pixels``).
     """
     processor: Any = loaded.image_processor
     source = resolve(adapters.base_of(resolve(path)) or path)

@@ -1,4 +1,4 @@
-"""What an environment says as tokens: the chat template's text around it, its words without special meaning.
+"""An environment's words as tokens: the chat template's text around it, its words without special meaning.
 
 The template is rendered once with marks in place of the words. So a template's own end tokens and headers are
 those it writes for any conversation, and nothing inside the words can be taken for them.
@@ -39,7 +39,7 @@ the template leaves it out."""
 
 @dataclass(slots=True)
 class _Frame:
-    """What the template writes between an answer, or the prompt, and the next answer.
+    """The text that the template writes between an answer, or the prompt, and the next answer.
 
     Args:
         pieces: Its texts; between two of them stands what was said, or an image where the slot is.
@@ -127,7 +127,7 @@ class ReplyEncoder:
         return pictures, images
 
     def check(self, problem: Problem, reply: Observation) -> None:
-        """Look whether the chat template can show a reply of this form, whatever its words are.
+        """Check that the chat template can show a reply of this form.
 
         Raises:
             ConfigError: It cannot.
@@ -136,12 +136,13 @@ class ReplyEncoder:
         self._frame(problem, reply.role, reply_parts(reply, f"problem {problem.id}"), first=False)
 
     def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]], first: bool) -> _Frame:
-        """What the template writes around a reply of this form; rendered once for each problem and form."""
+        """Return the text that the template writes around a reply of this form; rendered once for each
+        problem and form."""
         form = "".join("i" if part["type"] == "image" else "t" for part in parts)
         key = (problem.id, role, form, first)
         if key in self._frames:
             return self._frames[key]
-        # What special tokens in its words do to the template is no matter here.
+        # Special tokens in its words do not matter here.
         problem, _ = self._special.marked(problem)
         marks = [f"REPLY{number}WORDS" for number in range(form.count("t"))]
         left = iter(marks)
@@ -181,7 +182,8 @@ class ReplyEncoder:
         return self._frames[key]
 
     def _rest(self, problem: Problem, reply: dict[str, Any]) -> str | None:
-        """What the template writes behind an answer; None where it changes what stands before that."""
+        """Return the text that the template writes behind an answer; None where it changes what stands before
+        that."""
         before = chat_text(self.loaded, problem)
         for answer in _ANSWERS:
             said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}

@@ -20,7 +20,7 @@ from torch import Tensor
 from selfverify.policy.families import ImageInput
 
 Masks = tuple[Tensor | None, Tensor | None]
-"""What is added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""
+"""Numbers added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class SharedLayout:
     def part(self, first: int, end: int, columns: int) -> SharedLayout:
         """The rows of the problems ``first`` to ``end``, all continuations of each, as a view.
 
-        What is added there is kept here, up to ``columns`` own tokens.
+        Tokens added to the view are kept here, up to ``columns`` own ones.
         """
         for number, pair in [*self.own_keys.items()]:
             self._make_room(number, pair, columns)
@@ -186,7 +186,7 @@ class SharedLayout:
         grown = []
         for place, tensor in enumerate(like):
             b, g = len(self.prompt_lengths), self.continuations
-            # Zeros: a mask hides what nobody has written, and must not meet a NaN.
+            # Zeros: the mask hides places that are not written yet, and must not meet a NaN.
             wider = tensor.new_zeros(b, g, tensor.shape[2], room, tensor.shape[4])
             if kept is not None:
                 wider[:, :, :, :have] = kept[place]

@@ -110,7 +110,7 @@ class ModuleRunner:
 
     Args:
         model: The model.
-        root: What is wrapped where several processes train.
+        root: The module that is wrapped where several processes train.
         adapter: With which adapter it computes, where it has one.
     """
 
@@ -193,7 +193,8 @@ class Policy:
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
         self.engine: Engine | None = None
-        """What samples where ``sampling.engine`` is not ``own``; the trainer starts and closes it."""
+        """The engine that samples where ``sampling.engine`` is not ``own``; the trainer starts and closes
+        it."""
         if config.shared_prefix == "off" or not loaded.family.shares_prompts:
             self.shares_prefix = False
 
@@ -236,7 +237,7 @@ class Policy:
         """Token ids that end a response.
 
         Raises:
-            ConfigError: What the checkpoint calls so are no tokens of its model.
+            ConfigError: The checkpoint names tokens that its model does not have.
         """
         given = self.model.generation_config.eos_token_id
         found = [*(given if isinstance(given, list) else [given]), self.tokenizer.eos_token_id]
@@ -335,7 +336,7 @@ class Policy:
         with self.running.evaluating():
             banned = self._banned()
             self.inside(lambda: check_merged(self.forward, plain.forward, banned, self.config.path))
-        # What was learnt, was learnt from images as they were read beside the adapter.
+        # The adapter has learnt from images as they were read beside it.
         plain.loaded.image_processor = self.loaded.image_processor
         return plain
 
@@ -458,7 +459,8 @@ class Policy:
 
     @property
     def root(self) -> nn.Module:
-        """What is wrapped where several processes train; every computation of the model runs inside it."""
+        """The module that is wrapped where several processes train; every computation of the model runs
+        inside it."""
         return self.running.root
 
     @root.setter
@@ -466,11 +468,9 @@ class Policy:
         self.running.root = root
 
     def inside(self, run: Callable[[], T]) -> T:
-        """See `ModuleRunner.inside`."""
         return self.running.inside(run)
 
     def whole(self, run: Callable[[], T]) -> T:
-        """See `ModuleRunner.whole`."""
         return self.running.whole(run)
 
     def _check_head(self) -> None:

@@ -54,11 +54,9 @@ class RecomputingSession:
         """By prompt what its threads say first."""
 
     def generate(self, turns: Mapping[SampleIndex, int], more: bool = True) -> dict[SampleIndex, Sample]:
-        """See `KVSession.generate`.
-
-        What a thread says first, before it has heard anything, is drawn with its whole group, once: it is the
-        same whichever of the group's threads begin, and when. vLLM is called by all processes together, also
-        by one with nothing to ask.
+        """Let threads speak. A thread's first turn, before it has heard anything, is drawn with its whole
+        group, once: it is the same whichever of the group's threads begin, and when. vLLM is called by all
+        processes together, also by one with nothing to ask.
         """
         begin = [place for place, turn in turns.items() if turn == 0 and place not in self._longer]
         which = sorted({i for i, _ in begin} - self._begun.keys())
@@ -79,7 +77,6 @@ class RecomputingSession:
     def append(
         self, pieces: Mapping[SampleIndex, Continuation], score: bool = False
     ) -> dict[SampleIndex, Tensor]:
-        """See `KVSession.append`."""
         found = {}
         if score:
             asked = list(pieces)
@@ -96,7 +93,6 @@ class RecomputingSession:
         return found
 
     def mark(self, places: Collection[SampleIndex]) -> Callable[[], None]:
-        """See `KVSession.mark`."""
         kept = {place: self._longer.get(place) for place in places}
 
         def back() -> None:
@@ -108,11 +104,9 @@ class RecomputingSession:
         return back
 
     def begin(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.begin`."""
         self.end(places)
 
     def end(self, places: Collection[SampleIndex]) -> None:
-        """See `KVSession.end`."""
         for place in places:
             self._longer.pop(place, None)
 
@@ -211,7 +205,7 @@ class Unshared:
 
 
 class _Said(LogitsProcessor):
-    """What G samples of a prompt have said so far. As a logits processor it leaves `generate` no choice.
+    """The G samples of a prompt so far. As a logits processor it leaves `generate` no choice.
 
     Args:
         voice: How the policy speaks.
@@ -226,7 +220,7 @@ class _Said(LogitsProcessor):
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody says more."""
+        """Return whether all samples have ended."""
         return len(self.tokens) == self.draws_gt.shape[1] or bool(self.ended_g.all())
 
     def draw(self, logits_gv: Tensor) -> Tensor:
@@ -316,7 +310,7 @@ def _read_again(forward: Forward, prompt: Prompt, said: _Said) -> None:
     """Let ``said`` say all it can, by a forward pass over the whole row for every token."""
     rows: list[list[int]] = [[] for _ in said.draws_gt]
     while True:
-        # What stands in the last place is predicted, and not read.
+        # The token in the last place is predicted, and not read.
         batch = Continuations.stack([[[*row, 0] for row in rows]], 0, forward.device)
         chosen_g = said.draw(said.voice.head.logits(forward.hidden_plain([prompt], batch)[0, :, -1]))
         if said.is_done:

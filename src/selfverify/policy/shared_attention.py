@@ -71,7 +71,7 @@ def two_part_attention(
     for start in range(0, count, size):
         end = min(start + size, count)
         part = query[..., start:end, :]
-        # What stands behind these tokens is hidden from them, unless an image sees itself both ways.
+        # The tokens behind these are hidden from them, unless an image sees itself both ways.
         seen = own[0].shape[3] - (count - end if layout.own_images is None else 0)
         near = own[0][:, :, :, :seen], own[1][:, :, :, :seen]
         masks = _masks(layout, part, window, start, seen - layout.longest)
@@ -92,7 +92,7 @@ def same_image(images: Tensor, others: Tensor) -> Tensor:
 
 
 def _masks(layout: SharedLayout, query: Tensor, window: int | None, start: int, new: int) -> Masks:
-    """What is added to the scores of new tokens; None where they see everything.
+    """Return the numbers that are added to the scores of new tokens; None where they see everything.
 
     Args:
         layout: The layout of all R new tokens.
@@ -145,7 +145,6 @@ def _attention(
     masks: Masks,
     scale: float,
 ) -> Tensor:
-    """See `two_part_attention`."""
     b, k, n, g, q, d = query.shape
     width = prompt[0].shape[2]
     scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d) * scale, prompt[0].transpose(2, 3))
@@ -322,7 +321,8 @@ class SharingError(RuntimeError):
 
 @dataclass(slots=True)
 class _Layer:
-    """What one layer's attention is given: ``query`` [B, K*N, L, D], ``key`` and ``value`` [B, K, L, D]."""
+    """The arguments of one layer's attention: ``query`` [B, K*N, L, D], ``key`` and ``value`` [B, K, L,
+    D]."""
 
     layout: SharedLayout
     number: int
@@ -429,7 +429,7 @@ def _grow(layer: _Layer) -> Tensor:
 
 
 def check_kinds(config: Any) -> None:
-    """Refuse a decoder some of whose layers attend by a rule that is not known here, whatever the lengths.
+    """Refuse a decoder some of whose layers attend by a rule that is not known here, at all lengths.
 
     Args:
         config: The decoder's configuration.
@@ -487,7 +487,7 @@ def shared_attention(
         scaling: Factor of the scores; None is D ** -0.5.
         shared: The row layout; None in an ordinary batch, whose mask knows the window.
         sliding_window: A token sees itself and the ``sliding_window - 1`` before it; None: all.
-        kwargs: What else the layer hands over.
+        kwargs: The layer's other arguments.
 
     Returns:
         ``[B, L, heads, D]`` and None (attention weights are not kept).

@@ -112,8 +112,8 @@ def text_tokenizer(
     Args:
         corpus: Texts whose words are to be known.
         phrases: Strings that are one token wherever they stand, such as the fixed parts of a tool call. They
-            are no special tokens: whoever writes such a text gets such a token.
-        words: What a word is: a regular expression, whose matches are never joined to one token.
+            are no special tokens: their text alone makes such a token.
+        words: The definition of a word: a regular expression, whose matches are never joined to one token.
 
     Raises:
         ValueError: The corpus has no words.
@@ -132,7 +132,7 @@ def text_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[PAD, END, *ROLES],
     )
-    # The words are given as they stand, so that each is counted once, whatever the corpus repeats.
+    # The words are given as they stand, so that each is counted once, also where the corpus repeats it.
     trained.train_from_iterator(sorted({piece.lstrip() for piece in known}), trainer)
     model = json.loads(trained.to_str())["model"]
     vocab, merges = model["vocab"], [tuple(merge) for merge in model["merges"]]

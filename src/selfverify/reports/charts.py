@@ -107,7 +107,7 @@ STOPS = {
     "{rule}, random": ("verifier's times, shuffled", "wrong"),
     "oracle": ("all needed was shown", "oracle"),
 }
-"""What ends looking, by the names of `visual_metrics.outcomes`: label and colour."""
+"""The rules that end looking, by the names of `visual_metrics.outcomes`: label and colour."""
 
 
 def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:

@@ -51,7 +51,7 @@ MOST_STEPS = 200
 
 T = TypeVar("T")
 Shown = dict[str, Any]
-"""What a template shows of one thing."""
+"""The values that a template shows of one thing."""
 
 
 class PageImages:
@@ -231,9 +231,9 @@ class LookTurn:
     """A turn of the model, and what it was shown after it.
 
     Args:
-        text: What it said.
-        step: What was kept of it (`VisualStep`); None for an answer.
-        read: What it was shown, in words.
+        text: The model's words.
+        step: The record of it (`VisualStep`); None for an answer.
+        read: The words that it was shown.
         images: Names of the images that it was shown.
     """
 
@@ -246,7 +246,7 @@ class LookTurn:
 def film_of_sample(
     sample: StoredSample, asked: Mapping[int, Shown], image: Callable[[object], Shown]
 ) -> Shown | None:
-    """Return a stored conversation as the page shows it; None where nobody looked.
+    """Return a stored conversation as the page shows it; None where the model did not look.
 
     Args:
         sample: The conversation.
@@ -308,7 +308,7 @@ def look_film(
         asked: The question's images by number, as far as they were kept.
         image: Shows the other images by name.
         answer: The answer as its judge reads it; None shows what was said.
-        correct: Whether it is right; None where nobody knows.
+        correct: Whether it is right; None where that is not known.
         lost: Why the conversation broke off; empty where it did not.
     """
     steps = [(turn, turn.step) for turn in turns if turn.step is not None][:MOST_STEPS]
@@ -480,7 +480,7 @@ def agent_film(
     Args:
         sample: The conversation.
         target: The problem's, as the gallery keeps it.
-        task: Draws its screens; None where nobody knows how to.
+        task: Draws its screens; None where it is not known how to draw them.
         images: Takes what is shown.
         folder: Where the store's images are.
         open: Whether the page shows it at once.

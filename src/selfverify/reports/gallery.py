@@ -36,8 +36,8 @@ def places(
 ) -> list[Shown]:
     """Return the marks that lie upon an image, in the order in which they are drawn.
 
-    A mark has a ``kind``, and ``points`` of an outline, or ``at``, and ``to`` of a swipe. What is no place
-    has no mark.
+    A mark has a ``kind``, and ``points`` of an outline, or ``at``, and ``to`` of a swipe. A value that is no
+    place has no mark.
 
     Args:
         frame: The width and height that coordinates refer to; without them there are no marks.

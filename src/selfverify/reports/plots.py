@@ -61,7 +61,8 @@ def svg(draw: Callable[[Axes], None], label: str, size: tuple[float, float] = (4
 
     Args:
         draw: Draws on the axes that it is given.
-        label: What a screen reader says. It is unique in its page, since the ids of elements derive from it.
+        label: The words for a screen reader. It is unique in its page, since the ids of elements derive from
+            it.
         size: Width and height in inches of 72 px; the page scales the chart to its column.
     """
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
@@ -163,7 +164,7 @@ def draw_lines(
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """What second turns change for one model.
+    """The changes that second turns make for one model.
 
     Args:
         name: The model's name in the legend.

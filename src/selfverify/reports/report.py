@@ -118,7 +118,7 @@ def write_agent_page(
         sample: The session; its steps have their records.
         entry: The problem's ``id``, ``question`` and ``target``, as in a gallery.
         task: Draws the session, if it can.
-        about: Who acted and where, in a sentence.
+        about: A sentence that says which agent acted, and where.
         images: The folder of the images that the sample names.
         out: The HTML file; its folder is created.
 
@@ -144,7 +144,7 @@ def _write_page(out: str | Path, template: str, images: PageImages, **shown: Any
 
 
 def _templates() -> Environment:
-    """Return the pages' templates; whatever they are filled with is text."""
+    """Return the pages' templates; all values that fill them are text."""
     made = Environment(
         loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -215,9 +215,9 @@ def write_look_page(
     """Write a page with a film strip of each trace.
 
     Args:
-        traces: What is shown.
+        traces: The traces that are shown.
         about: Where they come from, in a sentence.
-        images: The folder of the images that they name. Those that are gone are left out, and that is said.
+        images: The folder of the images that they name. Images that are gone are left out, and that is said.
         out: The HTML file; its folder is created.
         more: How many others there are.
 

@@ -41,7 +41,7 @@ class _Figure(BaseModel):
 
 
 class _Summary(BaseModel):
-    """What a report reads of an evaluation's summary. All other entries are numbers or tables."""
+    """The part of an evaluation's summary that a report reads. All other entries are numbers or tables."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | dict[str, Any] | None]
@@ -77,21 +77,21 @@ class _Headline(BaseModel):
 
 
 class _Rule(BaseModel):
-    """What a rule that ends looking comes to."""
+    """The outcome of a rule that ends looking."""
 
     accuracy: float
     steps: float
 
 
 class _Stopping(BaseModel):
-    """What rules that end looking come to (`selfverify.evaluation.visual_metrics`)."""
+    """The outcomes of rules that end looking (`selfverify.evaluation.visual_metrics`)."""
 
     rules: dict[str, _Rule]
     verifier: dict[str, dict[str, Any]]
 
 
 class _Metrics(BaseModel):
-    """What a report reads of ``metrics.json``."""
+    """The part of ``metrics.json`` that a report reads."""
 
     before: _Summary | None = None
     after: _Summary | None = None
@@ -102,7 +102,7 @@ class _Metrics(BaseModel):
 
 
 class _Shown(BaseModel):
-    """What a report needs of an entry of ``gallery/problems.json``."""
+    """The part of an entry of ``gallery/problems.json`` that a report needs."""
 
     id: str
     regions: list[Any] | None = None
@@ -118,12 +118,12 @@ class RunData:
         gallery_images: The folder of the images that ``problems`` name.
         settings: The settings in ``metrics.json``.
         headline: The table that comes first, where there is one: ``title``, ``columns``, ``rows``, ``notes``.
-        stopping: What rules that end looking come to, where they were compared.
-        summaries: What `summarise` returns, by stage, as far as there are any.
+        stopping: The outcomes of rules that end looking, where they were compared.
+        summaries: Results of `summarise` by stage, as far as there are any.
         samples: The samples by stage.
-        differences: What `paired_difference` returns for the two stages; empty unless both have samples.
+        differences: `paired_difference` of the two stages; empty unless both have samples.
         steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
-        happened: What `selfverify.core.events.story` tells of ``events.jsonl``.
+        happened: `selfverify.core.events.story` of ``events.jsonl``.
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
@@ -343,7 +343,7 @@ def words(part: Literal["metrics", "curves"]) -> dict[str, Words]:
 
 
 _OF_TALKS = Words(title="Success rate", meaning="Share of conversations that reach their goal.")
-"""What a single answer's figure is called of conversations."""
+"""The name of a single answer's figure in conversations."""
 _TALK_TILES = (
     "pass@1", "oracle@{n}", "conversations.turns", "rewards.tool_errors", "conversations.length",
     "conversations.error",

@@ -4,10 +4,10 @@ ATIF is the Agent Trajectory Interchange Format of the Harbor project (its RFC 0
 object: what an agent said step by step, what tools and users replied, and numbers. We write version 1.8.
 Files of every version 1.x are read; since 1.6 they may show images, which are files of their own.
 
-What the policy says is a step of the agent. What an environment shows to a turn with tool calls (channel
+A turn of the policy is a step of the agent. An environment's reply to a turn with tool calls (channel
 ``action``) is that step's observation; what it says otherwise is a step of the user. Texts stand as they were
-stored, with the chat template's marks, so that nothing of them is lost; images follow the text. What ATIF has
-no field for is in the ``extra`` of a step or result, under `OURS`.
+stored, with the chat template's marks, so that nothing of them is lost; images follow the text. Values for
+which ATIF has no field are in the ``extra`` of a step or result, under `OURS`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VERSIONS = re.compile(r"ATIF-v1\.\d+")
 
 
 class _Object(BaseModel):
-    """An object of the format. What later versions add is read over."""
+    """An object of the format. Fields of later versions are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -69,7 +69,7 @@ class AtifCall(_Object):
 
 
 class AtifResult(_Object):
-    """What came of a call (``source_call_id``), or of what an agent did without one."""
+    """The result of a call (``source_call_id``), or of an action without one."""
 
     source_call_id: str | None = None
     content: Content | None = None
@@ -77,7 +77,7 @@ class AtifResult(_Object):
 
 
 class AtifObservation(_Object):
-    """What an agent's step led to."""
+    """The results of an agent's step."""
 
     results: list[AtifResult]
 
@@ -183,7 +183,7 @@ def text_of(content: Content | None) -> str:
 OURS = "selfverify"
 """The key of our part of an ``extra``."""
 EXPORT_FILE = "export.json"
-"""What marks a folder of trajectories that we have exported."""
+"""The file that marks a folder of exported trajectories."""
 SHOWN_IMAGES = "images"
 """The folder of images beside the files of trajectories."""
 _MEDIA_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif", ".webp": "image/webp"}
@@ -197,7 +197,7 @@ class Message:
     Args:
         text: Its text.
         images: Names of files in the folder of images.
-        about: What ATIF has no field for, as JSON values: ``author`` and ``turn`` at least.
+        about: Values for which ATIF has no field, as JSON: ``author`` and ``turn`` at least.
         channel: The channel of its beginning.
         finish: How a turn ended.
         metrics: Numbers of a turn.

@@ -1,7 +1,7 @@
 """Asks episodes to reset, step and release: one after another, or on threads with a deadline.
 
-An episode is its author's code. What it raises, and what it returns that makes no sense, is an exception in
-the place of the reply, and ends its own conversation only.
+An episode is its author's code. An exception that it raises, or that a reply without sense becomes, stands in
+the place of the reply and ends its own conversation only.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from selfverify.policy.kv_sessions import SampleIndex
 logger = logging.getLogger(__name__)
 
 SAID, SHOWN, RELEASED, AWAITED, JUDGED = "said", "shown", "released", "awaited", "judged"
-"""What is waited for: turns of the policy, observations, environments that are given back, and behind a
-conversation's end verdicts and results."""
+"""Kinds of things that are waited for: turns of the policy, observations, environments that are given back,
+and behind a conversation's end verdicts and results."""
 
 
 class HungThreads:
-    """Threads that were given up because an episode held them too long. Nobody can end them.
+    """Threads that were given up because an episode held them too long. They cannot be ended.
 
     One that comes back after all is counted no longer.
     """
@@ -77,7 +77,7 @@ class HungThreads:
 
 
 HUNG = HungThreads()
-"""Those of this process, counted over all rollouts."""
+"""The hung threads of this process, counted over all rollouts."""
 
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class _Call:
     """Something that is waited for: ``run`` on a thread, or a future's result.
 
     Args:
-        kind: What it is, such as ``shown``.
+        kind: Its kind, such as ``shown``.
         indices: Its conversations.
         run: Is called on a thread; None for a future.
         name: The thread's name.
@@ -145,7 +145,7 @@ class EpisodeRunner:
             kind: Under which `wait` returns the outcome.
             index: The conversation.
             run: The call.
-            name: What the thread is called.
+            name: The thread's name in messages.
             bounded: Whether the rollout's end and the number of threads bound the call.
             joins: Whether what is waited for together waits for it.
         """
@@ -283,11 +283,11 @@ class EpisodeRunner:
 
 
 def begin(episode: Episode) -> Observation | None:
-    """What an episode shows before the policy speaks.
+    """Return a first observation that was checked; None where the policy speaks first.
 
     Raises:
         TypeError: It is no `Observation`.
-        ValueError: It cuts what nobody has said.
+        ValueError: It divides a turn, and there is none.
     """
     reply = episode.reset()
     if not isinstance(reply, Observation | None):

@@ -75,7 +75,6 @@ class PolicySampler:
     def session(
         self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
     ) -> Iterator[None]:
-        """See `Sampler.session`."""
         self._problems, self._turns = problems, limits.turns
         self._writer = ReplyEncoder(self.policy.encoder)
         self._room = self._limit(limits)
@@ -104,12 +103,10 @@ class PolicySampler:
         return min(known, default=None)
 
     def check(self, problem: Problem, expected: Sequence[Observation]) -> None:
-        """See `Sampler.check`."""
         for observation in expected:
             self._writer.check(problem, observation)
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.open`."""
         self._kv.begin(indices)
         for index in indices:
             used = len(self.prompts[index[0]].ids) if self.prompts else 0
@@ -119,7 +116,7 @@ class PolicySampler:
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
     ) -> Mapping[SampleIndex, Encoded | DataError | None]:
-        """See `Sampler.observe`.
+        """Show observations to the policy, all in one pass.
 
         Raises:
             ConfigError: An episode shows something before the policy speaks, and `Problem.environment_begins`
@@ -180,7 +177,7 @@ class PolicySampler:
     def say(
         self, turns: Mapping[SampleIndex, int]
     ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
-        """See `Sampler.say`.
+        """Let the policy speak in some conversations, all in one batch.
 
         Raises:
             SamplingError: The engine has failed, or the model's logits are not finite.
@@ -203,12 +200,10 @@ class PolicySampler:
         return {tuple(found): spoken}
 
     def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
-        """See `Sampler.close`."""
         self._kv.end(indices)
         return {}
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.undo`."""
         for index in indices:
             here = self._positions[index]
             here.back()
@@ -235,7 +230,7 @@ def ask_policy(
     Args:
         policy: Answers.
         asked: A problem, and what is shown behind it. Words that are shown mean nothing to the tokenizer,
-            whatever markup they hold; the words of the problem itself do.
+            markup among them; the words of the problem itself do.
         seeds: One per question.
         sampling: How often each is asked, temperature, length.
 

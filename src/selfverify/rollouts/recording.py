@@ -101,7 +101,7 @@ class RecordedGroup:
         index: The problem's place in its step.
         problem: The problem's name.
         digest: `Problem.digest`; empty where the problem was skipped.
-        trajectories: What was sampled for it.
+        trajectories: The trajectories that were sampled for it.
         skipped: Why the problem was skipped; empty where it was not.
     """
 
@@ -162,7 +162,7 @@ def play(
     """Return the groups that `record` was given.
 
     Args:
-        rows: What `record` made of them.
+        rows: The lines that `record` made of them.
         problems: Their problems, made anew.
         policy: Its tokenizer writes the scores that were read.
         image: Returns an image by its name.

@@ -1,6 +1,6 @@
 """The one loop of all rollouts: a sampler takes the policy's turns, episodes answer, until all are over.
 
-`rollout` holds G conversations about each problem, with whatever `Sampler` it is given.
+`rollout` holds G conversations about each problem, with any `Sampler`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from selfverify.tasks.base import Task
 logger = logging.getLogger(__name__)
 
 OpenEpisode = Callable[[Problem, int], Episode]
-"""Begins the conversation about a problem; the number is a seed for whatever is random in it."""
+"""Begins the conversation about a problem; the number is a seed for all that is random in it."""
 
 
 @dataclass(slots=True)
@@ -81,12 +81,12 @@ def rollout(
     Lost conversations are held again as often as ``limits.retries`` says. One that ended without a verdict
     (`EpisodeResult.lost`) is not lost in this sense.
 
-    What a conversation says depends on its problem's seed, its place in the group and its episode alone, and
-    on the others only by the rounding of sums. An episode that raises, hangs or cannot be opened ends its
-    trajectory with ``error``, without rewards: such a trajectory takes no part in training, and the others go
-    on. A turn that was cut off is the last. A conversation that reaches the model's context ends with
-    ``length``; what was said counts. When a server fails, conversations in which something was said go on,
-    groups that are whole are handed to ``on_group``, and the error is raised at the end.
+    A conversation's words depend on its problem's seed, its place in the group and its episode alone, and on
+    the other conversations only by the rounding of sums. An episode that raises, hangs or cannot be opened
+    ends its trajectory with ``error``, without rewards: such a trajectory takes no part in training, and the
+    others go on. A turn that was cut off is the last. A conversation that reaches the model's context ends
+    with ``length``; what was said counts. When a server fails, conversations in which something was said go
+    on, groups that are whole are handed to ``on_group``, and the error is raised at the end.
 
     Args:
         sampler: Takes the policy's turns.
@@ -153,11 +153,11 @@ class _Loop:
         self.waiting = deque(product(range(len(problems)), range(group_size)))
         """Conversations that have yet to begin."""
         self.talks: dict[SampleIndex, Conversation] = {}
-        """Those that go on, or whose episodes have yet to be released."""
+        """Conversations that go on, or whose episodes have yet to be released."""
         self.over: dict[SampleIndex, Conversation] = {}
-        """Those that are over and released, and have yet to be judged."""
+        """Conversations that are over and released, and have yet to be judged."""
         self.ready: dict[SampleIndex, Observation | None] = {}
-        """What the policy is to be shown next."""
+        """Observations that the policy is to be shown next; None where it speaks first."""
         self.done: dict[SampleIndex, Trajectory] = {}
         self.errors: dict[SampleIndex, Exception] = {}
         self.retries: Counter[SampleIndex] = Counter()
@@ -335,7 +335,7 @@ class _Loop:
         self.runner.start(RELEASED, index, talk.release, name, bounded=False)
 
     def _released(self, released: Mapping[SampleIndex, Exception | None]) -> None:
-        """Conversations are over, whatever releasing their episodes has come to; lost ones are held again."""
+        """Take that conversations are over, also where a release raised; lost ones are held again."""
         self._note_unclosed(released)
         for index in released:
             self.over[index] = self.talks.pop(index)

@@ -1,4 +1,5 @@
-"""Who takes the policy's turns in a rollout (`Sampler`), and what passes between it and the loop."""
+"""`Sampler`, which takes the policy's turns in a rollout, and the values that pass between it and the
+loop."""
 
 from __future__ import annotations
 
@@ -68,8 +69,8 @@ class Sampler(Protocol):
     """Takes the policy's turns in all conversations of a rollout.
 
     Attributes:
-        lock_step: Whether all conversations that go on are sampled in one call: a batch on a GPU. What is in
-            a batch then depends on the conversations alone, never on the clock.
+        lock_step: Whether all conversations that go on are sampled in one call: a batch on a GPU. The members
+            of a batch then depend on the conversations alone, never on the clock.
         at_once: How many groups are begun at the same time where the rollout's limits do not say how many
             conversations; None for all.
     """
@@ -115,7 +116,8 @@ class Sampler(Protocol):
         """Show observations to the policy; None stands for a conversation that begins without one.
 
         Returns:
-            What was shown, or why it cannot be (`ContextFull` where it does not fit); None for nothing.
+            For each the tokens that were shown, or why they cannot be (`ContextFull` where they do not fit);
+            None for nothing.
         """
         ...
 

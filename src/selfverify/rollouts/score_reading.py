@@ -38,7 +38,7 @@ def before_score(trajectory: Trajectory) -> list[int] | None:
 
 
 def written_score(trajectory: Trajectory) -> str:
-    """What stands between the tags of a trajectory's score."""
+    """Return the text between the tags of a trajectory's score."""
     return trajectory.segments[-1].text.rpartition(OPENING)[2].partition(CLOSING)[0]
 
 
@@ -49,7 +49,7 @@ def read_rollout_scores(
 
     With ``as_written`` a score of two decimals is read as an expectation over 0.00, 0.01, ..., 1.00, one of
     one decimal over tenths, and a 0 without decimals counts: a policy that writes 0.85 says more than tenths
-    can hold. What is read of an answer depends on that answer alone. Without it, as in training, all are read
+    can hold. The reading of an answer depends on that answer alone. Without it, as in training, all are read
     in tenths.
 
     It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
@@ -73,7 +73,7 @@ def read_rollout_scores(
 
 
 def _shown(policy: Policy, name: str, trajectory: Trajectory) -> Continuation | None:
-    """What stands before the score, with the images that the environment showed."""
+    """Return the part before the score, with the images that the environment showed."""
     tokens = before_score(trajectory)
     return None if tokens is None else with_images(policy, name, trajectory, tokens)
 

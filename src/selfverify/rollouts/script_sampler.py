@@ -91,31 +91,27 @@ class TextSampler:
 
     @property
     def outage(self) -> SelfVerifyError | None:
-        """See `Sampler`."""
         return None
 
     def session(
         self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
     ) -> AbstractContextManager[None]:
-        """See `Sampler.session`."""
         return nullcontext()
 
     def check(self, problem: Problem, expected: Sequence[Observation]) -> None:
-        """See `Sampler.check`. There is no chat template here."""
+        """Accept everything: there is no chat template here."""
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.open`."""
+        """Do nothing: given texts have no state."""
 
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
     ) -> Mapping[SampleIndex, Encoded | DataError | None]:
-        """See `Sampler.observe`."""
         return {i: None if o is None else Encoded([], o.text, list(o.images)) for i, o in shown.items()}
 
     def say(
         self, turns: Mapping[SampleIndex, int]
     ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
-        """See `Sampler.say`."""
         found = {}
         for index, turn in turns.items():
             text = "".join(self.turns[index][turn : turn + 1])
@@ -126,10 +122,9 @@ class TextSampler:
         return {tuple(found): said}
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.undo`."""
+        """Do nothing: given texts have no state."""
 
     def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
-        """See `Sampler.close`."""
         return {}
 
 
@@ -187,12 +182,12 @@ def encode_demonstration(
 def within_limits(
     policy: Policy, task: Task, problem: Problem, prompt: int, told: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """The trajectories, with those lost that are longer than ``episode.tokens``.
+    """Mark as lost all trajectories that are longer than ``episode.tokens``, and return all.
 
     Args:
-        policy: Will read them.
-        task: Its limits count.
-        problem: What they are about.
+        policy: The model whose context bounds them.
+        task: Has the limit of tokens.
+        problem: Their problem.
         prompt: Tokens of the prompt.
         told: The trajectories.
 
@@ -215,7 +210,7 @@ def within_limits(
 
 
 def lost(problem: Problem, error: Exception) -> Trajectory:
-    """What stands for a demonstration that cannot be learnt from."""
+    """Return a trajectory that stands for a demonstration that cannot be learnt from."""
     reason = f"{type(error).__name__}: {error}"
     message = f"problem {problem.id}: its demonstration takes no part: {reason}"
     note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)

@@ -38,7 +38,7 @@ class ServerMessages:
     """The messages so far, with calls and results of tools as servers know them.
 
     Args:
-        problem: What the conversation is about; the model is offered its tools.
+        problem: The problem of the conversation; the model is offered its tools.
 
     Raises:
         DataError: The problem has more or fewer places than images.
@@ -152,7 +152,7 @@ def _read(calls: Sequence[Any]) -> dict[str, Any]:
 
 
 _FULL = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
-"""What servers say of a conversation that is longer than their model reads: OpenAI's code is
+"""Codes by which servers refuse a conversation that is longer than their model reads: OpenAI's code is
 ``context_length_exceeded``, llama.cpp's ``exceed_context_size_error``."""
 
 _LARGEST_SEED = 2**31 - 1
@@ -206,11 +206,11 @@ class ServerSampler(TextSampler):
         """By problem why the server has failed."""
         self._messages: dict[SampleIndex, ServerMessages] = {}
         self._last: dict[SampleIndex, tuple[list[dict[str, Any]], Completion]] = {}
-        """What was said last, behind the messages that it answers."""
+        """The last turns, each with the messages that it answers."""
 
     @property
     def outage(self) -> ServerError | None:
-        """See `Sampler`. It names the problems on which the server has failed."""
+        """The error that names the problems on which the server has failed; None while it works."""
         if not self._faults:
             return None
         error = next(iter(self._faults.values()))
@@ -223,7 +223,6 @@ class ServerSampler(TextSampler):
     def session(
         self, problems: Sequence[Problem], seeds: Sequence[int], group_size: int, limits: RolloutLimits
     ) -> Iterator[None]:
-        """See `Sampler.session`."""
         self._problems, self._seeds = problems, seeds
         self._room = asyncio.Semaphore(self.server.connections)
         self._asked: list[Future[Any]] = []
@@ -244,7 +243,7 @@ class ServerSampler(TextSampler):
             self._last.clear()
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.open`.
+        """Begin conversations with their problems' messages.
 
         Raises:
             DataError: A problem has more or fewer places than images.
@@ -255,21 +254,18 @@ class ServerSampler(TextSampler):
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
     ) -> Mapping[SampleIndex, Encoded | DataError | None]:
-        """See `Sampler.observe`."""
         for index, observation in shown.items():
             if observation is not None:
                 self._messages[index].hear(observation)
         return super().observe(shown)
 
     def undo(self, indices: Sequence[SampleIndex]) -> None:
-        """See `Sampler.undo`."""
         for index in indices:
             self._messages[index].undo()
 
     def say(
         self, turns: Mapping[SampleIndex, int]
     ) -> Mapping[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]]:
-        """See `Sampler.say`."""
         found: dict[tuple[SampleIndex, ...], Future[Mapping[SampleIndex, SampledTurn]]] = {}
         for indices, asked in self._alike(turns):
             future = event_loop.start(self._say(indices, turns[indices[0]], asked))
@@ -300,7 +296,7 @@ class ServerSampler(TextSampler):
                 raise self.outage
             try:
                 if self.cancelled():
-                    raise ServerError("nobody waits for this conversation any more", 504, "timeout")
+                    raise ServerError("the caller has cancelled this conversation", 504, "timeout")
                 replies = await self._draw(indices, turn, asked)
             except ServerError as error:
                 if turn and error.status in REFUSALS:
@@ -353,7 +349,6 @@ class ServerSampler(TextSampler):
         return SampledTurn(said, segment, [*accumulate(map(len, pieces))])
 
     def close(self, indices: Sequence[SampleIndex]) -> Mapping[SampleIndex, Future[float | None]]:
-        """See `Sampler.close`."""
         found = {}
         for index in indices:
             self._messages.pop(index, None)

@@ -27,35 +27,27 @@ class EpisodeWrapper(Episode):
         self.inner, self.channel = inner, inner.channel
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return self.inner.expected_observations()
 
     def reset(self) -> Observation | None:
-        """See `Episode`."""
         return self.inner.reset()
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         return self.inner.step(said)
 
     def probed(self, said: PolicyTurn) -> None:
-        """See `Episode`."""
         self.inner.probed(said)
 
     def answers(self) -> Sequence[Tagged]:
-        """See `Episode`."""
         return self.inner.answers()
 
     def awaited(self) -> Future[Any] | None:
-        """See `Episode`."""
         return self.inner.awaited()
 
     def result(self) -> EpisodeResult:
-        """See `Episode`."""
         return self.inner.result()
 
     def release(self) -> None:
-        """See `Episode`."""
         self.inner.release()
 
 
@@ -67,7 +59,7 @@ Message = dict[str, Any]
 
 
 class RecordingEpisode(EpisodeWrapper):
-    """An episode whose conversation is noted down, whoever holds it.
+    """An episode whose conversation is noted down.
 
     Kept are the messages with their images, the channels of each turn, and how it ended.
 
@@ -88,14 +80,13 @@ class RecordingEpisode(EpisodeWrapper):
         self.ended: EpisodeResult | None = None
 
     def reset(self) -> Observation | None:
-        """See `Episode`."""
         reply = super().reset()
         if reply is not None:
             self._note(reply)
         return reply
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`.
+        """Keep the turn and the reply to it.
 
         Raises:
             DataError: An image is shown, and none are kept.
@@ -112,7 +103,6 @@ class RecordingEpisode(EpisodeWrapper):
         return reply
 
     def result(self) -> EpisodeResult:
-        """See `Episode`."""
         self.ended = super().result()
         return self.ended
 
@@ -159,8 +149,8 @@ def noted_content(
 class ResumedEpisode(EpisodeWrapper):
     """An episode to which the first turns of a held conversation are said before the policy speaks.
 
-    What it replies to them has to be what was replied then: what comes after would belong to another
-    conversation otherwise.
+    Its replies to them have to be the replies of then: else the turns behind them would belong to another
+    conversation.
 
     Args:
         inner: The episode of the problem as it was first asked.
@@ -174,7 +164,7 @@ class ResumedEpisode(EpisodeWrapper):
         self.turns = sum(message["role"] == "assistant" for message in told)
 
     def reset(self) -> Observation | None:
-        """See `Episode`.
+        """Say the first turns to the episode, and compare its replies.
 
         Raises:
             DataError: The conversation cannot be held again as it was.
@@ -194,11 +184,10 @@ class ResumedEpisode(EpisodeWrapper):
         return None
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         return super().step(replace(said, turn=said.turn + self.turns))
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. What is said of single turns is said of the new ones only."""
+        """Return the result of the whole; verdicts on single turns are those of the new ones only."""
         ended = super().result()
         lost = [turn - self.turns for turn in ended.lost_turns if turn >= self.turns]
         return replace(ended, turns=ended.turns[self.turns :], lost_turns=lost)

@@ -40,7 +40,7 @@ class Fusion:
     how likely a single answer is to be right.
 
     Args:
-        weight: What a nat counts; with 0 the score alone decides.
+        weight: The weight of a nat; with 0 the score alone decides.
         slope: Above 0; None leaves the sum as it is.
         intercept: Belongs to ``slope``.
     """
@@ -74,7 +74,7 @@ def fusion_of(verifier: str, fitted: Fusion | None) -> Fusion | None:
 
     Args:
         verifier: The verifier's description.
-        fitted: What a calibration was fitted with.
+        fitted: The fusion that a calibration was fitted with.
 
     Raises:
         ConfigError: No weight is known, or ``A`` is none.
@@ -112,7 +112,7 @@ class Calibration:
         threshold: Answers below this probability should be withheld; None withholds nothing.
         target_risk: The share of wrong answers among the given ones that ``threshold`` was chosen for.
         fitted_on: The verifier, strategy, samples, problems, ... that it was fitted on and is meant for.
-        fusion: What the verifier ``fused`` makes its scores with, if it was fitted for that one.
+        fusion: The fusion of the verifier ``fused``, if it was fitted for that one.
         format: The version of the file's format.
     """
 

@@ -49,8 +49,7 @@ def elect(keys: ArrayLike, votes: ArrayLike) -> Floats:
 def best_weights(score: ArrayLike) -> Floats:
     """Probability ``[..., N]`` that best-of-N picks each candidate: the highest score, ties at random.
 
-    A candidate without a score loses to every candidate with one; if nobody has a score, the choice is
-    random.
+    A candidate without a score loses to every candidate with one; if none has a score, the choice is random.
     """
     score = np.asarray(score, dtype=np.float64)
     scored = ~np.isnan(score)
@@ -68,9 +67,9 @@ def first_weights(keys: ArrayLike) -> Floats:
 def vote_weights(score: ArrayLike, temperature: float) -> Floats:
     """How much each candidate's vote counts ``[..., N]``: softmax(score / temperature), which adds up to 1.
 
-    A candidate without a score has no vote beside others that have one; if nobody has a score, all votes
-    count the same. A small temperature leaves only the highest score's vote, a large one makes them equal.
-    (CISC, arXiv:2502.06233.)
+    A candidate without a score has no vote beside others that have one; if none has a score, all votes count
+    the same. A small temperature leaves only the highest score's vote, a large one makes them equal. (CISC,
+    arXiv:2502.06233.)
 
     Raises:
         ValueError: The temperature is not positive.
@@ -221,9 +220,11 @@ def cluster_boxes(boxes: ArrayLike, threshold: float = 0.5) -> tuple[NDArray[np.
 
 
 def consensus_boxes(keys: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> Floats:
-    """What each box's cluster stands for ``[..., N, 4]``: the mean of its boxes, weighted by their votes.
+    """Return the box that each box's cluster stands for, ``[..., N, 4]``: the mean of its boxes, weighted by
+    their votes.
 
-    With equal votes that is the centroid. NaN for unreadable answers, and where nobody in the cluster votes.
+    With equal votes that is the centroid. NaN for unreadable answers, and where no box of the cluster has a
+    vote.
 
     Args:
         keys: ``[..., N]``, the cluster of each box (`cluster_boxes`); -1 for unreadable answers.
@@ -237,7 +238,7 @@ def consensus_boxes(keys: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> Floa
 
 
 def _uniform(winners: NDArray[np.bool_]) -> Floats:
-    """Equal weight on every winner; on everybody where there is no winner."""
+    """Equal weight on every winner; on all where there is no winner."""
     winners = winners | ~winners.any(-1, keepdims=True)
     return winners / winners.sum(-1, keepdims=True)
 
@@ -246,13 +247,13 @@ def _uniform(winners: NDArray[np.bool_]) -> Floats:
 class Candidate:
     """One sampled answer to one problem, on its way from the sampler to the choice.
 
-    Sampling for training has trajectories; whatever chooses, serves or shows answers has candidates.
+    Sampling for training has trajectories; code that chooses, serves or shows answers has candidates.
 
     Args:
         answer: The parsed answer as a JSON value; None if it could not be read.
         key: The task's canonical form (`Verdict.key`): equal for equivalent answers. None for unreadable
             answers and for boxes, which are compared by IoU.
-        score: What a verifier thinks of it, higher is better; None where there is no readable score.
+        score: A verifier's score, higher is better; None where there is no readable score.
         logprob: Mean log-probability of the answer's tokens, where there is one.
         tokens: Tokens it took to write.
         text: Everything that was written.
@@ -317,7 +318,7 @@ class Candidates:
 
 
 UNIT_MARK = "\u2009"
-"""What stands before a unit in a key: ``5`` and ``5 cm`` are one answer, unless another one is in metres."""
+"""The mark before a unit in a key: ``5`` and ``5 cm`` are one answer, unless another one is in metres."""
 
 
 def number_keys(keys: Sequence[str | None]) -> list[int]:

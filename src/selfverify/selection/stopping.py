@@ -112,7 +112,7 @@ def sample_adaptively(
         draw: Makes up to the given number of further candidates, in order; fewer if it has no more.
         stopping: When to stop.
         strategy: The strategy that will choose; its votes are counted.
-        options: What the strategy is told.
+        options: The options of the strategy.
 
     Returns:
         The candidates, and why there are no more: ``confident``, ``samples``, ``tokens`` or ``exhausted``.

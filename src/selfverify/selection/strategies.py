@@ -77,8 +77,8 @@ class Strategy:
             the consensus of the winning cluster; other strategies with one of the boxes.
         of_subsets: The ``rule`` averaged over all size-n subsets of G candidates ``[..., G]``, where there is
             a closed form.
-        needs: What the strategy cannot do without: the verifier's scores, the truth, or nothing.
-        confidence: What the confidence of a choice is: the candidate's score, the share of all candidates
+        needs: The values that the strategy cannot do without: the verifier's scores, the truth, or nothing.
+        confidence: The kind of confidence of a choice: the candidate's score, the share of all candidates
             that gave its answer, or the sum of their scores over the number of all candidates.
     """
 
@@ -196,15 +196,15 @@ def strategy_for_use(name: str) -> Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen.
+    """A choice among candidates.
 
     Args:
         index: The place of the chosen candidate, or of the one that stands for the chosen answer.
         answer: The answer; for boxes that were chosen by vote, the consensus of the winning cluster.
         score: The candidate's score.
         votes: How many candidates gave this answer; for boxes, how many are in its cluster.
-        confidence: What `Strategy.confidence` says, not calibrated (`selfverify.selection.calibration`); None
-            where it is unknown.
+        confidence: The value that `Strategy.confidence` names, not calibrated
+            (`selfverify.selection.calibration`); None where it is unknown.
         strategy: The strategy that really chose: where no candidate has a score, a vote replaces one that
             needs scores.
         reason: A sentence that says why.
@@ -323,7 +323,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """What a strategy chooses for each of P problems, as probabilities that add up to 1.
+    """A strategy's choice for each of P problems, as probabilities that add up to 1.
 
     Args:
         probability: ``[P, G]`` of the candidates, or ``[P, M]`` of the boxes that votes made.
@@ -365,7 +365,7 @@ def mixtures(
     options: StrategyConfig = DEFAULTS,
     seed: int = 0,
 ) -> list[Mixture]:
-    """What each of the strategies chooses from n of the candidates ``[P, G]``, on average over the subsets.
+    """Return each strategy's choice from n of the candidates ``[P, G]``, on average over the subsets.
 
     Exact where all subsets can be looked at or a strategy has a closed form, else an average over
     `MAX_SUBSETS` seeded subsets. Memory grows with P: see `blocks`.
@@ -399,13 +399,13 @@ def expected_correctness(
     targets: ArrayLike | None = None,
     seed: int = 0,
 ) -> Floats:
-    """Expected correctness ``[P]`` of what a strategy chooses from n of the candidates.
+    """Return the expected correctness ``[P]`` of a strategy's choice from n of the candidates.
 
     Args:
-        strategy: What chooses.
+        strategy: The strategy.
         candidates: ``[P, G]``, with ``correct``.
         n: Candidates that it sees; by default all G.
-        options: What the strategy is told.
+        options: The options of the strategy.
         targets: The true boxes ``[P, 4]``. A box that votes made is right where its IoU with the target is
             above 0.5.
         seed: Draws the subsets, where there are too many.

@@ -272,13 +272,11 @@ class _Keeping(TokenCallback):
                 job.stream.restart()  # a batch that failed is sampled again
 
     def token(self, place: SampleIndex, token: int) -> None:
-        """See `TokenCallback`."""
         stream = self._jobs[place[0]].stream
         if stream is not None and place[1] == 0:
             stream.token(token)
 
     def ended(self, place: SampleIndex, sample: Sample) -> None:
-        """See `TokenCallback`."""
         job = self._jobs[place[0]]
         if not job.done.done():
             job.finished[place[1]] = self._judged(job, sample)
@@ -331,13 +329,11 @@ class Local(Backend):
         self.batcher.close()
 
     def check_verifier(self, verifier: str) -> None:
-        """See `Backend`."""
         if verifier != "none" and verifier not in self.verifiers:
             known = ", ".join([*self.verifiers, "none"])
             raise ConfigError(f"there is no verifier {verifier!r}; there are {known}")
 
     def check(self, ask: AnswerRequest) -> None:
-        """See `Backend`."""
         body = ask.body
         if ask.model != self.model:
             text = f"the model {ask.model!r} does not exist; there is {self.model!r}"
@@ -458,7 +454,6 @@ class Local(Backend):
         return scores
 
     async def models(self) -> list[dict[str, Any]]:
-        """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
 
 

@@ -58,13 +58,11 @@ class Upstream(Backend):
         await self.client.__aexit__(*error)
 
     def check_verifier(self, verifier: str) -> None:
-        """See `Backend`."""
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
             known = "inline, soft, judge, judge:MODEL, none"
             raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {known}")
 
     def check(self, ask: AnswerRequest) -> None:
-        """See `Backend`."""
         if ask.look is not None and judge_of(ask.best_of.verifier or "", ask.model) is not None:
             text = "candidates that look again have the scores that they write: inline or none"
             raise invalid_value("best_of.verifier", text)
@@ -212,11 +210,9 @@ class Upstream(Backend):
         return await rate_all(self.client, judge, asked, ask.usage)
 
     async def fault(self) -> str | None:
-        """See `Backend`."""
         return await self.client.fault()
 
     async def models(self) -> list[dict[str, Any]]:
-        """See `Backend`."""
         return await self.client.models()
 
 

@@ -55,7 +55,6 @@ class ToldLooks(EpisodeWrapper):
         self.look, self.tell = look, tell
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         before = len(self.look.steps)
         reply = super().step(said)
         for step in self.look.steps[before:]:
@@ -201,22 +200,18 @@ class SharedHook(RolloutHook):
         self.hook, self.lock = hook, lock
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
-        """See `RolloutHook`."""
         with self.lock:
             self.hook.begin(problems)
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `RolloutHook`."""
         with self.lock:
             self.hook.open(indices)
 
     def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
-        """See `RolloutHook`."""
         with self.lock:
             self.hook.said(said)
 
     def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
-        """See `RolloutHook`."""
         with self.lock:
             self.hook.shown(replies)
 

@@ -29,11 +29,12 @@ class Verdict:
         key: A text that is equal for equivalent answers; None when the answer cannot be read.
         unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty. A
             trajectory without a verdict takes no part in training. A malformed answer is wrong instead.
-        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7); None means ``reward``.
+        quality: The value that decides whether two answers contrast (ADPO Eq. 6 and 7); None means
+            ``reward``.
         parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
             ``reward/NAME``: a mean over the answers that have it.
         error: The class of error of a wrong answer that could be read, one of `Task.errors`; else None.
-        read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
+        read_by: The reader of the answer: the task's `RULES`, or in evaluations an extractor's name.
     """
 
     reward: float
@@ -97,7 +98,7 @@ class SingleTurn(Episode):
     """Over after the first answer, in the channels ``answer`` and ``score``.
 
     Args:
-        problem: What was asked.
+        problem: The problem.
         tags: The tags of an answer, in order.
         verdict: Judges it.
     """
@@ -110,11 +111,9 @@ class SingleTurn(Episode):
         self._judged: dict[int, Verdict] = {}
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         return Observation(done=True, channels=self._read(said, self.channel, split=True))
 
     def answers(self) -> Sequence[Tagged]:
-        """See `Episode`."""
         return self._answers
 
     def result(self) -> EpisodeResult:
@@ -154,7 +153,7 @@ class SelfCorrection(SingleTurn):
     the task asks for one, belongs to its turn.
 
     Args:
-        problem: What was asked.
+        problem: The problem.
         tags: The tags of an answer, in order.
         verdict: Judges answers.
         words: The request to re-examine.
@@ -179,11 +178,9 @@ class SelfCorrection(SingleTurn):
         self._cut_off = False
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return [Observation(self.words)]
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         cuts = self._read(said, turn_channel(said.turn), split=self.split_score and said.turn == 1)
         self._cut_off = said.finish != Finish.STOP
         done = said.turn >= self.rounds or self._cut_off or (said.turn > 0 and self._is_settled())

@@ -1,4 +1,4 @@
-"""What a task is: it makes problems, says which form an answer has, and rewards answers."""
+"""Tasks: it makes problems, says which form an answer has, and rewards answers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from selfverify.tasks.answering import Verdict as Verdict
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a call touches, in pixels of the screen.
+    """The place that a call touches, in pixels of the screen.
 
     Args:
         kind: How it touches.
         x: Where the finger comes down.
         y: The same, from above.
-        box: What is touched; None where that is not known, as of a swipe.
+        box: The element that is touched; None where that is not known, as of a swipe.
         to: Where a swipe ends.
     """
 
@@ -113,7 +113,7 @@ class DemonstratedTurn:
     """A turn of a demonstrated conversation.
 
     Args:
-        text: What the policy would say, without the token that ends a turn.
+        text: The policy's words, without the token that ends a turn.
         taught: Whether it is to be learnt. A mistake that a later turn mends is shown and not taught.
     """
 
@@ -126,7 +126,7 @@ class DemonstratedConversation:
     """A conversation that goes on from a problem, as one side of a preference.
 
     Args:
-        texts: What the policy would say, turn by turn, without the tokens that end turns.
+        texts: The policy's words, turn by turn, without the tokens that end turns.
         episode: Replies to it.
     """
 
@@ -135,7 +135,7 @@ class DemonstratedConversation:
 
 
 EVERY = "every"
-"""The component (`Metric`) that is 1 for every answer, whatever has become of it."""
+"""The component (`Metric`) that is 1 for every answer, also for unreadable ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class Task(ABC):
     makes its problems itself, without end, and whose answers hold no places in images.
 
     Attributes:
-        name: What recipes call the task; the ids of its problems begin with it.
-        summary: What is asked, in one line.
+        name: The name in recipes; the ids of its problems begin with it.
+        summary: The question, in one line.
         config_class: The class of the task's options; ``config`` is an instance of it.
         kind: Whether two answers are either equal or not (``discrete``), or overlap more or less
             (``continuous``: boxes, which majority votes then cluster).
@@ -250,20 +250,22 @@ class Task(ABC):
         """Reward an answer. A malformed answer earns 0; no output of a model raises an error.
 
         Raises:
-            DataError: What answers are judged by cannot be read. The answer then counts as ``unjudged``.
+            DataError: The data by which answers are judged cannot be read. The answer then counts as
+                ``unjudged``.
         """
 
     def open(self, problem: Problem, seed: int) -> Episode:
         """Begin a conversation about a problem: by default one that is over after the first answer.
 
         Args:
-            problem: What the policy is asked.
-            seed: Decides whatever is random in the episode.
+            problem: The problem.
+            seed: Decides everything that is random in the episode.
         """
         return SingleTurn(problem, self.tags, self.verdict)
 
     def hook(self) -> RolloutHook | None:
-        """What follows this task's conversations and measures what is said in them; by default nothing."""
+        """Return a hook that follows this task's conversations and measures their turns; by default
+        nothing."""
         return None
 
     def verdict(self, problem: Problem, tagged: Tagged) -> Verdict:
@@ -306,7 +308,7 @@ class Task(ABC):
         secrets.
 
         Args:
-            problem: What was asked.
+            problem: The problem.
             tagged: The first turn.
             rng: Draws the answer that is given instead.
 
@@ -344,7 +346,7 @@ class Task(ABC):
     def set_coordinate_space(self, space: Space) -> None:
         """Learn how the policy writes places in images (`Policy.coordinate_space`).
 
-        `learn` and `evaluate` call this; whoever makes problems by hand calls it first.
+        `learn` and `evaluate` call this; code that makes problems by hand calls it first.
         """
 
     def set_policy(self, policy: object) -> None:
@@ -379,7 +381,7 @@ class Task(ABC):
         """Return components ``[M]`` of M canonical answers by name, also of answers that a vote made.
 
         Args:
-            problem: What was asked.
+            problem: The problem.
             answers: Boxes ``[M, 4]``, NaN where an answer is unreadable.
         """
         return {}
@@ -392,7 +394,7 @@ class Task(ABC):
 
         Args:
             target: The problem's, as the store keeps it; nothing of it is trusted.
-            calls: Those that the environment has answered, in their order.
+            calls: The calls that the environment has answered, in their order.
         """
         return None
 

@@ -1,6 +1,6 @@
 """Conversations of files, as demonstrations (`conversations`) and as preferences among them (`pairs`).
 
-What was replied in a conversation is replied again, whatever is said (`Replayed`).
+The replies of a conversation are given again, to any words (`Replayed`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Cuts = Sequence[Sequence[tuple[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class HeardReply:
-    """What was replied to a turn.
+    """The reply to a turn.
 
     Args:
-        role: Who replied, ``user`` or ``tool``.
+        role: The role of the reply, ``user`` or ``tool``.
         parts: Texts and places for images.
         images: The images, not read yet.
     """
@@ -60,7 +60,8 @@ class HeardReply:
 
 
 class Replayed(Episode):
-    """Replies what was replied, whatever is said; behind the last reply the conversation is over.
+    """Gives the replies of a conversation again, to any words; behind the last reply the conversation is
+    over.
 
     Args:
         heard: The replies.
@@ -73,7 +74,6 @@ class Replayed(Episode):
         self.heard, self.cuts = heard, cuts
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return [
             HeardReply(role, [{"type": "text", "text": ""}], []).reply()
             for role in dict.fromkeys(heard.role for heard in self.heard)
@@ -91,7 +91,6 @@ class Replayed(Episode):
         return reply
 
     def result(self) -> EpisodeResult:
-        """See `Episode`."""
         return EpisodeResult()
 
 
@@ -101,7 +100,7 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def heard_between(messages: Sequence[Mapping[str, Any]]) -> list[HeardReply]:
-    """What stands between the assistant's messages."""
+    """The messages between the assistant's."""
     found = []
     for before, after in itertools.pairwise(turns_of(messages)):
         told = messages[before + 1 : after]
@@ -232,16 +231,14 @@ class Conversations(RowTask):
         return Problem(id, messages, images, target, meta, row["tools"])
 
     def count(self, split: Split) -> int:
-        """See `Task.count`."""
         total = len(self._turns_of(split))
         return total if split != "train" or self.config.sample is None else min(self.config.sample, total)
 
     def open(self, problem: Problem, seed: int) -> Replayed:
-        """See `Task.open`."""
         return Replayed(problem.target["heard"], problem.target["cuts"])
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[DemonstratedTurn]:
-        """What the assistant said, of which the last turn or all of it is taught."""
+        """The assistant's turns, of which the last one or all are taught."""
         said, everything = problem.target["said"], problem.target["taught"] == "all"
         return [DemonstratedTurn(text, everything or n + 1 == len(said)) for n, text in enumerate(said)]
 
@@ -297,7 +294,6 @@ class Preferences(RowTask):
     limits = RolloutLimits(turns=100)
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`."""
         messages, images = asked_of(row["prompt"])
         target: dict[str, Any] = {
             side: {
@@ -312,7 +308,6 @@ class Preferences(RowTask):
         return Problem(id, messages, images, target, {"category": row["category"]})
 
     def demonstrate_pair(self, problem: Problem) -> tuple[DemonstratedConversation, DemonstratedConversation]:
-        """See `Task`."""
         chosen, rejected = (
             DemonstratedConversation(side["said"], Replayed(side["heard"], side["cuts"]))
             for side in (problem.target[name] for name in SIDES)

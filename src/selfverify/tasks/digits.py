@@ -111,7 +111,6 @@ class DigitsSum(Task):
     config: DigitsSumConfig
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
         count = c.count if c.fewest is None else int(rng.integers(c.fewest, c.count + 1))
@@ -122,7 +121,6 @@ class DigitsSum(Task):
         return self.posed(split, seed, index, question, sum(digits), image, digits=digits, noise=noise)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        """See `judge_integer`."""
         return judge_integer(problem.target, tagged, 9 * self.config.count)
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
@@ -163,7 +161,6 @@ class DigitsShown(Task):
     config: DigitsShownConfig
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
         digits = [int(d) for d in rng.integers(0, 10, c.count)]
@@ -238,7 +235,6 @@ class DigitsLocate(Task):
     kind = "continuous"
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
         bank = digit_bank(split)

@@ -97,7 +97,6 @@ class DigitsPick(Task):
     errors = (WRONG_SUM, NOT_SHOWN, NEITHER)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
         digits, target = self._drawn(rng)
@@ -278,16 +277,13 @@ class DigitsMix(Task):
         self.by_name = {part.name: part for part in parts}
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         return self.rotation[index % len(self.rotation)].problem(split, seed, index)
 
     def _own(self, problem: Problem) -> Part:
         return self.by_name[problem.id.split("/", 1)[0]]
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        """See `Task.judge`."""
         return self._own(problem).judge(problem, tagged)
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """See `Task.demonstrate`."""
         return self._own(problem).demonstrate(problem, rng, wrong)

@@ -231,7 +231,6 @@ class Grounding(RowTask):
     )
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`."""
         question, image = row["question"], row["images"][0].open()
         if image.size != row["size"]:
             raise DataError(

@@ -152,11 +152,9 @@ class Math(RowTask):
         self._pool: WorkerPool | None = None
 
     def ask_again(self, words: str) -> str:
-        """See `Task.ask_again`."""
         return f"{words} {reminder(self.tags)}"
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`."""
         question, answer, options = row["question"], row["answer"], row["options"]
         answers = [answer, *(other for other in row.get("alternatives", ()) if other != answer)]
         kept = ("question", "answer", "category", "categories", "source", "solution", "target_boxes")
@@ -312,7 +310,6 @@ class Math(RowTask):
 
     @property
     def takes_all(self) -> bool:
-        """See `RowTask.takes_all`."""
         return not self.config.solved
 
 
@@ -374,23 +371,25 @@ def _hint(meta: Mapping[str, Any]) -> str:
 _DENIALS = {"not", "no", "wrong", "incorrect", "false", "never", "isn't"}
 _AFFIRMED = {"is", "the", "correct", "right", "best", "final", "answer", "option", "choice"}
 _JOINS = {"or", "and", "nor", "vs", "option", "choice", *"/&,;|+-()[].:"}
-"""What stands between letters that are listed: ``b. or c``, ``(B) / (c)``."""
+"""The text between letters that are listed: ``b. or c``, ``(B) / (c)``."""
 
 
 def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
 
     Accepted are ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text or
-    value, and ``B. its text``. What follows the letter must not deny it, and not be or name another option.
+    value, and ``B. its text``. The text behind the letter must not deny it, and not be or name another
+    option.
     """
     content = final_expression(text)
     if not content:
         return None
-    letter, marked, rest = _letter(content)
+    letter, mark, rest = _letter(content)
     if letter in options and not rest:
         return letter  # even if it is another option's text: letters were asked for
+    named = mark == "=" and not any("=" in text for text in options.values())
     by_text = _by_text(content, options)
-    if by_text is not None or letter not in options:
+    if letter not in options or (by_text is not None and not named):
         return by_text
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
@@ -399,22 +398,23 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
     denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
-    if not marked or {*denied} & _DENIALS:
+    if not mark or {*denied} & _DENIALS:
         return None
     return letter if _names_no_other(rest, letter, options) else None
 
 
-def _letter(content: str) -> tuple[str, bool, str]:
-    """Return the letter with which an answer begins, or nothing; whether a mark sets it apart; the rest."""
+def _letter(content: str) -> tuple[str, str, str]:
+    """Return the letter with which an answer begins, or nothing; the mark that sets it apart; the rest."""
     for lead in ("option ", "choice "):
         content = content[len(lead) :].lstrip() if content.casefold().startswith(lead) else content
-    bracket = content[:1] in ("(", "[")
-    letter, rest = content[bracket:][:1].upper(), content[bracket + 1 :]
-    if rest[:1] not in (")", "]") if bracket else rest[:1].isascii() and rest[:1].isalpha():
-        return "", False, ""
-    spaced, rest = rest[:1] == " ", rest[bracket:].lstrip()
-    mark = rest[:1] in (".", ")", ":") or (spaced and rest.startswith("- "))
-    return letter, bracket or mark, unwrap(rest[1:] if mark else rest)
+    bracket = content[:1] if content[:1] in ("(", "[") else ""
+    letter, after = content[len(bracket) :][:1].upper(), content[len(bracket) + 1 :]
+    if after[:1] not in (")", "]") if bracket else after[:1].isascii() and after[:1].isalpha():
+        return "", "", ""
+    rest = after[len(bracket) :].lstrip()
+    dash = after[:1] == " " and rest.startswith("- ")
+    mark = rest[:1] if dash or rest[:1] in {*".):="} else ""
+    return letter, mark or bracket, unwrap(rest.removeprefix(mark))
 
 
 def right_letters(target: str, options: Mapping[str, str]) -> set[str]:

@@ -26,7 +26,6 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!:]=|\S)",
     re.ASCII,
 )
-GROUP = re.compile(r"[,'_ ]")
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 CLOSING = frozenset(OPENING.values())
 CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "₹": "rupee"}
@@ -196,7 +195,7 @@ def read_noun(parts: Sequence[Token]) -> Unit | None:
 
 
 class _Unreadable(Exception):
-    """Something that does not belong to the grammar, or is too large."""
+    """The text does not belong to the grammar, or its value is too large."""
 
 
 TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"])
@@ -217,7 +216,7 @@ class Algebra:
     """Numbers, functions and, if wanted, letters in LaTeX: a sum of products of powers.
 
     Every method reads one part of that grammar at the current place and returns its value, which is NaN where
-    it has letters or functions. What does not belong to the grammar raises `_Unreadable`, or ends it.
+    it has letters or functions. A token that does not belong to the grammar raises `_Unreadable`, or ends it.
 
     Args:
         parts: The tokens.
@@ -419,7 +418,7 @@ class Algebra:
             return Fraction(int(token.text))
         self.decimal |= "." in token.text or bool(token.exponent)
         mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
-        value = Fraction(GROUP.sub("", mantissa).rstrip(".") or "0")
+        value = Fraction("".join(sign for sign in mantissa if sign not in ",'_ ").rstrip("."))
         if token.exponent:
             return value * Fraction(10) ** int(token.exponent)
         match [part.text for part in self.rest[-1:-5:-1]]:
@@ -475,7 +474,7 @@ _TO_LATEX = {
     **{name: f"\\{name}" for name in (*FUNCTIONS, "sqrt", "pi")},
     **dict.fromkeys(("inf", "Inf", "infinity", "Infinity"), "\\infty"),
 }  # fmt: skip
-"""What people write for LaTeX."""
+"""Spellings that people use in place of LaTeX."""
 
 
 def latex_of(parts: Sequence[Token]) -> str:
@@ -487,7 +486,8 @@ def latex_of(parts: Sequence[Token]) -> str:
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
         degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
         if part.kind == "number":
-            value = Algebra([part]).read() if degrees or part.exponent or GROUP.search(made) else None
+            simple = not degrees and made.replace(".", "").isdecimal()
+            value = None if simple else Algebra([part]).read()
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
                 made = number_latex(value)
                 if degrees:

@@ -66,7 +66,7 @@ class Number:
 
     Args:
         value: The value as it is written; a float where it is irrational.
-        latex: What is written, if the value is a float.
+        latex: The spelling, if the value is a float.
         decimal: Whether it was written with a point or an exponent, and so may have been rounded.
         percent: Whether a percent sign followed.
         unit: Base units with their powers, sorted (``(("h", -1), ("km", 1))``); empty without one. The base
@@ -191,7 +191,7 @@ def _around(parts: Parts) -> str:
 def _elements(parts: Parts, kind: str) -> tuple[str, list[Parts]]:
     """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
-    Commas, semicolons, "and" and "or" separate elements. What is no list is one element.
+    Commas, semicolons, "and" and "or" separate elements. A text that is no list is one element.
     """
     inside = parts[1:-1] if kind else parts
     found = _cut(inside, (",", ";") if kind else _SEPARATORS)
@@ -268,7 +268,7 @@ def _joined(parts: Parts, unit: str) -> Items | None:
 
 _ENDS = {*CLOSING, *CURRENCY, "%", "'", '"', "\\circ", "\\%"}
 _BEGIN = {"number", "clock", "command", "(", "-", *CURRENCY}
-"""What may stand before and behind the sign of a range."""
+"""Texts that may stand before and behind the sign of a range."""
 
 
 def _clock(text: str) -> str:
@@ -319,27 +319,17 @@ def _equal(sides: list[Parts], signs: list[str], unit: str) -> Value | None:
         return Named(name, value) if name and value is not None else value
     # "5-3" alone would be a score.
     values = [_quantity(side, unit) or _read(side, unit) for side in sides]
-    numbers = [number_of(value) for value in values]
-    if None in numbers:
+    numbers = [value.worth for value in values if isinstance(value, Number)]
+    if len(numbers) < len(values):
         both = [*sides[0], Token("other", "=", True), *sides[1]]
         plain = not name and signs == ["="] and None not in values
         return _equation(both, sides) if plain else None
     rounded = values.pop() if signs[-1] == "\\approx" else None
-    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[1 : len(values)]):
+    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[: len(values)]):
         return None
-    if rounded is not None and not _rounds(numbers[0], rounded):
+    if apart(numbers[0], numbers[-1]) > Fraction(1, 50):
         return None
     return Named(name, values[-1], rounded)
-
-
-def _rounds(exact: Exact, value: Value) -> bool:
-    """Whether a decimal stands for a value up to half of its last place."""
-    if not isinstance(value, Number) or not isinstance(value.value, Fraction):
-        return False
-    places = 0
-    while (value.value * 10**places).denominator != 1 and places < 12:
-        places += 1
-    return abs(Fraction(exact) - value.value) * 2 * 10**places <= Fraction(1_000_001, 1_000_000)
 
 
 def _inequality(sides: list[Parts], order: list[tuple[int, bool]], unit: str) -> Named | None:
@@ -490,10 +480,3 @@ def _expression(parts: Parts) -> Expression:
         told = {part.text for part in parts if part.kind in ("word", "command") or not part.text.isascii()}
         signs |= {UNREAD, *told, *(sign for text in told if text.isalpha() for sign in text)}
     return Expression(latex_of(parts).removeprefix("+"), frozenset(signs))
-
-
-def number_of(value: Value | None) -> Exact | None:
-    """Return the value of a number or of arithmetic; None for anything else."""
-    if isinstance(value, Named):
-        return number_of(value.value)
-    return value.worth if isinstance(value, Number) else None

@@ -316,7 +316,7 @@ PROFILES: dict[str, ScoringProfile] = {
 
 @dataclass(frozen=True, slots=True)
 class StepScore:
-    """What one action earned.
+    """The reward of one action.
 
     Args:
         type: Whether the action is of the target's type.
@@ -351,7 +351,7 @@ def score_step(
     Args:
         profile: The rules.
         target: The wanted action, in pixels of the screen, as ``action`` and ``boxes`` are.
-        action: What the model did.
+        action: The model's action.
         screen: The screen's width and height.
         boxes: Boxes (x1, y1, x2, y2) of the target element.
     """
@@ -471,7 +471,6 @@ class Mobile(RowTask):
         self.profile = PROFILES[self.config.profile]
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`."""
         image, screen = row["images"][0].open(), row["screen"]
         space = self.space_of(image.size, id)
         target = {k: list(map(float, v)) if isinstance(v, list) else v for k, v in row["action"].items()}

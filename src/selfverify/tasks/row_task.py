@@ -234,7 +234,8 @@ class RowTask(Task):
         return True
 
     def takes(self, row: Mapping[str, Any]) -> bool:
-        """Return whether training takes a row. What it does not take is counted once, and is no problem."""
+        """Return whether training takes a row. A row that it does not take is counted once, and makes no
+        problem."""
         return True
 
     def _taken_rows(self) -> NDArray[np.int64]:
@@ -287,7 +288,6 @@ class RowTask(Task):
         return len(self.rows(split))
 
     def check_files(self, split: Split) -> None:
-        """See `Task.check_files`."""
         if self.config.file(split) is not None:
             try:
                 self.rows(split)
@@ -295,12 +295,10 @@ class RowTask(Task):
                 raise ConfigError(f"task.{split}: {error}") from None
 
     def broken(self, split: Split) -> list[str]:
-        """See `Task.broken`."""
         rows = self.rows(split)
         return [str(bad) for bad in rows.bad] if isinstance(rows, Rows) else []
 
     def set_coordinate_space(self, space: Space) -> None:
-        """See `Task.set_coordinate_space`."""
         self._space = space
 
     def space_of(self, size: Size, name: str) -> Size:

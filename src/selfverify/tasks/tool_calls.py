@@ -71,7 +71,8 @@ def read_json(text: str) -> Any:
 
 
 def begin_json(text: str, start: int) -> Any:
-    """Read the JSON value that begins at ``start``, whatever follows it; errors are those of `read_json`."""
+    """Read the JSON value that begins at ``start``, with any text behind it; errors are those of
+    `read_json`."""
     return json_at(text, start)[0]
 
 
@@ -88,7 +89,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_MARK = re.compile(r"<think>|</?tool_call>|<function=|<\|python_tag\|>\s*|```\w*\s*(?=[\[{])|\{|\[(?=\s*\{)")
+_MARK = re.compile(
+    r"<think>|</?tool_call>|<\|tool_call>|<function=|<\|python_tag\|>\s*|```\w*\s*(?=[\[{])|\{|\[(?=\s*\{)"
+)
 _FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
@@ -109,7 +112,7 @@ class ToolCalls:
 
     Args:
         calls: In the order in which they were written; empty where there is an error.
-        error: What is wrong with a call, in words for the policy; empty where nothing is.
+        error: The fault of a call, in words for the policy; empty where nothing is.
         start: The character of the text at which the first call begins; None where there is none, or where
             the tokenizer's own response template has read the message.
     """
@@ -120,7 +123,7 @@ class ToolCalls:
 
 
 class _Broken(Exception):
-    """What was meant as a call and is none; the message says why."""
+    """A text was meant as a call and is none; the message says why."""
 
 
 def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> ToolCalls:
@@ -139,7 +142,7 @@ def read_calls(said: PolicyTurn, tools: Sequence[Mapping[str, Any]] = ()) -> Too
     cut off, not JSON or without a name or arguments are errors.
 
     Args:
-        said: What the policy has said.
+        said: The policy's turn.
         tools: As in `Problem.tools`. Values in Qwen3-Coder's form are text; one whose parameter is said to be
             no string is read as JSON. Whole numbers that are written as texts or as 3.0 become integers where
             the schema says so, as servers' parsers do it.
@@ -173,7 +176,8 @@ def _of_message(message: Mapping[str, Any]) -> list[ToolCall]:
 def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
     """The calls in a text. Thoughts end with the first ``</think>``, as the prompt may have opened them.
 
-    What is read is not read again, and what was meant as a call and is none ends it: the time is linear.
+    No text is read twice, and a text that was meant as a call and is none ends the reading: the time is
+    linear.
     """
     thought = text.find("</think>")
     position = begin = _skip(text, 0 if thought < 0 else thought + len("</think>"))
@@ -192,6 +196,8 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
             continue
         if opening == "</tool_call>":
             raise _Broken("</tool_call> stands without <tool_call>")
+        if opening == "<|tool_call>":
+            raise _Broken(f"Gemma's form needs the tokenizer's response template; else a call is {_FORM}")
         if opening == "<tool_call>":
             call, position = _tagged(text, _skip(text, position), tools)
             found = [call]
@@ -362,7 +368,7 @@ def short_name(name: str) -> str:
 
 
 Shown = str | Image | Sequence[str | Image]
-"""What a tool returns to be shown: a text, an image, or several in order."""
+"""Values that a tool may return to be shown: a text, an image, or several in order."""
 
 
 class ToolError(Exception):
@@ -425,7 +431,7 @@ def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[
 
     Args:
         name: Its name.
-        described: What it does; the first paragraph is shown.
+        described: Its purpose; the first paragraph is shown.
         arguments: Its arguments.
     """
     parameters = arguments.json_schema(schema_generator=_Untitled)
@@ -444,7 +450,7 @@ def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[
 
 
 def misfit(name: str, error: ValidationError) -> str:
-    """What does not fit in the arguments of the tool ``name``, in words for the policy."""
+    """Return why arguments do not fit the tool ``name``, in words for the policy."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
     return f"the arguments of {name} do not fit: {'; '.join(said)}"

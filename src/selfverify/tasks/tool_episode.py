@@ -34,7 +34,7 @@ class ToolEpisode(SingleTurn):
 
     A call that cannot be read, of a tool that does not exist or with arguments that do not fit is refused:
     the policy is told why, and nothing of its message is carried out. A tool that raises `ToolError` has
-    failed; the policy is told, and the calls behind it are left out. Whatever else a tool raises ends the
+    failed; the policy is told, and the calls behind it are left out. Another exception of a tool ends the
     conversation with ``error`` and without a verdict.
 
     A conversation that ends without an answer, at a limit or after too many errors in a row, ends wrong.
@@ -45,7 +45,7 @@ class ToolEpisode(SingleTurn):
     """By name; the class's own methods that are marked, and those of the classes it derives from."""
     channel = ACTION
     role: ClassVar[Literal["user", "tool"]] = "tool"
-    """Who shows what tools return; ``user`` for chat templates without messages of tools."""
+    """The role that shows the results of tools; ``user`` for chat templates without messages of tools."""
     calls_at_once = 1
     """Calls that one message may hold."""
     errors_in_a_row = 3
@@ -74,7 +74,6 @@ class ToolEpisode(SingleTurn):
         return [tool.schema for tool in cls.tools.values()]
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         return [Observation(role=self.role)]
 
     def step(self, said: PolicyTurn) -> Observation:
@@ -135,7 +134,7 @@ class ToolEpisode(SingleTurn):
         return [chosen_tool(self.tools, call.name, call.arguments) for call in read.calls]
 
     def _told(self, shown: list[str | Image], failed: bool) -> Observation:
-        """What tools returned, or why a call was refused, as a reply."""
+        """Return the results of tools, or why a call was refused, as a reply."""
         self.errors += failed
         self._in_a_row = self._in_a_row + 1 if failed else 0
         if self._in_a_row >= self.errors_in_a_row:

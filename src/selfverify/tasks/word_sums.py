@@ -150,7 +150,6 @@ class WordSums(Task):
     config: WordSumsConfig
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         rng = problem_rng(split, seed, index)
         start, steps = self._sum(rng)
         while _part(start, steps) not in _PARTS[split]:

@@ -82,7 +82,7 @@ class TokenStreams:
 
     @property
     def continuations(self) -> list[Continuation]:
-        """What follows the prompt, as `Policy.logprobs` takes it."""
+        """Return all that follows the prompt, as `Policy.logprobs` takes it."""
         rows = self.images or [[] for _ in self.tokens]
         return [Continuation(tokens, images) for tokens, images in zip(self.tokens, rows, strict=True)]
 
@@ -151,7 +151,7 @@ def make_streams(
     unless the credit asks for that (`Credit.holds`).
 
     Raises:
-        DataError: What a trained token is to learn is not finite.
+        DataError: The advantage, KL coefficient or weight of a trained token is not finite.
         ValueError: Several channels have choices, or choices lie outside their channel's trained tokens.
     """
     tokens = [t.tokens for t in group.trajectories]
@@ -257,8 +257,8 @@ def pair_weights(groups: Sequence[TokenStreams]) -> list[Tensor]:
     """Return each pair's loss weight in an optimiser batch, at every trained token of the pair, ``[G, R]``.
 
     It is the mean loss weight of the pair's trained tokens, divided by the number of pairs. So the batch's
-    loss is a mean over pairs, as TRL's is, whatever the lengths are (VTS-V Eq. 6 and 11 print a sum). A pair
-    that has lost a trajectory, because it is invalid, has the weight 0 and is not counted.
+    loss is a mean over pairs of all lengths, as TRL's is (VTS-V Eq. 6 and 11 print a sum). A pair that has
+    lost a trajectory, because it is invalid, has the weight 0 and is not counted.
 
     Raises:
         ValueError: A group is not a pair of a trajectory with the advantage 1 and one with -1.

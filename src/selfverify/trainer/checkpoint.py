@@ -9,7 +9,7 @@
       checkpoint-000150.partial/    a checkpoint that is being written
 
 A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
-makes it appear. Whatever kills the process, the newest complete checkpoint stays readable.
+makes it appear. The newest complete checkpoint stays readable after any kill.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def restore_rng(path: Path) -> None:
 class CheckpointManager:
     """Writes a run's checkpoints. At most one process at a time may have a manager of a folder.
 
-    What a killed process left half done is tidied up when the manager is made.
+    Files that a killed process left half done are removed when the manager is made.
 
     Args:
         folder: The folder of the checkpoints.

@@ -80,7 +80,7 @@ QUIET_S = 10.0
 def no_bars_of_transformers() -> Iterator[None]:
     """Switch off transformers' bars of weights that it reads or writes, which would break into ours.
 
-    Those of downloads stay. At the end all is as before, for programs that call a command's function.
+    The bars of downloads stay. At the end all is as before, for programs that call a command's function.
     """
     before = set_tqdm_hook(lambda _, args, kwargs: EmptyTqdm(*args, **kwargs))
     try:

@@ -41,7 +41,7 @@ from selfverify.trainer.optim import chosen_alternatives, only
 from selfverify.trainer.parallel import Parallel
 
 _PASS_TOKENS = 256
-"""What a forward pass costs beside its tokens, in tokens. It keeps slices of groups from being too small."""
+"""The cost of a forward pass beside its tokens, in tokens. It keeps slices of groups from being too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def micro_batches(
         size: The largest number of groups in one pass.
         tokens: The largest number of tokens in one pass, padding included. A single row that is longer is a
             pass of its own. None is no limit.
-        whole: Whether the rows of a group have to stay together, whatever their length.
+        whole: Whether the rows of a group have to stay together at all lengths.
     """
     order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].width))
     shares: list[list[MicroBatch]] = [[] for _ in range(ranks.count())]
@@ -268,7 +268,7 @@ def _mean(norms: Sequence[float]) -> float:
 
 
 OBJECTIVES = ("surrogate", "likelihood", "pairwise")
-"""What tokens may learn by; `selfverify.objectives` has a function of each name."""
+"""The losses that tokens may learn by; `selfverify.objectives` has a function of each name."""
 
 
 @torch.no_grad()
@@ -331,9 +331,10 @@ class LossComputer:
     def fix_logprobs(self, groups: Sequence[TokenStreams], passes: Sequence[MicroBatch]) -> None:
         """Give groups the log-probabilities that stay as they are while the policy learns from the groups.
 
-        Those of the reference are computed where any token has a KL coefficient. Those of the policy that
-        sampled are needed where several updates follow a rollout. Sampling gave them already, unless another
-        engine or nobody has sampled. In the first update they are the new ones.
+        The reference's are computed where any token has a KL coefficient. The sampling policy's are needed
+        where several updates follow a rollout. Sampling gave them already, unless another engine sampled, or
+        nothing was sampled: then they are computed here. With a single update per rollout the new
+        log-probabilities serve.
 
         Args:
             groups: A step's groups, of all processes.

@@ -189,8 +189,8 @@ class Parallel:
         moments stay as they are. Gradients of other channels are not concerned.
 
         Args:
-            channel: Whose moments are used (`ChannelOptimizer`). If gradients are kept apart for this
-                channel, they are the ones that are used.
+            channel: The channel whose moments are used (`ChannelOptimizer`). If gradients are kept apart for
+                this channel, they are the ones that are used.
             rate: The factor on the learning rate.
             sharers: The number of channels that step after the same passes.
         """

@@ -168,7 +168,7 @@ class RolloutLog:
     """Reads and writes the rollout log of one training.
 
     Args:
-        training: What is trained. Its ``replay`` names the folder of another run whose log is read, and
+        training: The training. Its ``replay`` names the folder of another run whose log is read, and
             nothing is written then.
         weights: `Policy.fingerprint` of the policy that training starts from.
     """
@@ -181,7 +181,7 @@ class RolloutLog:
         del self._settings["policy"]["path"]  # `weights` says it better
         self._samples = False
         self.images: dict[str, Image] = {}
-        """What the environments of the last step showed, by the names of its images."""
+        """The images that environments of the last step showed, by name."""
 
     def begin(self, resumed: bool, steps: range) -> None:
         """Check that the steps can be replayed, or remove what an earlier run has left.
@@ -224,8 +224,7 @@ class RolloutLog:
     ) -> list[RecordedGroup]:
         """Write this process's part of a step; when this returns, it is on the disk.
 
-        Returns:
-            What a reader will read.
+        Returns: The rollout as a reader will read it.
 
         Raises:
             CheckpointError: The disk is full or not writable.
@@ -332,7 +331,7 @@ class RolloutLog:
 
     def _remove_rest(self, step: int) -> None:
         """Remove what lies behind a step that is about to be sampled, and the step itself as other numbers of
-        processes have left it: nobody can learn from it any more."""
+        processes have left it: it can no longer be learnt from."""
         stale = f"-of-{ranks.count()}.jsonl"
         self._remove(
             path
@@ -343,7 +342,7 @@ class RolloutLog:
     def _remove(self, paths: Iterable[Path]) -> None:
         require_held(self.folder)
         for path in paths:
-            # The file first: without it nobody looks for its images.
+            # The file first: its images are found through it alone.
             path.unlink(missing_ok=True)
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
 
@@ -362,7 +361,7 @@ class RolloutSource:
     """Makes the rollouts of one step after another.
 
     Args:
-        training: What is trained on what. Its ``learner.keep`` may name a file of verdicts that say which
+        training: The policy and the task. Its ``learner.keep`` may name a file of verdicts that say which
             problems there are.
     """
 
@@ -460,13 +459,13 @@ class RolloutSource:
         made = [places[id(group.problem)] for group in rollout.groups]
         if self.log is None or generators is None:
             return made, rollout
-        # What an environment drew from them would not be drawn again when its replies are replayed.
+        # An environment's draws from them would not be drawn again when its replies are replayed.
         set_rng_state(generators)
         images: dict[str, Image] = {}
         rows = [record(place, group, images) for place, group in zip(made, rollout.groups, strict=True)]
         skipped = [RecordedGroup(p, name, skipped=reason) for name, (p, reason) in self._skips.items()]
         rows = [row for row in self.log.write(step, [*skipped, *rows], images) if not row.skipped]
-        # What is learnt from is what was written, so that it is the same when it is read.
+        # The policy learns from the written form, so that a replay learns from the same.
         problems = [group.problem for group in rollout.groups]
         rollout.groups = play(rows, problems, self.policy, self.log.images.__getitem__)
         return made, rollout

@@ -173,7 +173,7 @@ def _accelerator() -> tuple[str, Any]:
 def rng_state() -> dict[str, Any]:
     """Return the states of the generators of Python, NumPy and torch (CPU and every CUDA device).
 
-    Those of the devices have the devices' kind as their name: ``cuda``.
+    The states of devices have the devices' kind as their name: ``cuda``.
     """
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {

@@ -24,7 +24,7 @@ from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerify
 from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
 from selfverify.core.files import differences, make_folder
 from selfverify.core.trajectory import valid_trajectories
-from selfverify.methods.base import Metrics, Training
+from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed, kept_generators
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.episode_runner import HUNG
@@ -53,10 +53,13 @@ from selfverify.trainer.state import load_matching, refuse_not_finite
 
 logger = logging.getLogger(__name__)
 
+Metrics = dict[str, float]
+
 SKIPPED = 3
 """Training stops after so many updates in a row whose gradients were not finite."""
 SKIPPED_WHILE_SCALING = 24
-"""The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
+"""The limit of skipped updates where float16's loss is scaled: the scale begins at 2^16 and halves until
+gradients are finite."""
 
 
 def _share_out(batch: Sequence[TokenStreams], makers: Sequence[int]) -> None:
@@ -129,7 +132,7 @@ class Trainer:
     """Trains a policy on a task with a method, and can be killed at any moment.
 
     Args:
-        training: What is trained. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
+        training: The training. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
             ``checkpoints/``.
     """
 

@@ -35,7 +35,6 @@ class Fused:
     name: str = "fused"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`."""
         return [
             [self.fusion.of(s, answer_logprob(t)) for s, t in zip(row, group.trajectories, strict=True)]
             for row, group in zip(self.scores.score(groups), groups, strict=True)
@@ -58,7 +57,7 @@ def make_verifier(
         policy: Writes the answers.
         task: Reads the answers.
         second_turn: The request that opens the second turns of ``turns``.
-        fitted: What ``fused`` makes its scores with.
+        fitted: The fusion of ``fused``.
 
     Raises:
         ConfigError: The description is none of these.

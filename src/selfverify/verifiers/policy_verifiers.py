@@ -47,7 +47,6 @@ class Inline:
     name: str = "inline"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`."""
         return [[t.scores.get("sampled") for t in group.trajectories] for group in groups]
 
 
@@ -68,7 +67,6 @@ class Soft:
         return self.decoding
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`."""
         problems = [group.problem for group in groups]
         rollout = Rollout(self.policy.encode(problems), list(groups))
         read_rollout_scores(self.policy, rollout, as_written=True)
@@ -88,7 +86,7 @@ class PolicyJudge:
     form: Form = "continue"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Answers that the judge cannot read or encode have no score."""
+        """Read the judge's soft score of every answer; answers that it cannot read have none."""
         if self.form == "ask":
             found = no_scores(groups)
             opened = [self.policy.encoder.words(OPENING, "the beginning of a score")]
@@ -122,7 +120,7 @@ class Repeated:
     name: str = "repeated"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Malformed scores are left out; an answer with only such scores has none."""
+        """Return the mean of each answer's readable scores; an answer without any has none."""
         asked = _ask(self.policy, groups, CHECK) if self.form == "ask" else _continue(self.policy, groups)
         length = 8 if self.form == "continue" else self.max_new_tokens
 
@@ -224,8 +222,8 @@ class SecondTurns:
     """The share of K second turns (AdaPO Eq. 1) whose answer is the candidate's own.
 
     The share estimates π(y₂ = y₁ | q, y₁, x). It says something only for a policy that keeps right answers
-    (low M₁→₀) and changes wrong ones (M₀→₁): look at the policy's M₀→₁ first. A policy that repeats whatever
-    it said gives every candidate 1, and a choice by such scores is random. Second turns that were cut off or
+    (low M₁→₀) and changes wrong ones (M₀→₁): look at the policy's M₀→₁ first. A policy that always repeats
+    itself gives every candidate 1, and a choice by such scores is random. Second turns that were cut off or
     cannot be read are left out. A candidate with only such second turns has no score, nor has one that was
     cut off itself.
 
@@ -244,7 +242,7 @@ class SecondTurns:
     name: str = "turns"
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Every conversation is prefilled once for its K second turns."""
+        """Hold K second turns about every answer, behind one prefill of its conversation."""
         asked: Asked = []
         writer = ReplyEncoder(self.policy.encoder)
         encoded = self.policy.encode([group.problem for group in groups])
@@ -281,9 +279,9 @@ class TrajectoryRatio:
     of the paper are left out: they are the same for all trajectories of a problem. Longer trajectories have
     more terms, and r(τ) is not divided by their number, as in the paper.
 
-    What was measured while a trajectory was made (`visual.verifier.StepVerifier`) is taken as it is.
-    Else the whole is read anew, for which the tokens have to be the verifier's. Trajectories that were lost
-    have no score.
+    Values that were measured while a trajectory was made (`visual.verifier.StepVerifier`) are taken as they
+    are. Else the whole is read anew, for which the tokens have to be the verifier's. Trajectories that were
+    lost have no score.
 
     Args:
         policy: V_φ, whose V_φ0 is itself without its adapter; None takes what was measured, and gives others
@@ -298,7 +296,7 @@ class TrajectoryRatio:
         self.name = name
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the log-ratio of every trajectory that was not lost.
 
         Raises:
             DataError: A problem or an image cannot be encoded.

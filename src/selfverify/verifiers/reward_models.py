@@ -78,7 +78,7 @@ class RewardModel:
         return cls(model.to(place).eval(), tokenizer, name)
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the model's rewards of readable answers.
 
         Raises:
             DataError: A problem has images, which the model does not read, or its chat template refuses it.
@@ -123,7 +123,7 @@ class RewardModel:
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False)
         except Exception as error:
-            # Templates raise whatever their authors chose, and jinja its own errors.
+            # Templates raise their authors' errors, and jinja its own.
             raise DataError(
                 f"problem {problem.id}: the chat template of reward model {self.name} refuses it: {error}"
             ) from error
@@ -131,7 +131,8 @@ class RewardModel:
 
 
 def reward_identity(path: str) -> str:
-    """What tells a reward model's files apart: names, sizes, settings, and both ends of its weights.
+    """Return all that tells a reward model's files apart: names, sizes, settings, and both ends of its
+    weights.
 
     Raises:
         ConfigError: There is no such folder with weights in safetensors.
@@ -215,7 +216,7 @@ class ValueHead:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`.
+        """Return the head's values of readable answers.
 
         Raises:
             DataError: A problem cannot be encoded, or the head's output is no number.
@@ -258,7 +259,7 @@ class ValueHead:
         return ids
 
     def _end(self, problem: Problem) -> str:
-        """What the chat template writes behind the last message."""
+        """Return the text that the chat template writes behind the last message."""
         turn: dict[str, Any] = {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]}
         ended = replace(problem, messages=[*problem.messages, turn])
         return chat_text(self.policy.loaded, ended, begun=False).rpartition(_ANSWER)[2]

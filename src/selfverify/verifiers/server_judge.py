@@ -21,7 +21,7 @@ class ServerJudge:
 
     Args:
         served: The judge.
-        name: What its scores are stored under.
+        name: The name under which its scores are stored.
         at_once: The most ratings that wait for the server at the same time.
         strict: Whether an answer on which the server failed is an error, as where scores are measured.
     """
@@ -51,7 +51,7 @@ class ServerJudge:
         return cls(served, name, how.concurrent, strict=True)
 
     def score(self, groups: Sequence[Group]) -> Scores:
-        """See `Verifier.score`. Answers that are unreadable, or on which the server failed, have no score.
+        """Ask the server about every answer. Unreadable ones, and those on which it failed, have no score.
 
         Raises:
             ServerError: The server failed on all answers, or, where the judge is ``strict``, on one.

@@ -1,4 +1,4 @@
-"""Reads what a model writes when it looks: its plan, and the one call in whatever form it knows."""
+"""Reads a model's turn when it looks: its plan, and the one call in any of the forms that models know."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "
 
 @dataclass(frozen=True, slots=True)
 class VisualCall:
-    """What one turn asks for.
+    """The request of one turn.
 
     Args:
         call: The call; None where there is none, or an error.
-        error: What is wrong with it, in words for the model; empty where nothing is.
+        error: The fault in words for the model; empty where nothing is.
         action_start: The character at which the plan (the paper's t_h) ends and the action (a_h) begins.
     """
 
@@ -36,7 +36,7 @@ class VisualCall:
 
 
 class _BrokenLook(Exception):
-    """What was meant as a call and is none; the message says why."""
+    """A text was meant as a call and is none; the message says why."""
 
 
 def read_look_call(
@@ -53,7 +53,7 @@ def read_look_call(
     - terse, ``crop 1 0 0 3 3``: tool, image and box, for small models; it is the whole message
 
     Args:
-        said: What the model has said.
+        said: The model's turn.
         tools: See `read_calls`.
         questions: How many images the question has.
     """

@@ -13,7 +13,7 @@ from selfverify.core.config import CommandConfig
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
 Results = Literal["shown", "blanked", "swapped"]
-"""What a model is shown of the images that tools make."""
+"""How the images that tools make are shown to a model."""
 
 SpaceName = Literal["pixels", "unit", "thousandths"]
 """How places are written: in pixels of the image as it is shown, in fractions or thousandths of its sides."""
@@ -46,12 +46,12 @@ class ToolModelsConfig(CommandConfig):
 
 
 def tool_models(settings: ToolModelsConfig) -> dict[str, Any]:
-    """What settings say about the models behind tools, alone."""
+    """Return the settings of the models behind tools, alone."""
     return settings.model_dump(include=set(ToolModelsConfig.model_fields))
 
 
 class VisualBaseConfig(ToolModelsConfig):
-    """What people say about how a model looks again."""
+    """Settings, as people write them, of how a model looks again."""
 
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
     """A tool that the model may call; repeat the option. By default all that are available."""
@@ -127,13 +127,13 @@ class VisualConfig(VisualBaseConfig):
     as though it had not been asked. So all rules can be compared on the same conversations."""
 
     results: Results = "shown"
-    """What the model is shown of the images that tools make: themselves; a single colour (`blanked`); or,
-    where the task can, what tools make of another problem's images (`swapped`). The latter two tell whether
-    what is gained is gained by looking."""
+    """How the images that tools make are shown: as they are; as a single colour (`blanked`); or, where the
+    task can, replaced by what tools make of another problem's images (`swapped`). The latter
+    two tell whether what is gained is gained by looking."""
 
     step_price: float = Field(0.0, ge=0, le=1)
-    """What each step takes off the reward of a right answer, down to 0: for training, so that a policy learns
-    to end looking when it has seen enough."""
+    """The price of each step, taken off the reward of a right answer, down to 0: for training, so that a
+    policy learns to end looking when it has seen enough."""
 
     errors_in_a_row: int = Field(3, ge=1)
     """Refused, failed or repeated calls in a row after which the model is told to answer."""
@@ -148,11 +148,11 @@ class VisualConfig(VisualBaseConfig):
     """Pixels of the shortest side of a part that is looked at."""
 
     announce: Literal["described", "number"] = "described"
-    """What is said before an image that a tool has made: its number, what it is and its size, or its number
+    """The words before an image that a tool has made: its number, what it is and its size, or its number
     alone, which is cheaper for small models."""
 
     answer_now: str = ANSWER_NOW
-    """What the model is told when looking ends."""
+    """The request for an answer when looking ends."""
 
 
 PIXELS_PER_TOKEN = 28 * 28
@@ -162,7 +162,7 @@ TokensOf = Callable[[Image], int]
 
 
 def estimated_tokens_of(image: Image) -> int:
-    """Those of Qwen2-VL, for models of which nothing is known."""
+    """Return an image's tokens as Qwen2-VL counts them, for models of which nothing is known."""
     return max(image.width * image.height // PIXELS_PER_TOKEN, 1)
 
 

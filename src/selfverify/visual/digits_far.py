@@ -48,9 +48,9 @@ SIXTHS = 6
 Sixths = tuple[int, int, int, int]
 """A box in sixths."""
 QUARTERS: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in (0, 3) for x in (0, 3)]
-"""Those of an image."""
+"""The quarters of an image."""
 SQUARES: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in range(4) for x in range(4)]
-"""All that are as large as a quarter."""
+"""All squares of a quarter's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ READABLE = 4.5
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """When a model is told to answer, whatever it wants.
+    """When a model is told to answer, also where it would look on.
 
     Args:
         steps: After how many steps.
@@ -276,7 +276,6 @@ class DigitsFar(VisualTask):
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), StoppingVerifier(self.settings)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`."""
         c = self.config
         way, digits = self.scene(split, seed, index)
         canvas = self.canvas(split, seed, index).convert("L")
@@ -332,23 +331,22 @@ class DigitsFar(VisualTask):
         return judge_integer(problem.target, tagged, largest=CELLS**2)
 
     def open(self, problem: Problem, seed: int) -> Episode:
-        """See `Task`. Without tools the first words are the answer."""
+        """Open a conversation of looks; without tools the first words are the answer."""
         if self.config.tools == "none":
             return SingleTurn(problem, self.tags, self.verdict)
         return super().open(problem, seed)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """See `VisualTask`.
+        """Return the task with other settings of looking.
 
         Raises:
             ConfigError: There is nothing to look with.
         """
         if self.config.tools == "none":
-            raise ConfigError(f"task {self.name} has no tools (task.tools=none), so that nobody looks")
+            raise ConfigError(f"task {self.name} has no tools (task.tools=none), so the model cannot look")
         return super().looking_by(changes)
 
     def look(self, problem: Problem) -> VisualEpisode:
-        """See `VisualTask`."""
         split, seed, index = problem.meta["made_of"]
         originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
         settings, rule = self.settings, self.stopping.rule
@@ -367,7 +365,8 @@ class DigitsFar(VisualTask):
         )
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
-        """See `VisualTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
+        """Return after each step the share of the digits on the way that have been shown `READABLE`, and
+        whole."""
         way, digits = self.scene(*problem.meta["made_of"])
         left = {cell: place(cell, digits[cell - 1], self.config.cell) for cell in way}
         side = CELLS * self.config.cell
@@ -419,19 +418,19 @@ class DigitsFar(VisualTask):
         return [*turns, *vain, answer]
 
     def _told(self, problem: Problem) -> Told | None:
-        """When the model is told to answer, for a share of the training problems."""
+        """Return after how many steps the model is told to answer, for a share of the training problems."""
         split, seed, index = problem.meta["made_of"]
         rng = problem_rng(split, seed, index, 3)
         if split != "train" or rng.random() >= self.config.told:
             return None
         looks = problem.meta["looks"]
         more = int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
-        # What is refused is a step, and another one has to follow it.
+        # A refused look is a step, too, and another one has to follow it.
         tries = more >= 2 and bool(rng.random() < 0.5)
         return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:
-        """What is said where there are no tools."""
+        """The prompt's words where there are no tools."""
         thought = " ".join(str(one.digit) for one in way)
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
 

@@ -36,7 +36,7 @@ class StepAnswer:
 
     Args:
         answer: The answer as its judge reads it; None where there is none.
-        correct: Whether it is right; None where nobody can tell, as in an outage of the judge.
+        correct: Whether it is right; None where that is not known, as in an outage of the judge.
         tokens: How many tokens the model wrote.
     """
 
@@ -47,7 +47,7 @@ class StepAnswer:
 
 @dataclass(slots=True)
 class VisualStep:
-    """What came of one step, as evaluations and pages keep it.
+    """The record of one step, as evaluations and pages keep it.
 
     Args:
         step: h, from 1.
@@ -66,7 +66,7 @@ class VisualStep:
         epsilon: That rule's ε, nats.
         dropped_delta_r: Where the rule has ended looking with the next step, and that was taken back
             (``on_stop: skip``): its Δr.
-        asked: What the model answers when it is told to after this step (`VisualConfig.answer_each_step`).
+        asked: The model's answer when it is told to answer after this step (`VisualConfig.answer_each_step`).
         own: With the same setting the answer with which it would have ended looking, if that was refused.
     """
 
@@ -88,12 +88,12 @@ class VisualStep:
 
 
 def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
-    """What a conversation looked at, step by step; nothing for conversations of other kinds."""
+    """Return the steps of a conversation that looked; nothing for conversations of other kinds."""
     return [step for segment in trajectory.segments if (step := step_of(segment.parsed)) is not None]
 
 
 def step_of(record: Any) -> Mapping[str, Any] | None:
-    """What is kept of a turn, where it is a `VisualStep`; older files may lack some of its fields."""
+    """Return the record of a turn, where it is a `VisualStep`; older files may lack some of its fields."""
     if not isinstance(record, Mapping) or not _FIRST <= record.keys() <= _NAMES:
         return None
     return record if type(record["step"]) is int and isinstance(record["stopped"], str) else None
@@ -115,7 +115,7 @@ _FORM = (
 
 
 def with_tools(problem: Problem, toolbox: Toolbox, space: Space, calls: str) -> Problem:
-    """A problem that says which tools there are.
+    """Return a problem whose prompt says which tools there are.
 
     Args:
         problem: The question.
@@ -148,13 +148,14 @@ def words_for(space: Space) -> str:
 def asked_anew(
     problem: Problem, turns: Sequence[tuple[str, Sequence[Part], Sequence[Image]]], role: str, words: str
 ) -> Problem:
-    """The problem that a conversation up to some step is, with ``words`` behind what was shown last.
+    """Return a problem whose prompt is a conversation up to some step, with ``words`` behind the last
+    observation.
 
     Args:
-        problem: What was asked.
-        turns: What the model has said in each step, and what it was shown: parts and images.
-        role: Who showed it.
-        words: What the model is told now; empty for nothing.
+        problem: The problem.
+        turns: The model's words in each step, and the observation behind them: parts and images.
+        role: The role of the speaker that showed it.
+        words: The words behind the last observation; empty for nothing.
     """
     messages, images = deepcopy(problem.messages), list(problem.images)
     for text, parts, shown in turns:
@@ -199,7 +200,7 @@ class VisualEpisode(SingleTurn):
     and the model answers from what it had seen before.
 
     Args:
-        problem: What is asked, with its tools described.
+        problem: The problem, with its tools described.
         tags: The tags of an answer, in order.
         verdict: Judges the answer.
         toolbox: The tools.
@@ -230,9 +231,9 @@ class VisualEpisode(SingleTurn):
         self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
         self.steps: list[VisualStep] = []
         self.last_said = ""
-        """What the model said in its last step."""
+        """The model's words in its last step."""
         self._shown: tuple[Sequence[Part], Sequence[Image]] = [], []
-        """What was shown last: parts of a message, and images."""
+        """The last observation: parts of a message, and images."""
         self._made: dict[str, int] = {}
         """By call the step that made it."""
         self._called, self._faults, self._in_a_row = 0, 0, 0
@@ -244,16 +245,16 @@ class VisualEpisode(SingleTurn):
 
     @property
     def role(self) -> str:
-        """Who shows what tools find: a chat template that shows tools knows their messages."""
+        """The role that shows the findings of tools: a chat template that shows tools knows their
+        messages."""
         return "tool" if self.settings.calls == "template" else "user"
 
     def expected_observations(self) -> Sequence[Observation]:
-        """See `Episode`."""
         asked = [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
         return [*asked, Observation(self.settings.answer_now)] if self.settings.on_stop == "skip" else asked
 
     def reset(self) -> None:
-        """See `Episode`.
+        """Take the problem's images into the gallery; the policy speaks first.
 
         Raises:
             DataError: An image cannot be looked at.
@@ -262,7 +263,6 @@ class VisualEpisode(SingleTurn):
         self._budget.begin(picture.shown for picture in self.gallery.pictures)
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
         self._ratios.append(said.values.get(LOG_RATIO))
         if self._answering:
@@ -273,7 +273,7 @@ class VisualEpisode(SingleTurn):
         step = VisualStep(len(self.steps) + 1)
         ends = (read.call is None and not read.error) or self._terminates(read)
         if not ends and self._ratios[-1] is not None:
-            # What means to be the answer has no Δr.
+            # A turn that means to be the answer has no Δr.
             step.delta_r = said.values[DELTA_R] = self._ratios[-1]
             step.delta_r_plan = said.values.get(LOG_RATIO_PLAN)
             if isinstance(self.rule, Verified):
@@ -318,16 +318,15 @@ class VisualEpisode(SingleTurn):
         return reply
 
     def probed(self, said: PolicyTurn) -> None:
-        """See `Episode`: the answer after the last step."""
+        """Keep the answer that was asked for after the last step."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
         self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
 
     def answers(self) -> Sequence[Tagged]:
-        """See `Episode`."""
         return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
+        """Return the verdict on the answer, with counts of steps and looks.
 
         With a verifier the score ``log_ratio`` is r(τ) of VTS-V §3.3 without η and Q(s_1): over
         all turns, the answer among them.
@@ -413,7 +412,7 @@ class VisualEpisode(SingleTurn):
         return parts or [_text("Nothing was found.")], images
 
     def _result(self, image: Image) -> Image:
-        """What is shown of an image that a tool has made."""
+        """Return the picture that is shown of an image that a tool has made."""
         if self.settings.results != "blanked":
             return image
         # The question's mean colour, so that nothing about the part is told.
@@ -421,7 +420,7 @@ class VisualEpisode(SingleTurn):
         return new(image.mode, image.size, colour)
 
     def _found(self, step: VisualStep, chosen: Chosen) -> tuple[str, list[int]]:
-        """What a call finds in words, and the numbers of the images that it has made."""
+        """Return a call's findings in words, and the numbers of the images that it has made."""
         if (before := self._made.get(chosen.key)) is not None:
             step.duplicate = before
             numbers = ", ".join(map(str, self.steps[before - 1].images))
@@ -446,7 +445,7 @@ class VisualEpisode(SingleTurn):
         return {"source": made.source, "region": region, "size": list(made.image.size), "of": of}
 
     def _about(self, number: int) -> str:
-        """What is said before an image that a tool has made."""
+        """Return the words before an image that a tool has made."""
         if self.settings.announce == "number":
             return f"{number}:"
         picture = self.gallery.picture(number)

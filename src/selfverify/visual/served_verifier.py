@@ -86,8 +86,8 @@ class ServedVerifier(RolloutHook):
     It does what `StepVerifier` does, with three differences: the token that ends a message
     is not in the sum; a server keeps keys as it likes (vLLM by its prefix cache, which it leaves alone where
     it has to tell the log-probabilities of a prompt); and where tokens hold parts of characters the plan's
-    part is known up to these. What a server fails to score is noted as ``not_verified``, and nothing is
-    measured in that conversation from then on.
+    part is known up to these. A turn that a server fails to score is noted as ``not_verified``, and nothing
+    is measured in that conversation from then on.
 
     Args:
         verifier: V_φ.
@@ -99,7 +99,7 @@ class ServedVerifier(RolloutHook):
         self._talks: dict[tuple[int, int], _HeardTalk] = {}
 
     def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
-        """See `RolloutHook`.
+        """Keep the messages of conversations that begin.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -112,13 +112,12 @@ class ServedVerifier(RolloutHook):
         }
 
     def open(self, indices: Sequence[tuple[int, int]]) -> None:
-        """See `RolloutHook`."""
         for place in indices:
             problem = self._talks[place].problem
             self._talks[place] = _HeardTalk(problem, openai_messages(problem))
 
     def said(self, said: Mapping[tuple[int, int], PolicyTurn]) -> None:
-        """See `RolloutHook`. Both models are asked about all conversations at the same time.
+        """Measure new turns. Both models are asked about all conversations at the same time.
 
         Raises:
             ConfigError: A server cannot tell what is needed.
@@ -154,7 +153,6 @@ class ServedVerifier(RolloutHook):
             words.values |= {LOG_RATIO: whole, LOG_RATIO_PLAN: plan}
 
     def shown(self, replies: Mapping[tuple[int, int], Observation]) -> None:
-        """See `RolloutHook`."""
         for place, reply in replies.items():
             talk = self._talks[place]
             if reply.undo:
@@ -174,7 +172,7 @@ class ServedVerifier(RolloutHook):
 
 
 def _checked_tokens(tokens: Tokens, text: str) -> Tokens:
-    """The tokens, if they are those of a text.
+    """Return the tokens after a check that they spell a text.
 
     Raises:
         DataError: They are others, as where a template writes something else before a message that it

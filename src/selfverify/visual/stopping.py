@@ -21,16 +21,17 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_text
 
 LOG_RATIO, LOG_RATIO_PLAN = "log_ratio", "log_ratio_plan"
-"""What a verifier has measured of a turn: log V_φ/V_φ0 over its tokens, nats, and the plan's part of it."""
+"""Names of the values that a verifier has measured of a turn: log V_φ/V_φ0 over its tokens, nats, and the
+plan's part of it."""
 DELTA_R = "delta_r"
-"""The same of a step alone: Δr of Lemma 3.1. The answer t_{H+1} has none."""
+"""The name of a step's Δr (Lemma 3.1). The answer t_{H+1} has none."""
 
 
 class StopRule(ABC):
     """Says after which step the model has to answer; Algorithm 1 asks it after every one.
 
-    It is asked before the step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. What a
-    listener has measured of the turn stands in `PolicyTurn.values`.
+    It is asked before the step's tool runs: by Lemma 3.1 the paper's Δr needs plan and action only. A hook's
+    measurements of the turn stand in `PolicyTurn.values`.
     """
 
     @abstractmethod
@@ -48,7 +49,6 @@ class Never(StopRule):
     """Looking ends at the cap of steps, or where the model ends it."""
 
     def stops(self, step: int, said: PolicyTurn) -> bool:
-        """See `StopRule`."""
         return False
 
 
@@ -59,13 +59,12 @@ class After(StopRule):
     steps: int
 
     def stops(self, step: int, said: PolicyTurn) -> bool:
-        """See `StopRule`."""
         return step >= self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class Verified(StopRule):
-    """Looking ends where the verifier has heard enough (VTS-V §3.4, Lemma 3.1).
+    """Ends looking where Δr says that enough was seen (VTS-V §3.4, Lemma 3.1).
 
     ``absolute`` is the paper's text: |Δr| < ε. It stops where the verifier has no opinion on a step, and goes
     on through steps that it dislikes. ``signed`` is Algorithm 1 as printed, Δr < ε; as Δr ≤ |Δr|, it never
@@ -77,7 +76,6 @@ class Verified(StopRule):
     epsilon: float
 
     def stops(self, step: int, said: PolicyTurn) -> bool:
-        """See `StopRule`."""
         if DELTA_R not in said.values:
             return False
         delta = said.values[DELTA_R]
@@ -103,7 +101,7 @@ def make_stop_rule(name: str) -> StopRule:
 STOPPING_FILE = "stopping.json"
 Kind = Literal["absolute", "signed"]
 Target = Literal["steps", "accuracy", "within"]
-"""What an ε is chosen for, see `fit_epsilon`."""
+"""The aim that an ε is chosen for, see `fit_epsilon`."""
 Floats = NDArray[np.float64]
 
 
@@ -114,13 +112,13 @@ class StopCalibration:
     Args:
         rule: ``absolute`` stops where |Δr| < ε, ``signed`` where Δr < ε.
         epsilon: ε, nats.
-        target: What it was chosen for: ``steps``, ``accuracy`` or ``within``.
+        target: The aim that it was chosen for: ``steps``, ``accuracy`` or ``within``.
         wanted: The mean number of steps that may not be exceeded; the accuracy that has to be reached; or how
             far below the best accuracy of all ε it may be.
         steps: The mean number of steps with this ε on the validation problems.
         accuracy: The accuracy there, where it is known.
         problems: How many problems there were.
-        fitted_on: What else is to be known: the model, the task, its settings.
+        fitted_on: All else about the fit: the model, the task, its settings.
         format: The version of the file's format.
     """
 
@@ -144,7 +142,7 @@ class StopCalibration:
 
     @classmethod
     def load(cls, folder: Path) -> StopCalibration:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             DataError: There is no such file, or it is not such a calibration; the message says what is wrong.
@@ -200,9 +198,9 @@ def fit_epsilon(
     Args:
         delta_r: ``[N, H]``, see `stop_steps`.
         correct: ``[N, H]`` whether the answer after each step is right (1 or 0); None with ``steps`` where
-            nobody knows.
+            that is not known.
         rule: See `StopCalibration`.
-        target: What is to be held.
+        target: The aim.
         wanted: The mean number of steps, or the accuracy or difference of accuracies in [0, 1].
         fitted_on: See `StopCalibration`.
         lengths: See `stop_steps`.

@@ -40,7 +40,7 @@ class VisualTask(Task):
 
     Attributes:
         settings: How a model looks.
-        stopping: What ends looking.
+        stopping: The rule that ends looking.
     """
 
     settings: VisualConfig
@@ -53,7 +53,6 @@ class VisualTask(Task):
         """The conversation about a problem of this task."""
 
     def set_policy(self, policy: object) -> None:
-        """See `Task`."""
         if isinstance(policy, Policy):
             self.reasoner = policy
 
@@ -64,15 +63,14 @@ class VisualTask(Task):
         return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
 
     def hook(self) -> RolloutHook | None:
-        """See `Task`: the verifier, where one is named."""
+        """Return the verifier that follows the conversations, where one is named."""
         return self.stopping.listener(self.reasoner)
 
     def open(self, problem: Problem, seed: int) -> Episode:
-        """See `Task`."""
         return self.look(problem)
 
     def looking_by(self, changes: Mapping[str, Any]) -> Self:
-        """The same task with other settings of looking.
+        """Return the task with other settings of looking.
 
         Raises:
             ConfigError: See `StoppingVerifier`.
@@ -85,7 +83,8 @@ class VisualTask(Task):
         return changed
 
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float] | None:
-        """How much of what the answer needs has been shown after each step, as a share from 0 to 1.
+        """Return after each step the share of the image parts that the answer needs and that have been shown,
+        from 0 to 1.
 
         Args:
             problem: The problem.
@@ -154,7 +153,7 @@ def make_toolbox(settings: VisualConfig, known: Sequence[VisualTool[Any]] | None
 
     Args:
         settings: Which tools.
-        known: What is chosen from, by default `all_tools`; their models are loaded once.
+        known: The tools to choose from, by default `all_tools`; their models are loaded once.
 
     Raises:
         ConfigError: There is no tool of a name, one that was named is not available here, a model that was
@@ -206,18 +205,15 @@ class VisualToolTask(VisualTask):
         self._space = space_named("thousandths" if named == "family" else named)
 
     def set_coordinate_space(self, space: Space) -> None:
-        """See `Task`."""
         self.inner.set_coordinate_space(space)
         if self.settings.coordinates == "family":
             self._space = space
 
     def set_policy(self, policy: object) -> None:
-        """See `Task`."""
         self.inner.set_policy(policy)
         super().set_policy(policy)
 
     def looking_by(self, changes: Mapping[str, Any]) -> VisualToolTask:
-        """See `VisualTask`."""
         changed = super().looking_by(changes)
         _check_results(changed.settings)
         if tool_models(changed.settings) != tool_models(self.settings):
@@ -226,7 +222,6 @@ class VisualToolTask(VisualTask):
         return changed
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task`."""
         return self.asked(self.inner.problem(split, seed, index))
 
     def asked(self, problem: Problem) -> Problem:
@@ -240,7 +235,7 @@ class VisualToolTask(VisualTask):
         return with_tools(problem, self.toolbox, self._space, self.settings.calls)
 
     def look(self, problem: Problem) -> VisualEpisode:
-        """See `VisualTask`; ``problem`` is one that `asked` has returned."""
+        """Begin to look at a problem that `asked` has returned."""
         return VisualEpisode(
             problem,
             self.tags,
@@ -253,27 +248,21 @@ class VisualToolTask(VisualTask):
         )
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        """See `Task`."""
         return self.inner.judge(problem, tagged)
 
     def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
-        """See `Task`."""
         self.inner.prepare(answers)
 
     def unreadable(self, problem: Problem) -> Verdict:
-        """See `Task`."""
         return self.inner.unreadable(problem)
 
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
-        """See `Task`."""
         return self.inner.answer_parts(problem, answers)
 
     def count(self, split: Split) -> int | None:
-        """See `Task`."""
         return self.inner.count(split)
 
     def counters(self) -> dict[str, float]:
-        """See `Task`."""
         return self.inner.counters()
 
 
@@ -325,11 +314,9 @@ class LookQuestions(VisualToolTask):
         self.metrics = (*inner.metrics, Metric(STEPS, STEPS), Metric(CROP_HIT, CROP_HIT))
 
     def check_files(self, split: Split) -> None:
-        """See `Task`."""
         self.inner.check_files(split)
 
     def broken(self, split: Split) -> list[str]:
-        """See `Task`."""
         return self.inner.broken(split)
 
 
@@ -361,6 +348,5 @@ class MarkedQuestions(Math):
     config: MarkedQuestionsConfig
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task`."""
         problem = super().problem(split, seed, index)
         return replace(problem, images=[marked(image) for image in problem.images])

@@ -41,8 +41,8 @@ class VisualTrace:
         messages: ``role`` and ``content``: a text, or parts of type ``text`` and ``image``, the latter with
             the name of a file.
         cuts: For each message of the assistant its channels, as `Observation.channels` has them.
-        rewards: What came of it.
-        steps: What each step did (`VisualStep`).
+        rewards: The rewards of its end.
+        steps: The record of each step (`VisualStep`).
         finish: How the last turn ended.
         lost: Why it broke off; empty where it did not.
         source: How it was made: ``sampled``, ``branched`` from another trace, ``induced`` to be wrong, or
@@ -72,7 +72,7 @@ class VisualTrace:
 
     @property
     def turns(self) -> list[Message]:
-        """What the model said: H steps and the answer."""
+        """The model's turns: H steps and the answer."""
         return [message for message in self.messages if message["role"] == "assistant"]
 
     @property
@@ -83,7 +83,7 @@ class VisualTrace:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What a trace has to be.
+    """The demands on a trace.
 
     Args:
         most_tokens: Longer ones are dropped (§4.1: 20,000; §4.2's released filter for pairs: 10,000).
@@ -148,7 +148,8 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int, int]]) -> int:
-    """About how many tokens messages have: a quarter of their bytes, and an image's pixels by 28 x 28.
+    """Return an estimate of the tokens of messages: a quarter of their bytes, and an image's pixels by 28 x
+    28.
 
     Args:
         messages: The messages.
@@ -173,7 +174,7 @@ class Curation:
 
     Args:
         folder: Where images are.
-        demands: What a trace has to be.
+        demands: The demands on a trace.
     """
 
     def __init__(self, folder: Path, demands: Demands) -> None:
@@ -240,7 +241,7 @@ class Curation:
 
 
 def malformed(trace: VisualTrace) -> str:
-    """What is wrong with a trace's form; empty where nothing is."""
+    """Return the fault of a trace's form; empty where nothing is."""
     for message in trace.messages:
         content = message.get("content")
         opened = _opened(content) if isinstance(content, list) else content
@@ -262,7 +263,7 @@ def malformed(trace: VisualTrace) -> str:
 
 
 def malformed_message(message: Mapping[str, Any]) -> str:
-    """What is wrong with the form of one message, whose parts are not nested; empty where nothing is."""
+    """Return the fault of the form of one message, whose parts are not nested; empty where nothing is."""
     if message.get("role") not in ROLES:
         return "a role is unknown"
     content = message.get("content")
@@ -279,17 +280,17 @@ Kind = Literal["wrong", "hasty", "wasteful"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A preference.
+    """A right and a wrong way to go on from one prompt.
 
     Args:
         id: Its name.
         problem: The problem's id.
         kind: Why the rejected trace is worse: its answer is ``wrong``; it is wrong because the model was told
             to answer at once (``hasty``); or it is right and looked more often (``wasteful``).
-        source: Who made the rejected trace, see `VisualTrace.source`.
+        source: The origin of the rejected trace, see `VisualTrace.source`.
         prompt: The question, and the turns and replies that both traces have.
-        chosen: What comes behind in the better trace, a turn first and last.
-        rejected: What comes behind in the worse one.
+        chosen: The rest of the better trace, a turn first and last.
+        rejected: The rest of the worse one.
         chosen_cuts: For each turn in ``chosen`` its channels.
         rejected_cuts: For each turn in ``rejected`` its channels.
         category: The problem's.
@@ -437,7 +438,7 @@ def said_length(messages: Iterable[Message]) -> int:
 def matched_lengths(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
     """Pairs among which the chosen side is longer as often as it is shorter.
 
-    Those that differ most in length leave first.
+    Pairs that differ most in length leave first.
     """
     differences = {
         pair.id: said_length(pair.chosen) - said_length(pair.rejected)
@@ -482,13 +483,13 @@ _WORDS = re.compile(r"</?\w+>|[^\W_]+|\?")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What a classifier finds.
+    """The findings of a classifier.
 
     Args:
         accuracy: Its share of right guesses on problems that it has not seen; .5 is chance.
         pairs: How many pairs there were.
         chosen: The words that speak most for the chosen side, with their weights.
-        rejected: Those that speak for the rejected side.
+        rejected: The words that speak most for the rejected side, with their weights.
     """
 
     accuracy: float

@@ -56,7 +56,7 @@ class _Heard:
     """A conversation as the verifier has heard it.
 
     Args:
-        problem: What it is about.
+        problem: Its problem.
         used: Its tokens, the prompt's among them.
         last: The tokens that the reasoner has said last.
         turns: How often it has spoken.
@@ -76,7 +76,8 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _HeardBefore:
-    """Where a conversation stood: what brings the readers back there, and fields of `_Heard`."""
+    """An earlier state of a conversation: the functions that bring the readers back there, and fields of
+    `_Heard`."""
 
     back: Sequence[Callable[[], None]]
     used: int
@@ -94,8 +95,8 @@ class StepVerifier(RolloutHook):
     its text is tokenised anew, without special tokens, with the end of a message behind it.
 
     A turn's sum over plan and action, in nats, is put into `PolicyTurn.values` as ``log_ratio``, with the
-    plan's part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context
-    or holds what it cannot read, is noted, and nothing is measured in that conversation from then on.
+    plan's part as ``log_ratio_plan``. A turn that is longer than the verifier's context, or holds something
+    that it cannot read, is noted, and nothing is measured in that conversation from then on.
 
     Args:
         policy: V_φ.
@@ -122,7 +123,7 @@ class StepVerifier(RolloutHook):
         self._starts: dict[SampleIndex, _HeardBefore | None] = {}
 
     def begin(self, problems: Mapping[SampleIndex, Problem]) -> None:
-        """See `RolloutHook`.
+        """Read the prompts of conversations that begin.
 
         Raises:
             ConfigError: In a problem the environment speaks first.
@@ -145,7 +146,6 @@ class StepVerifier(RolloutHook):
             self._starts[place] = self._heard[place].before
 
     def open(self, indices: Sequence[SampleIndex]) -> None:
-        """See `RolloutHook`."""
         for place in indices:
             talk, start = self._heard[place], self._starts[place]
             assert start is not None
@@ -153,7 +153,6 @@ class StepVerifier(RolloutHook):
             self._go_back(self._heard[place])
 
     def said(self, said: Mapping[SampleIndex, PolicyTurn]) -> None:
-        """See `RolloutHook`."""
         pieces: dict[SampleIndex, Sequence[Continuation]] = {}
         for place, words in said.items():
             talk = self._heard[place]
@@ -178,7 +177,6 @@ class StepVerifier(RolloutHook):
             words.values |= {LOG_RATIO: of_plan + of_action, LOG_RATIO_PLAN: of_plan}
 
     def shown(self, replies: Mapping[SampleIndex, Observation]) -> None:
-        """See `RolloutHook`."""
         pieces: dict[SampleIndex, Sequence[Continuation]] = {}
         for place, reply in replies.items():
             talk = self._heard[place]
@@ -284,7 +282,8 @@ class StoppingVerifier:
         """By the names of verifier and base what was loaded."""
 
     def changed(self, settings: VisualConfig) -> StoppingVerifier:
-        """What ends looking with other settings; models that were loaded for these are not loaded again.
+        """Return the rule that ends looking with other settings; models that were loaded for these are not
+        loaded again.
 
         Raises:
             ConfigError: See the class.

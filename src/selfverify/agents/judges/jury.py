@@ -41,7 +41,6 @@ class Jury(JudgePanel):
         self._missing: Counter[bool | None] = Counter()
 
     def ask(self, case: Case) -> Pending:
-        """See `JudgePanel`."""
         c = self.config
         first = c.deciding if c.stop_early else c.votes
         coming = self.judge.ask(case, range(first))
@@ -172,7 +171,6 @@ class StateJudge(Judge):
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`."""
         if case.truth is None:
             missing = "outage: the environment's state is not known"
             return lambda: [Ballot(number, None, missing, {"outage": True}) for number in numbers]
@@ -185,7 +183,6 @@ class NullJudge(JudgePanel):
     """Every submission is without a verdict: for what a person asks freely, of which no goal is known."""
 
     def ask(self, case: Case) -> Pending:
-        """See `JudgePanel`."""
         return lambda: Judgement(None, None, (), "nobody was asked to judge")
 
 
@@ -206,21 +203,17 @@ class FlippedVotes(Judge):
         self.judge, self.share = judge, share
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`."""
         coming = self.judge.ask(case, numbers)
         key = zlib.crc32(f"{case.name}\n{render(case).text}".encode())
         return lambda: [self._passed_on(ballot, key) for ballot in coming()]
 
     def set_policy(self, policy: object) -> None:
-        """See `Judge`."""
         self.judge.set_policy(policy)
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Judge`."""
         self.judge.set_cache_folder(folder)
 
     def counters(self) -> dict[str, float]:
-        """See `Judge`."""
         return self.judge.counters()
 
     def _passed_on(self, ballot: Ballot, key: int) -> Ballot:

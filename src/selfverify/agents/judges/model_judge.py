@@ -107,7 +107,6 @@ class ModelJudge(Judge):
         self._counts: dict[str, float] = defaultdict(float)
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`."""
         coming = event_loop.start(self._votes(case, render(case), list(numbers)))
         return coming.result
 

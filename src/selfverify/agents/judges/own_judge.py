@@ -88,7 +88,6 @@ class OwnJudge(Judge):
         self._lock = threading.Lock()
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`."""
         rendered = render(case) if self.short is None else self.short.shown(case)
         request = _Request(case, rendered, list(numbers))
         with self._lock:

@@ -1,4 +1,4 @@
-"""What visual tools are, how a conversation calls them, and the models behind them."""
+"""The base of visual tools, the way in which a conversation calls them, and the models behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CORNERS = ("x_min", "y_min", "x_max", "y_max")
 
 
 def _as_list(value: Any) -> Any:
-    """A box that is written by its corners' names, as VTS-V's models do, as a list."""
+    """Return a box as a list, also one with named corners, as VTS-V's models write it."""
     if isinstance(value, dict) and value.keys() == set(CORNERS):
         return [value[corner] for corner in CORNERS]
     return value
@@ -64,7 +64,7 @@ class InBox(OnImage):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a tool gives back.
+    """The findings of a tool.
 
     Args:
         text: Words for the model.
@@ -84,7 +84,7 @@ class VisualTool(ABC, Generic[A]):
     A tool has no state of a conversation, so that all conversations share it, and only reads the gallery.
 
     Attributes:
-        name: What the model calls it.
+        name: The name by which the model calls it.
         also: Other names that models use for it, such as the paper's.
         arguments: Its arguments.
         at_once: Whether it is quick and certain to return, so that it needs no deadline.
@@ -145,7 +145,7 @@ class Chosen:
 
     @property
     def key(self) -> str:
-        """The same for two calls that ask for the same."""
+        """Return a text that is the same for two equal calls."""
         return f"{self.tool.name} {self.arguments.model_dump_json()}"
 
 
@@ -194,7 +194,7 @@ class Toolbox:
         return Chosen(tool, tool.read(arguments))
 
     def run(self, call: Chosen, gallery: Gallery) -> Found:
-        """What a call finds.
+        """Return the findings of a call.
 
         Raises:
             ToolError: It cannot be done.
@@ -251,7 +251,7 @@ _shared: dict[Hashable, Batched[Any, Any]] = {}
 
 
 class Batched(Generic[Q, R]):
-    """Asks a model that works on lists. Who comes while it works waits, and goes in together next.
+    """Asks a model that works on lists. Questions that come while it works wait, and go in together next.
 
     Args:
         load: Loads the model and returns what asks it. It is called once, when the first question comes.
@@ -273,7 +273,7 @@ class Batched(Generic[Q, R]):
 
         Raises:
             ToolError: The model cannot be loaded; it is not tried again.
-            Exception: Whatever the model raises for one of the questions.
+            Exception: The model raises for one of the questions.
         """
         own: list[Future[R]] = [Future() for _ in questions]
         with self._line:
@@ -284,7 +284,7 @@ class Batched(Generic[Q, R]):
         return [future.result() for future in own]
 
     def _work(self) -> None:
-        """Answer those who have waited longest."""
+        """Answer the questions that have waited longest."""
         with self._line:
             some, self._waiting = self._waiting[: self.most], self._waiting[self.most :]
         if not some:
@@ -369,7 +369,7 @@ def pipeline_of(task: str, name: str, device: str) -> Any:
     """A pipeline of transformers, ready to be asked.
 
     Args:
-        task: What transformers calls it.
+        task: Its name in transformers.
         name: The model: a folder or a hub id.
         device: Where it runs.
     """
@@ -380,7 +380,7 @@ def pipeline_of(task: str, name: str, device: str) -> Any:
 
 
 def processor_of(name: str) -> Any:
-    """What prepares a model's images and texts."""
+    """Load the processor that prepares a model's images and texts."""
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(place_of(name))
@@ -408,7 +408,6 @@ class ModelTool(VisualTool[A], Generic[A]):
         self.model, self.device = model, device
 
     def missing(self) -> str:
-        """See `VisualTool`."""
         return missing_model(self.model, self.setting)
 
     @property
@@ -434,5 +433,5 @@ class Terminate(VisualTool[TerminateArguments]):
     at_once = True
 
     def run(self, asked: TerminateArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`. The episode takes the answer itself; elsewhere the call finds nothing."""
+        """Find nothing: the episode takes the answer itself."""
         return Found()

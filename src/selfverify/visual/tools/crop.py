@@ -31,7 +31,6 @@ class Crop(VisualTool[CropArguments]):
     at_once = True
 
     def run(self, asked: CropArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         region, note = gallery.region(asked.image_index, asked.bounding_box)
         full = gallery.picture(asked.image_index).full
         part = widened(region, full.size, asked.padding)
@@ -53,7 +52,6 @@ class ZoomIn(VisualTool[InBox]):
     at_once = True
 
     def run(self, asked: InBox, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         region, note = gallery.region(asked.image_index, asked.bounding_box)
         full = gallery.picture(asked.image_index).full
         part = widened(region, full.size, 0.05, least=0.1)
@@ -81,7 +79,7 @@ def widened(region: Region, size: tuple[int, int], padding: float, least: float 
         if lacking > 0:
             first -= lacking // 2
             last += lacking - lacking // 2
-        # What sticks out at one end is added at the other where a least size is asked for.
+        # The part that sticks out at one end is added at the other where a least size is asked for.
         if least:
             shift = max(-first, 0) - max(last - side, 0)
             first, last = first + shift, last + shift
@@ -118,7 +116,6 @@ class Overlay(VisualTool[OverlayArguments]):
     at_once = True
 
     def run(self, asked: OverlayArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         below = gallery.picture(asked.background_image_index).full
         above = gallery.picture(asked.overlay_image_index).full
         if above.size != below.size:

@@ -50,7 +50,7 @@ class Detector(ABC):
     """Finds things by phrases."""
 
     limits: str = ""
-    """What it cannot do, in words for the model."""
+    """Its limits in words for the model."""
 
     def missing(self) -> str:
         """Why it is not available here; empty where it is."""
@@ -58,7 +58,7 @@ class Detector(ABC):
 
     @abstractmethod
     def find(self, images: Sequence[Image], phrases: Sequence[str]) -> list[list[Detection]]:
-        """What is found in each image, surest first.
+        """Return the findings in each image, surest first.
 
         Raises:
             ToolError: It cannot look for one of the phrases.
@@ -83,7 +83,7 @@ G = TypeVar("G", bound=OnImage)
 
 
 class _Finding(VisualTool[G], Generic[G]):
-    """What grounding and search share.
+    """The base of grounding and search.
 
     Args:
         detector: Finds things.
@@ -94,7 +94,6 @@ class _Finding(VisualTool[G], Generic[G]):
         self.detector, self.most = detector, most
 
     def missing(self) -> str:
-        """See `VisualTool`."""
         return self.detector.missing()
 
     @staticmethod
@@ -121,7 +120,6 @@ class GroundingTool(_Finding[GroundingArguments]):
     arguments = GroundingArguments
 
     def run(self, asked: GroundingArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         [found] = self.detector.find([full], asked.text)
         return Found(*self.told(asked.image_index, asked.text, found[: self.most], gallery))
@@ -131,7 +129,7 @@ class VisualSearch(_Finding[SearchArguments]):
     """Searches an image for small things, part by part, and shows where they are and the surest one closely.
 
     Each part is a third of the image's sides wide and high, and parts begin every two ninths, as in VTS-V's
-    release. The whole image is searched, too. What two parts have found is told once.
+    release. The whole image is searched, too. A thing found in two parts is told once.
     """
 
     name = "visual_search"
@@ -139,7 +137,6 @@ class VisualSearch(_Finding[SearchArguments]):
     arguments = SearchArguments
 
     def run(self, asked: SearchArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         parts = windows(full.size)
         seen = self.detector.find([full.crop(part) for part in parts], asked.objects)
@@ -214,11 +211,9 @@ class ZeroShotDetector(Detector):
         self.model, self.least, self.device = model, least, device
 
     def missing(self) -> str:
-        """See `Detector`."""
         return missing_model(self.model, "detector")
 
     def find(self, images: Sequence[Image], phrases: Sequence[str]) -> list[list[Detection]]:
-        """See `Detector`."""
         ask = shared(("detector", self.model, self.least, self.device), self._load)
         return ask([(image, tuple(phrases)) for image in images])
 
@@ -237,7 +232,7 @@ class ZeroShotDetector(Detector):
 
 
 def _detections(found: Sequence[Any], image: Image) -> list[Detection]:
-    """What was found within the image; boxes may stick out."""
+    """Return the findings within the image; boxes may stick out."""
     kept = []
     for one in found:
         box = one["box"]
@@ -276,7 +271,6 @@ class Similarity(ModelTool[SimilarityArguments]):
     setting = "similarity_model"
 
     def run(self, asked: SimilarityArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         if bool(asked.texts) == bool(asked.other_image_indices):
             raise ToolError("give either texts or other_image_indices")
         own: list[Image | str] = [gallery.picture(number).full for number in asked.image_indices]

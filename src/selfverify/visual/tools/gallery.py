@@ -30,7 +30,7 @@ Region = tuple[int, int, int, int]
 
 
 def space_named(name: SpaceName) -> Space:
-    """The space in which places are written, whatever the model's family."""
+    """The space in which places are written, for models of all families."""
     sides = {"unit": (1, 1), "thousandths": (1000, 1000)}
     return partial(_fixed, sides[name]) if name in sides else partial(_fixed, None)
 
@@ -48,7 +48,7 @@ class SeenImage:
         shown: As the model is shown it: the same, or smaller.
         source: The number of the image that it was made of; None for the question's own.
         region: The part of its source that it shows, in the source's pixels; None where it is no part.
-        label: What it is, in a few words.
+        label: A description in a few words.
     """
 
     full: Image.Image
@@ -73,7 +73,7 @@ class Gallery:
     """The images of a conversation in order; the first has the number 1.
 
     Args:
-        pictures: What there is so far.
+        pictures: The images so far.
         space: How the model writes places in an image, by the size in which it is shown.
         most_shown: Pixels of the largest image that is shown; larger ones are shown smaller.
         smallest: Pixels of the shortest side of a region.
@@ -134,7 +134,7 @@ class Gallery:
     def region(self, number: int, box: Sequence[float]) -> tuple[Region, str]:
         """A box that the model has written, in pixels of the image as tools see it.
 
-        Whole pixels that the box touches belong to it. What sticks out is cut off, and that is said.
+        Whole pixels that the box touches belong to it. Parts that stick out are cut off, and that is said.
 
         Args:
             number: The image, from 1.

@@ -34,7 +34,7 @@ class Line:
     """A line of text in an image.
 
     Args:
-        text: What it says.
+        text: The words of the line.
         box: x1, y1, x2, y2 in pixels.
         score: How sure the reader is, from 0 to 1.
         words: Its words with their boxes.
@@ -61,12 +61,10 @@ class Ocr(VisualTool[OcrArguments]):
     arguments = OcrArguments
 
     def missing(self) -> str:
-        """See `VisualTool`."""
         lacking = [name for name in ("rapidocr", "onnxruntime") if find_spec(name) is None]
         return f"{lacking[0]} is not installed: pip install 'selfverify[looking]'" if lacking else ""
 
     def run(self, asked: OcrArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         image = gallery.picture(asked.image_index).full
         if max(image.size) > SLIMMEST * min(image.size):
             wide, high = image.size
@@ -95,7 +93,7 @@ def _load() -> Callable[[list[Image.Image]], list[list[Line]]]:
     import torch
     from rapidocr import RapidOCR
 
-    # Its own threads, as many as there are cores, spin while they wait and slow down whatever else runs.
+    # Its own threads, as many as there are cores, spin while they wait and slow down other programs.
     threads = {
         f"EngineConfig.onnxruntime.{kind}_op_num_threads": torch.get_num_threads()
         for kind in ("intra", "inter")
@@ -145,7 +143,6 @@ class ImageCaptioner(ModelTool[OnImage]):
     setting = "caption_model"
 
     def run(self, asked: OnImage, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         [text] = shared(("caption", self.model, self.device), self._load)([full])
         return Found(f"Image {asked.image_index} shows: {text}")
@@ -206,7 +203,6 @@ class Depth(ModelTool[OnImage]):
     setting = "depth_model"
 
     def run(self, asked: OnImage, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         [depth] = shared(("depth", self.model, self.device), self._load)([full])
         label = f"depth of image {asked.image_index}"

@@ -68,11 +68,9 @@ class ImageSegment(VisualTool[SegmentArguments]):
         self.segmenter = segmenter
 
     def missing(self) -> str:
-        """See `VisualTool`."""
         return self.segmenter.missing()
 
     def run(self, asked: SegmentArguments, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         chosen = [gallery.region(asked.image_index, box) for box in asked.bounding_boxes]
         masks = self.segmenter.masks(full, [region for region, _ in chosen])
@@ -123,11 +121,9 @@ class Sam(Segmenter):
         self.model, self.device = model, device
 
     def missing(self) -> str:
-        """See `Segmenter`."""
         return missing_model(self.model, "segment_model")
 
     def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
-        """See `Segmenter`."""
         [found] = shared(("sam", self.model, self.device), self._load, most=1)([(image, tuple(regions))])
         return found
 
@@ -166,7 +162,6 @@ class GrabCut(Segmenter):
         self.working_pixels = working_pixels
 
     def missing(self) -> str:
-        """See `Segmenter`."""
         return "" if find_spec("cv2") else "OpenCV is not installed: pip install 'selfverify[looking]'"
 
     def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:

@@ -49,7 +49,7 @@ class ToolSession(Environment):
 
     It is one client's session. Nothing is kept from call to call; all clients share the tools' models.
 
-    What a tool makes stands in the observation: its words as text, its images, and for each of them in
+    The findings of a tool stand in the observation: its words as text, its images, and for each of them in
     ``info["made"]`` the number of the image that it was made of, the region, and a label.
 
     Args:
@@ -61,19 +61,20 @@ class ToolSession(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`: the tools that are available here."""
+        """The tools that are available here, each with arguments for the images that it is about."""
         found = deepcopy(self.toolbox.schemas())
         for tool in found:
             tool["function"]["parameters"]["properties"] |= _ADDED
         return found
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`. There is nothing to be set up."""
+        """Begin at round 0. There is nothing to set up."""
         self._round = 0
         return StepResult(0)
 
     async def step(self, call: Call) -> StepResult:
-        """See `Environment`. What cannot be done, and a tool that dies or takes too long, is an ``error``."""
+        """Carry out a call. One that cannot be done, or whose tool dies or takes too long, is an
+        ``error``."""
         self._round += 1
         try:
             return await asyncio.to_thread(self._carried_out, call)
@@ -81,7 +82,7 @@ class ToolSession(Environment):
             return StepResult(self._round, error=str(error))
 
     async def close(self) -> None:
-        """See `Environment`."""
+        """Do nothing: images are kept by their content, not by session."""
 
     def _carried_out(self, call: Call) -> StepResult:
         own = {name: value for name, value in call.arguments.items() if name not in _ADDED}
@@ -172,7 +173,7 @@ class ToolServer:
         return ""
 
     def run(self, name: str, arguments: Mapping[str, Any], gallery: Gallery) -> Found:
-        """What a call finds.
+        """Return the findings of a call.
 
         Raises:
             ToolError: It cannot be done.
@@ -206,7 +207,7 @@ class ToolServer:
         return event_loop.start(self._session(call)).result()
 
     async def _session(self, call: Call | None) -> tuple[list[str], StepResult | None]:
-        """The names of the tools, and what came of a call, if there is one."""
+        """Return the names of the tools, and the result of a call, if there is one."""
         import os
 
         from selfverify.connectors.openenv import KEY_VARIABLE, RemoteConfig, RemoteEnvironment
@@ -232,24 +233,20 @@ class RemoteTool(VisualTool[A], Generic[A]):
 
     def __init__(self, tool: VisualTool[A], server: ToolServer) -> None:
         self.tool, self.server = tool, server
-        # What describes a tool stands with its class; these are those of the tool itself.
+        # The descriptions of tools stand with their classes; these are those of the tool itself.
         self.name, self.also, self.arguments = tool.name, tool.also, tool.arguments  # type: ignore[misc]
 
     @property
     def schema(self) -> dict[str, Any]:
-        """See `VisualTool`."""
         return self.tool.schema
 
     def missing(self) -> str:
-        """See `VisualTool`."""
         return self.server.missing(self.tool.name)
 
     def read(self, arguments: Mapping[str, Any]) -> Arguments:
-        """See `VisualTool`."""
         return self.tool.read(arguments)
 
     def run(self, asked: A, gallery: Gallery) -> Found:
-        """See `VisualTool`."""
         return self.server.run(self.tool.name, asked.model_dump(mode="json"), gallery)
 
 
@@ -260,7 +257,7 @@ def behind_server(tools: Sequence[VisualTool[Any]], url: str, seconds: float) ->
 
 
 def _made(image: Any, about: Any, gallery: Gallery) -> Made:
-    """An image that the server's tool has made. What it says of it is not relied on."""
+    """An image that the server's tool has made. The server's description of it is not relied on."""
     about = about if isinstance(about, Mapping) else {}
     source, region, label = about.get("source"), about.get("region"), about.get("label")
     known = type(source) is int and 1 <= source <= len(gallery)
