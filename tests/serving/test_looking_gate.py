@@ -127,6 +127,15 @@ def test_what_is_refused(servers: Loop, look: Body, more: Body, param: str) -> N
     assert (status, reply["error"]["param"]) == (400, param) and not fake.seen
 
 
+def test_no_tools_are_those_of_the_operator(servers: Loop) -> None:
+    """And not all that there are."""
+    fake = FakeUpstream(write=looks_once)
+    address = before(servers, fake)
+    assert told(address, asked({"tools": []}, best_of=False))[0] == 200
+    described = json.dumps(fake.seen[0]["messages"])
+    assert "crop" in described and "zoom_in" not in described
+
+
 def test_a_gateway_that_does_not_look(servers: Loop) -> None:
     """The field is refused rather than ignored."""
     address, _ = servers.before(FakeUpstream())

@@ -95,6 +95,7 @@ class VisualGate:
         Raises:
             ApiError: A field is unknown or wrong, or asks for more than the operator lets.
         """
+        given = {name: value for name, value in given.items() if value != []}  # no tools are not all tools
         for name in given:
             if name not in FIELDS:
                 text = f"look.{name}: there is no such field; there are {', '.join(FIELDS)}"
