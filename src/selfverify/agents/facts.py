@@ -41,7 +41,7 @@ def _plain(text: str) -> str:
 
 
 def check_facts(facts: object) -> None:
-    """See that an environment has declared facts, whoever has written it.
+    """Check that an environment has declared facts.
 
     Raises:
         DataError: These are none.
@@ -119,7 +119,7 @@ def records_of(facts: Iterable[Sequence[Scalar]]) -> Records:
 
 @dataclass(slots=True)
 class _Count:
-    """What a list's last count says: the records that were shown while it stood."""
+    """Return the last count of a list: the records that were shown while it stood."""
 
     number: int
     round: int
@@ -131,7 +131,7 @@ class _Count:
 
 
 class Seen:
-    """What exhibits show, taken together; where two disagree, the later one counts.
+    """The facts that exhibits show, taken together; where two disagree, the later one counts.
 
     Args:
         exhibits: In any order.

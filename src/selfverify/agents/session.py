@@ -191,7 +191,7 @@ class PooledEnvironment(Environment):
     """One session of a pool for one conversation: taken with the reset, given back by `close`.
 
     Args:
-        lender: Whose pool it is.
+        lender: The owner of the pool.
         tools: The tools that all sessions have.
     """
 

@@ -1,4 +1,4 @@
-"""What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation."""
+"""The parts that tasks of agents share in all environments: prompt, tools, judges and the conversation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AgentTask(Task):
     it is known.
 
     Attributes:
-        world: What the agent operates.
+        world: The world that the agent operates.
         looking: Tools that show the screen and do nothing.
         short: Its cases in few words, for small judges (`judge.own.form=short`); None where there are none.
     """
@@ -109,7 +109,7 @@ class AgentTask(Task):
         raise ConfigError(f"task {self.name} has no kinds of problems to be asked for by name")
 
     def asked_problem(self, instruction: str, seed: int) -> Problem:
-        """What a person asks, in an environment whose contents the seed decides; no goal is known.
+        """A person's request in an environment whose contents the seed decides; no goal is known.
 
         Raises:
             ConfigError: The task's environment cannot be begun without a problem of its own, the default.
@@ -123,9 +123,9 @@ class AgentTask(Task):
 
         Args:
             name: Its id.
-            instruction: What the agent is asked.
+            instruction: The agent's task in words.
             target: ``reset``, ``seed`` and ``goal``; see the class.
-            about: What else is known of it, for `Problem.meta`.
+            about: All else that is known of it, for `Problem.meta`.
         """
         c = self.config
         told: list[dict[str, Any]] = [
@@ -143,7 +143,8 @@ class AgentTask(Task):
         )
 
     def open(self, problem: Problem, seed: int) -> AgentEpisode:
-        """See `Task.open`. What is random in the environment depends on the problem, and not on ``seed``."""
+        """See `Task.open`. All that is random in the environment depends on the problem, and not on
+        ``seed``."""
         target = problem.target
         goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
         unjudged = goal is None and self.done_from is None and self.config.judge.needs_goal

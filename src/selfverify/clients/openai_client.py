@@ -400,7 +400,7 @@ class OpenAIClient:
                     found = await attempt()
                 self.on_try("ok")
                 return found
-            except asyncio.CancelledError:  # at a deadline, or nobody waits any more
+            except asyncio.CancelledError:  # at a deadline, or the caller has gone
                 on_lost()
                 raise
             except ServerError as error:

@@ -105,7 +105,7 @@ class Job:
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
-        """What jobs have to share to be sampled together."""
+        """The settings that jobs have to share to be sampled together."""
         return (self.sampling, id(self.verifier))
 
 
@@ -191,7 +191,7 @@ class Batcher:
             results = dict.fromkeys(batch, error)
         for job, result in results.items():
             if job.done.done():
-                continue  # nobody waits any more
+                continue  # the client has gone
             if isinstance(result, Exception):
                 job.done.set_exception(result)
             else:
@@ -256,7 +256,7 @@ class Batcher:
         return results
 
     def _likeliest(self, job: Job, prompt: Prompt, group: Group) -> list[Likeliest]:
-        """The alternatives of each candidate's tokens; none where nobody asks for them."""
+        """The alternatives of each candidate's tokens; none where they are not asked for."""
         wanted = job.ask.body.get("top_logprobs", 0)
         if not wanted:
             return [[] for _ in group.trajectories]
@@ -386,7 +386,7 @@ class Local(Backend):
         try:
             drawn = await self.batcher.run(job)
             replies = await self.batcher.call(partial(finish, drawn), beside=True)
-        except asyncio.CancelledError:  # at the deadline, or nobody waits any more
+        except asyncio.CancelledError:  # at the deadline, or the client has gone
             rows = [job.finished[place] for place in sorted(job.finished)]
             ask.usage.lost(sum(row.written for row in rows))
             for row in rows:

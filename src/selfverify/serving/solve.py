@@ -37,7 +37,7 @@ OnCandidate = Callable[[Candidate], None]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What `solve` found.
+    """The result of `solve`.
 
     Args:
         choice: The answer and why it was chosen.
@@ -49,7 +49,7 @@ class Solution:
         verifier: The name of the verifier that scored the candidates.
         tokens: The number of tokens written in all.
         seconds: How long it took.
-        correct: Whether the chosen answer is right; None where nobody knows.
+        correct: Whether the chosen answer is right; None where that is not known.
         looks: By candidate what it looked at, step by step (`VisualStep`).
     """
 

@@ -69,7 +69,7 @@ class Upstream(Backend):
             raise invalid_value("best_of.verifier", text)
 
     async def pass_on(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
-        """See `Backend`. Where nobody counts, a chunk that says something is a token."""
+        """See `Backend`. Where the server does not count, a chunk with text is a token."""
         if not body.get("stream"):
             reply = await self.client.chat(body, usage.lost, until)
             usage.add(reply.get("usage"), 0)

@@ -64,7 +64,7 @@ class ToldLooks(EpisodeWrapper):
 
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
-"""What a request may say. The rest is the operator's: a path in a request must not load anything."""
+"""The fields of a request. The rest is the operator's: a path in a request must not load anything."""
 _UNFIT = ("tools", "functions", "response_format", "logprobs", "stop")
 """Fields of a request that mean nothing where the model looks again."""
 
@@ -73,8 +73,8 @@ class VisualGate:
     """How the operator lets models look again. Tools and verifier are shared by all requests.
 
     Args:
-        settings: The tools that there are, the most steps and visual tokens, the verifier. What they leave
-            open a request may say.
+        settings: The tools that there are, the most steps and visual tokens, the verifier. A request may set
+            the fields that they leave open.
 
     Raises:
         ConfigError: A tool or a rule does not exist, or is not available here.
@@ -227,8 +227,8 @@ class Looked:
     Args:
         reply: Its answer.
         judged: The verdict on the answer.
-        steps: What it looked at.
-        last: What the model said last.
+        steps: Its looks.
+        last: The model's last words.
     """
 
     reply: Completion
@@ -255,13 +255,13 @@ def look_once(
         server: Where the model is.
         fields: The other fields of its requests.
         lock: Held while a verifier listens.
-        over: Whether nobody waits for it any more; it then breaks off before the next turn.
+        over: Says whether the client has gone; it then breaks off before the next turn.
         tell: Told of each step.
         usage: Counts what it costs, turn by turn.
 
     Raises:
         DataError: An image cannot be looked at.
-        ServerError: The server cannot be reached or refuses, or nobody waits.
+        ServerError: The server cannot be reached or refuses, or the client has gone.
     """
     look, rest = looking.look(asked), dict(fields)
     seed = rest.pop("seed", None)

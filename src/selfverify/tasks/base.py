@@ -1,4 +1,4 @@
-"""Tasks: it makes problems, says which form an answer has, and rewards answers."""
+"""Tasks make problems, say which form an answer has, and reward answers."""
 
 from __future__ import annotations
 

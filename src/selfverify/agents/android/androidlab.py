@@ -186,7 +186,7 @@ def _load(file: Path) -> Any:
 
 
 def _faults(error: ValidationError, named: Mapping[str, str]) -> str:
-    """What is wrong with a task; ``named`` has other names of fields, as the task's author knows them."""
+    """Return the fault of a task; ``named`` has other names of fields, as the task's author knows them."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(
         f"{'.'.join(named.get(str(part), str(part)) for part in fault['loc'])}: {fault['msg']}"
@@ -245,7 +245,7 @@ class Trace:
 
         Args:
             view: The screen, with its dump.
-            answers: What the device has answered to the task's questions.
+            answers: The device's answers to the task's questions.
         """
         image = self.home / "Screen" / f"screenshot-{self.steps}-before.png"
         xml = self.home / "xml" / f"{self.steps}.xml"

@@ -14,7 +14,7 @@ from selfverify.core.config import CommandConfig
 
 
 class AndroidResetConfig(CommandConfig):
-    """What makes every session of a task begin alike."""
+    """Settings that make every session of a task begin alike."""
 
     how: Literal["snapshot", "clear", "none"]
     """``snapshot`` loads an emulator's snapshot; only this brings back all that a session has changed.
@@ -68,7 +68,7 @@ class AndroidConfig(CommandConfig):
     server: str = "127.0.0.1:5037"
     """Host and port of the adb server."""
     observations: Literal["xml", "png", "both"] = "xml"
-    """What the agent is shown: the screen in words, as a picture, or both."""
+    """The form of screens for the agent: the screen in words, as a picture, or both."""
     first_screen: Literal["asked", "given"] = "asked"
     """``asked``: a session begins without a screen, and the agent calls ``get_current_xml`` (SmartSnap).
     ``given``: it begins with the first screen."""

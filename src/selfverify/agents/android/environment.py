@@ -366,7 +366,7 @@ class AndroidEnvironment(Environment):
         return {"package": focus.package, "activity": focus.activity, "answers": await self._answers(task)}
 
     def _shown(self, view: Capture) -> StepResult:
-        """What is shown, as the agent sees it."""
+        """Return the screen as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations != "xml"
         text = "\n".join(
             [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]

@@ -23,7 +23,7 @@ from selfverify.core.config import Config
 from selfverify.core.errors import ConfigError
 
 World = Literal["phone", "browser", "tools"]
-"""What an agent operates; each has a file in `prompts/worlds/`."""
+"""The world that an agent operates; each has a file in `prompts/worlds/`."""
 
 _PLACES = {"phone": "an Android phone", "browser": "a web page", "tools": "an environment through its tools"}
 
@@ -36,11 +36,11 @@ def hint_names() -> tuple[str, ...]:
 
 
 def judge_prompt(hints: Sequence[str] = (), world: World = "phone") -> str:
-    """What a judge is told (the paper's Figures 12 and 13, in words of our own).
+    """Return the prompt of a judge (the paper's Figures 12 and 13, in words of our own).
 
     Args:
         hints: Kinds of apps (`hint_names`) of which it is told what is usual.
-        world: What the agent operates.
+        world: The world that the agent operates.
 
     Raises:
         ConfigError: There are no such hints.
@@ -55,14 +55,14 @@ def agent_prompt(
     hints: Sequence[str] = (),
     world: World = "phone",
 ) -> str:
-    """What an agent is told: the 3C principles of §3.3 and Figure 8, in words of our own.
+    """Return the prompt of an agent: the 3C principles of §3.3 and Figure 8, in words of our own.
 
     Args:
-        source: Whose evidence is judged; principles of choosing are named where the agent chooses.
+        source: The origin of the evidence; principles of choosing are named where the agent chooses.
         react: Whether the agent says before each call why it makes it (ReAct), or calls only.
         first_screen: Whether the agent asks for the first screen, or is shown it.
         hints: Kinds of apps (`hint_names`) of which it is told what is usual.
-        world: What it operates.
+        world: The world that it operates.
 
     Raises:
         ConfigError: There are no such hints.
@@ -102,7 +102,7 @@ def _templates() -> Templates:
 
 
 class JudgeConfig(Config):
-    """Who judges submissions."""
+    """The judge of submissions."""
 
     kind: Literal["rules", "state", "model", "own"] = Field(
         "rules",
@@ -145,9 +145,9 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortF
     """The jury that a recipe asks for.
 
     Args:
-        config: Who judges.
+        config: Names the judge.
         hints: Kinds of apps of which judges are told where the recipe does not say.
-        world: What the agent operates.
+        world: The world that the agent operates.
         short: Cases in few words, where the task has such a form (`judge.own.form=short`).
 
     Raises:
