@@ -66,7 +66,6 @@ def finish_killed(script: Path, steps: int, kills: int, *words: object, pause_s:
     rng, hit = random.Random(kills), 0
     for kill in range(kills):
         process = start(script, steps, *words, log=log)
-        assert process.stdout is not None
         last = rng.randint(steps * kill // kills + 1, max(steps * (kill + 1) // kills - 1, 1))
         for line in process.stdout:
             if line.startswith("step") and int(line.split()[1]) >= last:

@@ -28,7 +28,6 @@ def test_boxes_of_votes() -> None:
     for chooser in ("majority", "best"):
         for n in (3, 5):
             expected = accuracy(table, chooser, n)
-            assert expected is not None
             run, place = found[n, chooser], Place("", ALL, "accuracy")
             assert run.values[place] == pytest.approx(expected.mean())
             assert run.draws[place].mean() == pytest.approx(run.values[place], abs=0.05)

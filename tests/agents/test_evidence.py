@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from selfverify.agents.evidence import (
     submit_tool,
 )
 from selfverify.agents.judges.make_judge import agent_prompt, hint_names, judge_prompt
-from selfverify.core.episode import Call, StepResult
+from selfverify.agents.tools import ScreenTools
+from selfverify.core.episode import Call, PolicyTurn, StepResult
 from selfverify.core.errors import ConfigError
+from selfverify.core.trajectory import Finish
+from selfverify.tasks.tool_calls import CallForm, read_calls
 
 HISTORY = [Exhibit(None if n == 0 else Call("tap"), StepResult(n, f"screen {n}")) for n in range(5)]
 SEEN = HISTORY[1:]
@@ -96,6 +100,23 @@ def test_hints_are_files() -> None:
     assert "**Money.**" not in judge_prompt(["clock"]) and "**Money.**" in agent_prompt(hints=["money"])
     with pytest.raises(ConfigError, match="no hints 'weather'; hints: clock"):
         agent_prompt(hints=["weather"])
+
+
+@pytest.mark.parametrize("form", ["tagged", "json"])
+def test_the_examples_are_proper_calls(form: CallForm) -> None:
+    """As the agent would have to write them, with words where there is room for them."""
+    told = agent_prompt(react=form == "tagged", calls=form)
+    assert told.startswith(agent_prompt(react=form == "tagged").rstrip())
+    marks = {"tagged": r"<tool_call>.*?</tool_call>", "json": r"^\{.*\}$"}
+    found = [read_calls(PolicyTurn(text, [], Finish.STOP, 0)) for text in
+             re.findall(marks[form], told, re.DOTALL if form == "tagged" else re.MULTILINE)]  # fmt: skip
+    [*calls, last] = [call for one in found for call in one.calls]
+    assert len(calls) > 10 and last.name == "wait" and not any(one.error for one in found)
+    for call in (*calls, last):
+        if call.name == "submit":
+            assert set(call.arguments) == {"message", "evidences"}
+        else:
+            ScreenTools().read(Call(call.name, call.arguments), (1080, 2400), {})
 
 
 def test_judges_are_told_the_form_that_is_read() -> None:

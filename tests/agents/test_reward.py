@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from tests.agents.lamps import KITCHEN, LOOK, OVEN, UNKNOWN, WRONG, Lamps, Waiting, calls, hold, submit
 
+from selfverify.agents.evidence import Exhibit
 from selfverify.agents.goals import Goal
+from selfverify.agents.judges.case import Judgement
 from selfverify.agents.reward import (
     Components,
     Record,
@@ -20,7 +22,7 @@ from selfverify.agents.reward import (
     same_pixels,
     summarise_parts,
 )
-from selfverify.core.episode import EpisodeResult
+from selfverify.core.episode import Call, EpisodeResult, StepResult
 
 PAPER = RewardConfig()
 RELEASE = RewardConfig(invalid=-1.0, conciseness=0.1, free_evidence=3)
@@ -142,6 +144,15 @@ def test_rrr_is_not_given_below_five_per_cent() -> None:
     assert summarise_parts(rows)["RRR"] == 0.5
     assert "RRR" not in summarise_parts([*rows, {"truth": 0.0}])
     assert summarise_parts([*rows, {"truth": 0.0}])["SR"] == pytest.approx(1 / 21)
+
+
+def test_rrr_of_what_judges_found_where_the_truth_is_not_known() -> None:
+    shown = [Exhibit(Call("tap") if n else None, StepResult(n, str(n))) for n in range(5)]
+    for success, known in ((True, {"judged_rrr": 0.75}), (False, {})):
+        record = Record(history=shown, judgement=Judgement(True, success), steps=3)
+        assert {k: v for k, v in measure(record).items() if "rrr" in k} == known
+    rows = [{"judged_success": 1.0, "judged_rrr": 0.75}, {"judged_success": 0.0}]
+    assert summarise_parts(rows)["judged-RRR"] == 0.75
 
 
 @pytest.mark.parametrize(

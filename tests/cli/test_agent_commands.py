@@ -115,6 +115,23 @@ def test_commands_of_the_page_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     assert [settings.environments for settings in found] == [["phone"], ["shop=my_package.shop:Shop"]]
 
 
+def test_devices_are_served_by_the_options_of_their_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[Any] = []
+
+    async def keep(settings: EnvironmentServing, ready: Any, known: Any) -> None:
+        found.append(known["android"]())
+
+    monkeypatch.setattr(server, "serve_until_told", keep)
+    page = (ROOT / "docs" / "android.md").read_text(encoding="utf-8")
+    (tmp_path / "devices.yaml").write_text(page.partition("```yaml\n# devices.yaml\n")[2].partition("```")[0])
+    line = ["agent", "serve", "android", "--options", str(tmp_path / "devices.yaml"), "--sessions", "2"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert found[0].tools[0]["function"]["name"] == "get_current_xml"
+
+
 def test_the_manifest_starts_a_server_that_kubernetes_can_check(monkeypatch: pytest.MonkeyPatch) -> None:
     deployment, service = YAML(typ="safe").load_all(MANIFEST)
     [container] = deployment["spec"]["template"]["spec"]["containers"]

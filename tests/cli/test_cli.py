@@ -75,17 +75,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             "make_plan": lambda *given: SimpleNamespace(lines=lambda: [f"for {given[1:]}"])
         },
         "selfverify.reports.report": {"write_report": write_report},
-        "selfverify.experiments.registry": {
-            "METHODS": {"adpo": Adpo},
-            "TASKS": {"digits": SimpleNamespace(config_class=Options, summary="[adds] digits", packages={})},
-            "make_method": lambda name, **options: Adpo(Options(**options)),
-        },
     }.items():
         module = ModuleType(name)
         module.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, name, module)
         package, _, last = name.rpartition(".")
         monkeypatch.setattr(import_module(package), last, module, raising=False)
+    digits = SimpleNamespace(config_class=Options, summary="[adds] digits", packages={})
+    monkeypatch.setattr("selfverify.experiments.registry.METHODS", {"adpo": Adpo})
+    monkeypatch.setattr("selfverify.experiments.registry.TASKS", {"digits": digits})
     return made
 
 

@@ -163,6 +163,7 @@ def test_halves_of_a_pair_come_in_two_pieces_of_a_stream() -> None:
         (raw('{"detail": [{"loc": ["n"]}]}', 422), "422.*loc"),
         (raw('{"error": "who?"}', 401), "who.*SELFVERIFY_SERVER_API_KEY"),
         (raw("<h1>nothing</h1>", 404, "text/html"), "404.*is its path right"),
+        (raw('{"detail": "No Model m"}', 404), "404.: No Model m .http:[^;]*$"),
     ],
 )  # fmt: skip
 def test_an_error_says_what_the_server_said_and_where_it_is(

@@ -69,6 +69,25 @@ def test_an_environment_elsewhere_is_as_one_here() -> None:
     assert [seen[4] for seen in (here[4], here[10])] == [True, False] and here[10][5]  # done; truncated
 
 
+def test_sessions_do_not_mix() -> None:
+    async def use(url: str, server: Any) -> list[str]:
+        async with AsyncExitStack() as stack:
+            clients = [await opened(stack, url) for _ in range(20)]
+
+            async def one(number: int, client: RemoteEnvironment) -> str:
+                await client.reset({"goal": 1000 + number}, seed=number)
+                for _ in range(3):
+                    shown = await client.step(ADD)
+                return shown.text
+
+            texts = await asyncio.gather(*(one(*pair) for pair in enumerate(clients)))
+            assert len(server.endpoints["counter"]) == 20
+            return texts
+
+    limits = SessionLimits(sessions=20)
+    assert with_server(use, limits) == [f"{n + 6} of {1000 + n}" for n in range(20)]
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [

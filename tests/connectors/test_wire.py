@@ -130,8 +130,10 @@ def test_observations_of_other_servers_are_read() -> None:
         foreign({"error": {"error_type": "invalid_args", "message": "x is missing"}}).error == "x is missing"
     )
     [block] = to_blocks("", [Image.new("L", (3, 2))])
-    seen = foreign({"screen": f"data:image/png;base64,{block['data']}", "url": "a"})
-    assert seen.text == '{"url":"a"}' and seen.images[0].size == (3, 2)
+    lines = f"{block['data'][:9]}\r\n{block['data'][9:]}\n"
+    for head in ("data:image/png;base64,", "DATA:Image/PNG;charset=x;Base64,"):
+        seen = foreign({"screen": head + lines, "url": "a"})
+        assert seen.text == '{"url":"a"}' and seen.images[0].size == (3, 2)
 
 
 @pytest.mark.parametrize(

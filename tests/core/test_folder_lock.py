@@ -44,12 +44,11 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the folder until its input ends."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert made.stdout is not None and made.stdout.readline() == b"held\n"
+    assert made.stdout.readline() == b"held\n"
     yield made
     made.kill()
     made.wait()
     for stream in (made.stdin, made.stdout):
-        assert stream is not None
         stream.close()
 
 
@@ -67,7 +66,6 @@ def test_a_second_process_is_told_who_holds_the_folder(
 
 
 def test_one_can_wait_for_the_folder(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert holder.stdin is not None
     with pytest.raises(ConfigError, match="is in use"), only_writer(tmp_path, wait_s=0.2):
         pass
     holder.stdin.close()

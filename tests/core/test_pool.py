@@ -199,7 +199,6 @@ def test_workers_end_with_their_parent(kind: str, end: str) -> None:
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": paths},
     )
-    assert parent.stdin is not None and parent.stdout is not None
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     if end == "kill":
         parent.kill()
@@ -259,7 +258,7 @@ def test_a_process_ends_when_its_parent_is_killed(how: str, last: list[str], tmp
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD, how], stdout=subprocess.PIPE, text=True
     )  # its output is the child's, and ends with it
-    assert parent.stdout is not None and parent.stdout.readline() == "begun\n"
+    assert parent.stdout.readline() == "begun\n"
     os.kill(parent.pid, signal.SIGKILL)
     told = parent.communicate(timeout=30)[0].splitlines()
     assert told == ["the parent is gone", *last]

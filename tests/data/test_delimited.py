@@ -81,16 +81,6 @@ def test_an_unknown_reference_is_named(tmp_path: Path) -> None:
     assert [row["id"] for row in open_rows(path, limit=1)] == ["a/0"]
 
 
-def test_a_repeated_index_still_gives_distinct_ids(tmp_path: Path) -> None:
-    row = {"question": "?", "answer": "1", "image": base64_png()}
-    broken = {"question": "?", "answer": "1", "image": "gone", "index": 5}
-    path = write_tsv(
-        tmp_path / "a.tsv", [{"index": 5, **row}, broken, {"index": 5, **row}, {"index": 5, **row}]
-    )
-    ids = [row["id"] for row in open_rows(path)]
-    assert ids[0] == "a/5" and len(set(ids)) == 3
-
-
 def test_rows_that_do_not_fit_their_header_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     good = "{}\tq\t1\n"

@@ -94,12 +94,8 @@ class Hub(BaseHTTPRequestHandler):
             parts = parts[1:]
         if parts[1:3] != NAME.split("/"):
             return self.send(b"{}", 404, X_Error_Code="RepoNotFound")
-        kind, commit, path = (
-            (*parts[3:5], "main")[:2] if len(parts) > 3 else "revision",
-            "main",
-            "/".join(parts[5:]),
-        )
         kind, commit = (parts[3], parts[4]) if len(parts) > 4 else ("revision", "main")
+        path = "/".join(parts[5:])
         commit = {"main": NEW, "v1": OLD}.get(commit, commit)
         if commit not in FILES:
             return self.send(b"{}", 404, X_Error_Code="RevisionNotFound")
@@ -124,12 +120,8 @@ class Hub(BaseHTTPRequestHandler):
             wanted = json.loads(asked)["paths"]
             found = [e for e in entries if e["path"] in wanted]
             return self.send(json.dumps(found).encode(), Content_Type="application/json")
-        about = {
-            "id": NAME,
-            "sha": commit,
-            "siblings": [{"rfilename": name} for name in files],
-            "private": False,
-        }
+        siblings = [{"rfilename": name} for name in files]
+        about = {"id": NAME, "sha": commit, "siblings": siblings, "private": False}
         return self.send(json.dumps(about).encode(), Content_Type="application/json")
 
     do_GET = do_HEAD = do_POST = answer

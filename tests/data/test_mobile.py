@@ -102,30 +102,6 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "action",
-    [
-        None,
-        {"action": "fly"},
-        {"action": "wait", "text": "a"},
-        {"action": "type", "text": ""},
-        {"action": "system_button", "button": "Power"},
-        {"action": "terminate", "status": "maybe"},
-        {"action": "long_press", "coordinate": [1, 2], "time": "long"},
-        {"action": "long_press", "coordinate": [1, 2], "time": -1},
-        {"action": "swipe", "coordinate": [1, 2], "coordinate2": [1, 2, 3]},
-        {"action": "swipe", "coordinate": [1, 2]},
-        {"action": "swipe", "direction": "up"},
-        {"action": "click", "coordinate": [float("nan"), 1]},
-    ],
-)
-def test_actions_that_are_none(action: Any) -> None:
-    with pytest.raises(DataError):
-        check_action(action, (10, 10))
-    for form in ({"action": "wait", "time": 2}, {"arguments": {"action": "wait", "time": 2}}):
-        assert check_action(form, (10, 10)) == {"action": "wait", "time": 2.0}
-
-
-@pytest.mark.parametrize(
     ("action", "found"),
     [
         ({"action": "click", "coordinate": [5, 6], "text": None}, {"action": "click", "coordinate": [5, 6]}),
@@ -141,9 +117,20 @@ def test_actions_that_are_none(action: Any) -> None:
         ({"action": "click", "coordinate": [5, 6], "button": 0}, DataError),
         ("click 5 6", DataError),
         ({"arguments": "{"}, DataError),
+        (None, DataError),
+        ({"action": "fly"}, DataError),
+        ({"action": "wait", "text": "a"}, DataError),
+        ({"action": "system_button", "button": "Power"}, DataError),
+        ({"action": "terminate", "status": "maybe"}, DataError),
+        ({"action": "long_press", "coordinate": [1, 2], "time": "long"}, DataError),
+        ({"action": "long_press", "coordinate": [1, 2], "time": -1}, DataError),
+        ({"action": "swipe", "coordinate": [1, 2], "coordinate2": [1, 2, 3]}, DataError),
+        ({"action": "swipe", "coordinate": [1, 2]}, DataError),
+        ({"action": "swipe", "direction": "up"}, DataError),
+        ({"action": "click", "coordinate": [float("nan"), 1]}, DataError),
     ],
 )
-def test_what_parquet_leaves_empty_is_absent(action: Any, found: Any) -> None:
+def test_actions_in_one_form(action: Any, found: Any) -> None:
     if found is DataError:
         with pytest.raises(DataError):
             check_action(action, (10, 10))

@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
+from selfverify.tasks.math import Math
 
 ROW = {"question": "How many?", "answer": "3"}
 LINE = json.dumps(ROW)
@@ -31,6 +34,7 @@ LINE = json.dumps(ROW)
         ("a.jsonl", b"", "is empty$"),
         ("a.jsonl", b"\n \n", "is empty$"),
         ("a.json", b"[]", "has no rows"),
+        ("a.json", b'{"text": [', "it is not JSON"),  # seen while its format is looked for
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.csv", b"question,answer\rq,1\r", "end with a carriage return alone"),
         ("a.jsonl", b"<html>404, not found</html>", "begins with b'<html>"),
@@ -111,6 +115,12 @@ def test_options_of_many_forms(tmp_path: Path) -> None:
         ({"0": "red", "1": "blue"}, "! its options are {'0'"),
         ([["red"], ["blue"]], "! its option A is ['red']"),
         (["red"], "! with two options or more"),
+        (["red", ""], "! its option B is missing"),
+        ({"A": "red", "B": None}, "! with two options or more"),
+        ({"AA": "red", "B": "blue"}, "! its options are {'AA'"),
+        ({"a": "red", "B": "blue", "C": None}, TWO),
+        (["x"] * 27, "! it has 27 options"),
+        (3, "! its options is 3"),
     ]
     rows = [{**ROW, "options": options, "answer": "A"} for options, _ in forms]
     check(tmp_path, rows, [wanted for _, wanted in forms], "options")
@@ -122,15 +132,39 @@ def test_targets_of_many_forms(tmp_path: Path) -> None:
     wrong = [3, -1, "D", "B. red", "A,B", "option B", True, "Blue"]
     rows = [{**ROW, "options": options, "answer": answer} for answer in right + wrong]
     check(tmp_path, rows, ["B"] * len(right) + ["! its answer "] * len(wrong))
-    marked = {**ROW, "options": {"A": "B.", "B": "x"}, "answer": "B."}  # a text before a mark
-    check(tmp_path, [marked], ["A"])
+    pairs: list[tuple[Any, str, str]] = [
+        ({"A": "B.", "B": "x"}, "B.", "A"),  # a text before a mark
+        (["1", "2", "3"], "3", "C"),  # the text, and no number of an option
+        (["B", "A"], "A", "A"),
+        (["2", "1", "0"], "2", "! could be A or C"),  # text of A, number of C
+        (["red", "blue"], "fish", "! is none of the options"),
+    ]
+    check(tmp_path, [{**ROW, "options": o, "answer": a} for o, a, _ in pairs], [want for *_, want in pairs])
+    # MathVista's answers to choices are texts, even where these are letters or numbers.
+    texts = [
+        (["2", "1", "0"], "2", "A"),
+        (["B", "A"], "A", "B"),
+        (["red", "blue"], "B", "B"),
+        ([], "free", "free"),
+    ]
+    check(tmp_path, [{**ROW, "choices": o, "answer": a} for o, a, _ in texts], [want for *_, want in texts])
+    odd = [{"precision": 1.5}, {"precision": "some"}, {"alternatives": "one"}, {"question": None}]
+    names = ["precision", "precision", "alternatives", "question"]
+    check(tmp_path, [ROW | more for more in odd], [f"! its {name} is " for name in names])
 
 
 def test_images_of_many_forms(tmp_path: Path) -> None:
     coded = base64_png()
     url = f"data:image/png;base64,{coded}"
     right = ["a.png", "./a.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png", coded, url]
-    right += [{"path": "a.png"}, {"bytes": coded}, {"url": url}, {"bytes": None, "path": "a.png"}]
+    right += [
+        '["a.png"]',
+        "[a.png]",
+        {"path": "a.png"},
+        {"bytes": coded},
+        {"url": url},
+        {"bytes": None, "path": "a.png"},
+    ]
     none = [None, "", []]
     wrong = {
         "s3://b/a.png": "is on the web", "data:image/png,no": "base64 text is damaged",
@@ -148,12 +182,16 @@ def test_images_of_many_forms(tmp_path: Path) -> None:
 def test_boxes_of_many_forms(tmp_path: Path) -> None:
     box = [1.0, 2.0, 30.0, 20.0]
     right = ["[1, 2, 30, 20]", "1, 2, 30, 20", "(1, 2, 30, 20)", ["1", "2", "30", "20"], box]
+    edges = [[-0.5, 0, 40.9, 30]]  # less than a pixel outside
     wrong = {
+        "[30, 2, 1, 20]": "x1 >= x2", "[1, 20, 30, 20]": "y1 >= y2", "[1, 2, 60, 20]": "image (40 x 30)",
+        "[-5, 2, 30, 20]": "out of the image", "[1, 2, 30, NaN]": "is nan", "[1, 2, 30]": "not four numbers",
         "1 2 30 20": "not a list", "[1, 2, 30": "not a list", "[[1, 2], [30, 20]]": "not four numbers",
         "[0.1, 0.1, 0.5, 0.5]": "bbox_x1_norm", "[1, 2, 30, null]": "is None, not a number",
     }  # fmt: skip
-    rows = [{"image": "a.png", "question": "dog", "box": value} for value in [*right, *wrong]]
-    check(tmp_path, rows, [box] * len(right) + [f"! {reason}" for reason in wrong.values()], "box")
+    rows = [{"image": "a.png", "question": "dog", "box": value} for value in [*right, *edges, *wrong]]
+    wanted = [*[box] * len(right), [0, 0, 40, 30], *(f"! {reason}" for reason in wrong.values())]
+    check(tmp_path, rows, wanted, "box")
 
 
 def test_ids_stay_apart(tmp_path: Path) -> None:
@@ -164,9 +202,30 @@ def test_ids_stay_apart(tmp_path: Path) -> None:
         assert found[0] == "a/a" and len(set(found)) == len(ids)
 
 
+def test_rows_of_pandas_are_taken(tmp_path: Path) -> None:
+    """Arrays, as which it reads the lists of Parquet, numpy's numbers, and its NA."""
+    row = {"question": "Which?", "options": np.array(["red", "blue"]), "answer": np.int64(1), "hint": pd.NA}
+    rows = [row, row | {"image": pd.NA, "images": np.array([base64_png()], dtype=object)}]
+    task = Math(rows={"test": rows})
+    problems = [task.problem("test", 0, n) for n in range(2)]
+    assert [problem.target for problem in problems] == ["B", "B"]
+    assert [len(problem.images) for problem in problems] == [0, 1]
+
+
+def test_image_folders_of_the_hub(tmp_path: Path) -> None:
+    """A table `metadata` beside the pictures, whose files it names."""
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "metadata.csv").write_text("file_name,question,answer\na.png,q,1\nreport.pdf,q,1\n")
+    assert [len(row["images"]) for row in open_rows(tmp_path)] == [1, 0]
+
+
 def test_messages_as_openai_writes_them(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png())
     parts = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "q"}]
     talk = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]}
-    [row] = open_rows(write_jsonl(tmp_path / "a.jsonl", [talk]))
+    path = write_jsonl(tmp_path / "a.jsonl", [talk])
+    [row] = open_rows(path, check_images=True)
     assert row["messages"][0]["content"][0]["image"].size == (40, 30)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=r"line 1: .*cannot be read"):
+        open_rows(path, check_images=True)

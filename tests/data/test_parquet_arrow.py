@@ -158,30 +158,6 @@ def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
         open_rows(tmp_path, on_bad="refuse")
 
 
-def test_a_damaged_file_beside_others_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    table = pa.table({"question": [f"{'q' * 200}{k}" for k in range(30)], "answer": ["1"] * 30})
-    for name in ("a", "b"):
-        file = tmp_path / f"{name}.parquet"
-        parquet.write_table(table, file, row_group_size=10, use_dictionary=False, compression="gzip")
-    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
-    content = bytearray(path.read_bytes())
-    begin, end = column.data_page_offset + 40, column.data_page_offset + column.total_compressed_size - 4
-    content[begin:end] = b"\x55" * (end - begin)
-    path.write_bytes(content)
-    rows = open_rows(tmp_path)
-    assert len(rows) == 30 and rows[0]["id"] == "b/0"
-    assert [(Path(bad.file).name, bad.line) for bad in rows.bad] == [("a.parquet", 0)]
-
-
-def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
-    open_r1(5).save_to_disk(str(tmp_path / "set"))
-    file = tmp_path / "set" / "data-00000-of-00001.arrow"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(DataError, match=r"set: .*was it cut off"):
-        open_rows(tmp_path / "set")
-
-
 def test_damaged_arrow_files_end_in_an_error(tmp_path: Path) -> None:
     """pyarrow trusts the places of texts and images in a file; a wrong one would kill the process."""
     table = pa.table({"question": ["q"] * 5, "answer": ["1"] * 5, "image": [png(8, 8)] * 5})
@@ -212,24 +188,6 @@ def test_a_selection_that_is_saved_is_what_is_read(tmp_path: Path) -> None:
     """`datasets` writes all rows then, and the numbers of the chosen ones beside them."""
     open_r1(5).select([3, 1]).save_to_disk(str(tmp_path / "set"))
     assert [row["question"] for row in open_rows(tmp_path / "set")] == ["What is x3?", "What is x1?"]
-
-
-def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
-    """Also while its format is looked for."""
-    (tmp_path / "a.json").write_text('{"text": [')
-    with pytest.raises(DataError, match=r"a\.json: it is not JSON"):
-        open_rows(tmp_path / "a.json")
-
-
-def test_images_without_paths(tmp_path: Path) -> None:
-    """The struct that `datasets` uses, but with bytes alone."""
-    rows = [
-        {"image": {"bytes": png(5, 4)}, "question": "q", "answer": "1"},
-        {"image": None, "question": "q", "answer": "1"},
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    found = open_rows(tmp_path / "a.parquet")
-    assert [[image.size for image in row["images"]] for row in found] == [[(5, 4)], []]
 
 
 def test_the_library_is_imported_when_a_file_needs_it(tmp_path: Path) -> None:

@@ -68,33 +68,6 @@ def test_vlmevalkit_table(tmp_path: Path) -> None:
     assert chosen["id"] == "RefCOCO/RefCOCO+_val_0" and chosen["images"][0].size == (100, 80)
 
 
-def test_boxes_that_cannot_be_are_named(tmp_path: Path, coco: Path) -> None:
-    boxes: list[Any] = [
-        [60, 20, 10, 70], [10, 70, 60, 70], [10, 20, 160, 70], [-5, 20, 60, 70], [10, 20, float("nan"), 70],
-        [10, 20, 60], "[10, 20, 60, 70] or so", None,
-    ]  # fmt: skip
-    good = [[-0.5, 0, 100.9, 80], "[10, 20, 60, 70]"]
-    path = write_jsonl(tmp_path / "a.jsonl", [vlm_r1(box=box, solution=None) for box in good + boxes])
-    rows = open_rows(path, images=coco)
-    assert [row["box"] for row in rows] == [[0, 0, 100, 80], [10, 20, 60, 70]]
-    assert [bad.line for bad in rows.bad] == list(range(3, 11))
-    for bad, said in zip(
-        rows.bad,
-        [
-            "x1 >= x2",
-            "y1 >= y2",
-            "out of the image (100 x 80)",
-            "out of the image",
-            "is nan",
-            "not four numbers",
-            "not a list",
-            "missing",
-        ],
-        strict=True,
-    ):
-        assert said in bad.reason, bad
-
-
 def test_a_missing_image_is_named_where_its_size_is_needed(tmp_path: Path) -> None:
     path = write_jsonl(
         tmp_path / "a.jsonl", [vlm_r1(box=[1, 2, 3, 4]), vlm_r1(box=[1, 2, 3, 4], width=9, height=9)]

@@ -189,7 +189,7 @@ def test_a_figure_may_need_another_one_to_be_large_enough() -> None:
         return breakdown(rows, task, problems).get("metrics", {}).get("steps")
 
     found = figure([1.0, 0.0, 0.0, 0.0])
-    assert found is not None and found["curves"]["pass@1"] == [0.5]  # type: ignore[index]
+    assert found["curves"]["pass@1"] == [0.5]  # type: ignore[index]
     assert figure([1.0, 0.0, 0.0, 0.0, 0.0]) is None
 
 

@@ -95,7 +95,7 @@ def test_a_calibration_of_fused_scores_holds_the_fusion() -> None:
     rows = drawn(1)
     whole = calibrate(rows, "fused", "best")
     assert whole.calibration.fusion == fusion_of_samples(rows)
-    assert whole.calibration.fitted_on is not None and whole.calibration.fitted_on["verifier"] == "fused"
+    assert whole.calibration.fitted_on["verifier"] == "fused"
     other = calibrate(rows, "fused", "best", held_out=drawn(2))
     assert other.calibration == whole.calibration and other.after != whole.after
     assert calibrate(rows, "soft", "best").calibration.fusion is None
@@ -138,7 +138,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert code == 0 and "ece" in text and "answers" in text, text
     found = Calibration.load(tmp_path / "calibration.json")
     assert found.threshold is not None
-    assert found.fitted_on is not None and found.fitted_on["weights"] == "abc"
+    assert found.fitted_on["weights"] == "abc"
     (tmp_path / "empty").mkdir()
     for name, said in (("no.jsonl", "no.jsonl"), ("empty", "empty holds no samples")):
         code, text = calibrated(tmp_path / name, tmp_path / "c.json", "soft")

@@ -42,9 +42,7 @@ WRONG = {1: 2}
 
 def far(**options: Any) -> DigitsFar:
     """The task; the model may not end looking by itself unless it says so."""
-    made = make_task("digits-far", **{"terminate": "refuse", **options})
-    assert isinstance(made, DigitsFar)
-    return made
+    return make_task("digits-far", **{"terminate": "refuse", **options})
 
 
 def teach(policy: Policy, task: DigitsFar) -> list[str]:
@@ -79,7 +77,7 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
     looked = as_arrays(rows)
     assert looked.problems == 6 and len(looked.lengths) == 12 and looked.left_out == 0
     needed = [task.problem("validation", 0, index).meta["looks"] for index in looked.problem]
-    assert looked.enough is not None and looked.enough.tolist() == needed and len(set(needed)) > 2
+    assert looked.enough.tolist() == needed and len(set(needed)) > 2
     for row, looks in enumerate(needed):
         length = looked.lengths[row]
         known = looked.correct[row, : length + 1]
@@ -112,7 +110,7 @@ def test_where_the_model_may_end_looking(load_policy: Callable[..., Policy], tmp
     policy, task = load_policy(), far(terminate="accept")
     teach(policy, task)
     looked = as_arrays(run_to_cap(policy, task, CONFIG, tmp_path / "looked.jsonl"))
-    assert looked.enough is not None and looked.lengths.tolist() == looked.enough.tolist()
+    assert looked.lengths.tolist() == looked.enough.tolist()
     assert looked.final.all() and np.isnan(looked.own).all()
     assert always(looked, 9).steps.tolist() == looked.enough.tolist()
     short = far(max_steps=1)
@@ -221,10 +219,8 @@ def test_the_oracle_and_what_is_early_or_late() -> None:
     looked = four()
     found = outcomes(looked, {})["oracle"]
     assert rows(found) == ([1, 0, 0, 0], [2, 1, 3, 1], [12, 8, 12, 8])
-    assert found.early is not None and found.late is not None
     assert found.early.tolist() == [0, 0, 1, 1] and found.late.tolist() == [0, 0, 0, 0]
     last = always(looked, 3)
-    assert last.early is not None and last.late is not None
     assert last.early.tolist() == [0, 0, 1, 1] and last.late.tolist() == [1, 1, 0, 0]
     assert always(four(enough=None), 3).early is None and "oracle" not in outcomes(four(enough=None), {})
 

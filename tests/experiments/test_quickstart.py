@@ -24,7 +24,7 @@ TINY: dict[Paper, tuple[str, ...]] = {
     "smartsnap": ("sampling.group_size=4", "evaluation.problems=4", "evaluation.samples=2"),
     "vts-v": ("stopping.problems=16", "stopping.samples=2", "evaluation.problems=8"),
 }
-LEARNER = {"steps": 2, "warmup_steps": 0, "groups_per_step": 2, "micro_batch_groups": 2}
+LEARNER = {"steps": 2, "optim.warmup": 0, "groups_per_step": 2, "batch.micro_batch_groups": 2}
 FEW = tuple(f"learner.{name}={value}" for name, value in LEARNER.items())
 
 

@@ -151,7 +151,7 @@ def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
         ("steps: 10", "steps: ten", ":8: learner.steps: should be a valid integer"),
         ("steps: 10", "steps: 0", ":8: learner.steps: should be greater than or equal to 1, but is 0"),
         ("  steps: 10\n", "", ":7: learner.steps: is missing"),
-        ("method: pairs", "method: pears", ":6: there is no method called 'pears'; did you mean pairs?"),
+        ("method: pairs", "method: pears", ":6: there is no method 'pears'; did you mean pairs?"),
         ("steps: 10", "steps: 10\n  steps: 20", ":9: broken YAML: steps stands twice (first in"),
         ("steps: 10", "steps: [10", ": broken YAML"),
         ("name: counting\ntask", "name: ../up\ntask", ":2: name: "),
@@ -197,7 +197,7 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("learner.optim.learning_rate=1e999", "rate: should be a finite number, but is inf"),
         ("sampling.temperature=.nan", "sampling.temperature: should be a finite number, but is nan"),
         (f"seed={2**63}", "seed: should be less than 9223372036854775808"),
-        ("task.name=conting", "override 'task.name=conting': there is no task called 'conting'; did you mean "
+        ("task.name=conting", "override 'task.name=conting': there is no task 'conting'; did you mean "
          "counting?"),
         ("learner.optim.betas=[0.9, 1.0]", "learner.optim.betas.1: should be less than 1"),
     ],

@@ -23,7 +23,9 @@ TINY = [
     "learner.steps=2", "learner.groups_per_step=2", "sampling.group_size=2", "sampling.max_new_tokens=8",
     "episode.turns=2", "evaluation.problems=1", "task.prompt=task",
 ]  # fmt: skip
-OWN_JUDGE = "task.judge={kind: own, own: {max_new_tokens: 4}}"
+OWN_JUDGE = [
+    f"{task}.judge={{kind: own, own: {{max_new_tokens: 4}}}}" for task in ("task", "evaluation_task")
+]
 
 
 def run(name: str, folder: Path, *overrides: str) -> None:
@@ -55,7 +57,8 @@ def test_the_papers_recipe_on_phones(tmp_path: Path) -> None:
             f"task.test={tmp_path}/setting.yaml",
             f"task.devices=[{', '.join(DEVICES)}]",
             f"task.android={{server: '{server.address}', reset: {{how: clear}}, settle_seconds: 0}}",
-            OWN_JUDGE,
+            "task.lengths=null",
+            *OWN_JUDGE,
         )
         assert all(phone.commands for phone in phones.values())
 
@@ -72,5 +75,5 @@ def test_the_recipe_with_servers(tmp_path: Path, servers: Loop) -> None:
         f"task.train={tmp_path}/tasks.jsonl",
         f"task.test={tmp_path}/tasks.jsonl",
         f"task.sources={json.dumps([{'kind': 'server', 'url': url} for url in urls])}",
-        OWN_JUDGE,
+        OWN_JUDGE[0],
     )

@@ -141,7 +141,6 @@ def served(tree: Tree, *options: str) -> Iterator[str]:
     words = tree.words("serve", *options, "--port", "0", "--grace", "5")
     process = subprocess.Popen([sys.executable, *words], cwd=tree.root, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stderr is not None
         said = ""
         for line in process.stderr:
             said += line

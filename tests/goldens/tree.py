@@ -112,7 +112,7 @@ def _turned(table: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _moved(name: str, table: Mapping[str, str]) -> str:
     for old in sorted(table, key=len, reverse=True):
-        if name == old or name.startswith(f"{old}."):
+        if name == old or name.startswith((f"{old}.", f"{old}[")):
             return table[old] + name[len(old) :]
     return name
 

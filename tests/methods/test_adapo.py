@@ -58,7 +58,7 @@ def test_cut_off_trajectories_leave_before_p(name: str, cut: Trajectory) -> None
     for expected, found in zip(credits(method, whole), credits(method, with_cut), strict=True):
         assert found.advantage.tolist() == [*expected.advantage.tolist(), 0.0]
         assert float(found.kl_coef) == float(expected.kl_coef)
-        assert found.valid is not None and found.valid.tolist() == [True, True, True, False]
+        assert found.valid.tolist() == [True, True, True, False]
     assert method.metrics([with_cut])["turns/missing"] == (0.25 if cut is CUT else 0.0)
 
 
@@ -205,7 +205,6 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
     for made in rollout.groups:
         assert len(made.trajectories) == 8
         second, *rehearsed = method.credit(made, torch.ones(8, dtype=torch.bool))
-        assert second.valid is not None
         assert second.valid.tolist() == [len(t.segments) == 3 for t in made.trajectories[:6]] + [False, False]
         assert [credit.channel for credit in rehearsed] == ["answer", "score"]
     figures = method.metrics(rollout.groups)
@@ -222,7 +221,6 @@ def test_checked_second_turns_keep_what_passes_and_are_learnt_right_or_wrong() -
     kept_wrong = redone = 0
     for made in rollout.groups:
         [credit] = method.credit(made, torch.ones(6, dtype=torch.bool))
-        assert credit.valid is not None
         for told, learnt in zip(made.trajectories, credit.valid.tolist(), strict=True):
             assert learnt == (len(told.segments) == 3)
             first, second = (parse_tagged(told.segments[n].text, task.tags) for n in (0, 2))
@@ -238,10 +236,10 @@ def test_checked_second_turns_keep_what_passes_and_are_learnt_right_or_wrong() -
 def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None:
     made = group((0, 1), (1, 1), (1, 0), (0, 0))
     [credit] = credits(make_method("turns-sft", source="sampled", keep_right=False), made)
-    assert credit.valid is not None and credit.valid.tolist() == [True, False, False, False]
+    assert credit.valid.tolist() == [True, False, False, False]
     assert credit.channel == "turn_2"
     [credit] = credits(make_method("turns-sft", source="sampled"), made)
-    assert credit.valid is not None and credit.valid.tolist() == [True, True, False, False]
+    assert credit.valid.tolist() == [True, True, False, False]
 
 
 # --- training -------------------------------------------------------------------------------------------
@@ -333,7 +331,6 @@ def test_every_score_that_could_have_been_written_learns() -> None:
         taught += 1
         streams = make_streams(prompt, made, credits)
         choices = streams.choices
-        assert choices is not None
         assert len(choices.rows) >= 4
         for row, place in zip(choices.rows.tolist(), choices.places.tolist(), strict=True):
             last = made.trajectories[row].segments[-1]

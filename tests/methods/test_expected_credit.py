@@ -163,7 +163,7 @@ def test_a_malformed_score_is_punished_as_written(policy: Policy) -> None:
     [group] = rollout.groups
     answer, score = credited(group, format_weight=0.25, kl=0.1)
     assert score.advantage.tolist() == [0, -0.25, 0]
-    assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 2}
+    assert set(score.choices.rows.tolist()) == {0, 2}
     [streams], _ = select(rollout, [[answer, score]], True)
     trained = streams.channel_gr[1] == 1
     assert set(streams.advantage_gr[1][trained].tolist()) == {-0.25}
@@ -180,7 +180,7 @@ def test_an_answer_without_any_score_takes_no_part(rollout: Rollout) -> None:
     bare.segments[0].parsed = make_task("digits-pick").judge(group.problem, Tagged({"answer": "1 2 3"}))
     bare.rewards |= {"score_opened": 0.0, "score_format": 0.0}
     _, score = credited(group)
-    assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 3}
+    assert set(score.choices.rows.tolist()) == {0, 1, 3}
 
 
 def test_scores_that_were_not_read_are_an_error(rollout: Rollout) -> None:
@@ -204,7 +204,6 @@ def test_clipping_stops_a_policy_that_has_moved_far_enough(policy: Policy, rollo
     [group] = rollout.groups
     [streams], _ = select(rollout, [credited(group, kl=0.0)], True)
     choices = streams.choices
-    assert choices is not None
     streams.advantage_gr.zero_()
 
     def gradient(old: list[torch.Tensor] | None) -> float:
@@ -255,5 +254,5 @@ def test_a_turn_that_was_not_to_be_the_last_has_no_choices(policy: Policy, rollo
     rollout.groups[0].trajectories[3].segments[-1] = Segment("answer", zero * 9, parsed=last.parsed)
     credits = credited(rollout.groups[0])
     choices = credits[1].choices
-    assert choices is not None and set(choices.rows.tolist()) == {0, 1, 2}
+    assert set(choices.rows.tolist()) == {0, 1, 2}
     select(rollout, [credits], True)  # refuses choices outside of their channel

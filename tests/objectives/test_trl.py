@@ -148,7 +148,7 @@ def trl_pairwise_loss(logprobs, ref, mask, beta):
         model=SimpleNamespace(training=True),
         accelerator=SimpleNamespace(device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x),
         aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True, f_divergence_type="reverse_kl",
-        loss_types=["sigmoid"], loss_weights=[1.0], beta=0.01, label_smoothing=0.0, use_weighting=False,
+        loss_types=["sigmoid"], loss_weights=[1.0], beta=beta, label_smoothing=0.0, use_weighting=False,
         _metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
     )  # fmt: skip
     inputs = {

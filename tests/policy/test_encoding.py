@@ -114,7 +114,7 @@ def test_results_do_not_depend_on_the_cache(
     tokens = [[[7, 8, 9]]] * 3
     values = [p.logprobs(p.encode(problems), tokens) for p in (cached, uncached)]
     assert_close(*values)
-    assert uncached.cache is not None and uncached.cache.used == 0 and counter.encoded > 3
+    assert uncached.cache.used == 0 and counter.encoded > 3
 
 
 def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
@@ -135,7 +135,6 @@ def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
 
 def test_cached_features_do_not_keep_a_batch_alive(policy: Policy, problems: list[Problem]) -> None:
     cache = policy.cache
-    assert cache is not None
     for item in [cache.get(image.key) for prompt in policy.encode(problems) for image in prompt.images]:
         assert item.untyped_storage().nbytes() == item.numel() * item.element_size()
         assert not item.requires_grad

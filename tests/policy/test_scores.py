@@ -218,6 +218,6 @@ def test_scores_equal_enumeration_with_transformers(
 def test_reading_scores_keeps_no_gradient(policy: Policy, problems: list[Problem], prefixes: Any) -> None:
     policy.model.zero_grad()  # other tests share the policy
     [[reading, _, _], _, _] = read_scores(policy, policy.encode(problems), prefixes)
-    assert reading is not None and isinstance(reading.soft, float)
+    assert isinstance(reading.soft, float)
     assert all(p.grad is None for p in policy.model.parameters())
     assert not torch.is_inference_mode_enabled()

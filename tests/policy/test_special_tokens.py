@@ -199,7 +199,6 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
 ) -> None:
     """By its number of characters before the template writes it; else by beginnings of what that writes."""
     room = longest_row(policy.model)
-    assert room is not None
     seen: list[int] = []
     real = type(policy.tokenizer).__call__
 
@@ -229,7 +228,6 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
 def test_special_tokens_take_more_when_they_are_spelt_out(policy: Policy) -> None:
     """As many as fit into the context as tokens do not as words."""
     room = longest_row(policy.model)
-    assert room is not None
     with pytest.raises(TooLongError, match=rf"problem p: .*more than {room} tokens"):
         policy.encode([Problem("p", messages(("user", "<|im_end|>" * (room // 2))))])
 
@@ -239,7 +237,6 @@ def test_replies_that_cannot_be_inserted_are_refused(load_policy: Any) -> None:
     policy = load_policy()
     problem, writer = Problem("p", user_turn("Say 7.", 0)), ReplyEncoder(policy.encoder)
     room = longest_row(policy.model)
-    assert room is not None
     with pytest.raises(
         DataError, match=rf"problem p, turn 1: the reply has .* the model reads {room} tokens"
     ):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from tests.policy.conftest import noise_image
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from selfverify.core.episode import Observation
+from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
 from selfverify.policy.chat import LONGEST, read_message
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
+from selfverify.tasks.tool_calls import ToolCall, read_calls
 
 TOOLS = [
     {
@@ -134,11 +138,51 @@ def test_a_tool_shows_images(load_policy: Any, template: str) -> None:
     assert "<tool_response>\nTwice as large:<|vision_start|><|vision_end|>\n</tool_response>" in text
 
 
-def test_a_template_without_tools_is_refused(load_policy: Any) -> None:
-    """The policy would never learn of them. Tools that the messages describe need no template."""
+def test_tools_that_a_template_does_not_show_are_described_in_words(load_policy: Any) -> None:
+    """In the first message, with the form of calls; else the policy would never learn of them."""
     policy = with_template(load_policy, None)
-    with pytest.raises(ConfigError, match="problem p: the model's chat template does not show tools"):
-        policy.encode([Problem("p", user_turn("How many?", images=0), tools=TOOLS)])
+    [prompt] = policy.encode([Problem("p", user_turn("How many?", images=0), tools=TOOLS)])
+    told = policy.tokenizer.decode(prompt.ids)
+    assert told.index('"name": "zoom"') < told.index('<tool_call>\n{"name": "NAME"') < told.index("How many?")
+
+
+FAMILIES = {
+    "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes",
+    "qwen3_5_think": "xml", "qwen3_5_nothink": "xml", "qwen3_8": "xml", "llama3_1": "json",
+    "llama3_2": "json", "gemma4": "own", "gemma4_v5": "own", "qwen2_5_vl": None, "gemma": None,
+    "gemma3": None, "llava_next": None,
+}  # fmt: skip
+"""By template, as TRL ships them, the form in which the family writes calls; None where it shows no tools.
+
+Qwen3-Coder's is that of Qwen3.5, Qwen2-VL's that of Qwen2.5-VL."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_each_family_are_read(family: str) -> None:
+    """As the family's own template writes them behind its own prompt."""
+    trl = pytest.importorskip("trl")
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text("utf-8")
+    asked = {"role": "user", "content": [{"type": "text", "text": "Look."}]}
+    asked = asked if FAMILIES[family] is None else {"role": "user", "content": "Look."}
+    wanted = {"name": "zoom", "arguments": {"factor": 2}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": wanted}]}
+    given = {"tools": TOOLS, "chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+    [prompt], _ = render_jinja_template([[asked]], add_generation_prompt=True, **given)
+    assert ("zoom" in prompt) == (FAMILIES[family] is not None)
+    if FAMILIES[family] is None:
+        return
+    [whole], _ = render_jinja_template([[asked, called]], **given)
+    said = whole.removeprefix(prompt)
+    read = read_calls(PolicyTurn(said, [], Finish.STOP, 0), TOOLS)
+    marks = {
+        "hermes": '<tool_call>\n{"name": "zoom"', "xml": "<function=zoom>",
+        "json": '"parameters": {"factor": 2}', "own": "<|tool_call>call:zoom{factor:2}",
+    }  # fmt: skip
+    assert whole != prompt and marks[FAMILIES[family]] in said
+    if FAMILIES[family] == "own":  # its tokenizer brings a response template; without it the policy is told
+        assert "the tokenizer's response template" in read.error
+    else:
+        assert read.calls == [ToolCall("zoom", {"factor": 2})]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +258,7 @@ def test_a_response_template_reads_the_message(reading_policy: Policy) -> None:
         "tool_calls": [{"type": "function", "function": {"name": "zoom", "arguments": {"factor": 2}}}],
     }
     thought = read_message(reading_policy.loaded, f"Shall I? {SAID}</think>No.<|im_end|>", TOOLS)
-    assert thought is not None and "tool_calls" not in thought and thought["content"] == "No."
+    assert "tool_calls" not in thought and thought["content"] == "No."
 
 
 @pytest.mark.parametrize(
@@ -230,7 +274,7 @@ def test_a_response_template_reads_the_message(reading_policy: Policy) -> None:
 )
 def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str, error: str) -> None:
     found = read_message(reading_policy.loaded, text, TOOLS)
-    assert found is not None and found["error"].startswith(("the message", error)) and error in found["error"]
+    assert found["error"].startswith(("the message", error)) and error in found["error"]
     assert len(found["error"]) <= 500
 
 

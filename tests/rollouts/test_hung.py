@@ -140,7 +140,7 @@ def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads
     with pytest.raises(HungError, match="of this process hang in episodes"):
         learn(Policy.load("builtin:digits"), task, make_method("grpo"), config, SAMPLING, **arguments)
     latest = latest_checkpoint(tmp_path / "checkpoints")
-    assert latest is not None and latest.name == "checkpoint-000002"
+    assert latest.name == "checkpoint-000002"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [row["threads/hung"] for row in timing] == [0.0, 2.0]

@@ -54,13 +54,6 @@ def test_threshold_by_hand():
         risk_threshold(probability, correct, 2)
 
 
-def test_file_keeps_everything(tmp_path):
-    fit = fit_calibration([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1])
-    fit = Calibration("isotonic", fit.x, fit.y, 1.0, 0.4, 0.1, {"verifier": "soft", "samples": 8})
-    fit.save(tmp_path / "calibration.json")
-    assert Calibration.load(tmp_path / "calibration.json") == fit
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -124,8 +117,9 @@ def test_descriptions() -> None:
             fusion_of(wrong, fitted)
 
 
-def test_a_calibration_keeps_it(tmp_path: Path) -> None:
-    found = Calibration("temperature", fusion=Fusion(1.5, 3.0, -1.0))
+def test_the_file_keeps_everything(tmp_path: Path) -> None:
+    fusion, use = Fusion(1.5, 3.0, -1.0), {"verifier": "fused", "samples": 8}
+    found = Calibration("isotonic", (0.1, 0.25), (0.0, 1.0), 2.0, 0.4, 0.2, use, fusion)
     found.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json") == found
     text = (tmp_path / "c.json").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from aiohttp import web
 from yarl import URL
 
 from selfverify.serving import upstream
-from selfverify.serving.app import Gateway, is_loopback, name_of
+from selfverify.serving.app import Gateway
 from selfverify.serving.config import GatewayConfig, ListeningConfig
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway
 from serving_servers import (
@@ -32,11 +32,6 @@ from serving_servers import (
     served,
     used,
 )
-
-
-def test_a_budget_holds_without_early_stopping() -> None:
-    status, reply = ask(FakeUpstream(), question(best_of={"n": 8, "budget_tokens": 25}))
-    assert status == 200 and (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (3, "tokens")
 
 
 def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
@@ -115,7 +110,7 @@ def unread(fake: FakeUpstream, fields: Body) -> float:
         while gateway.in_flight:
             await asyncio.sleep(0.02)
         writer.close()
-        return gateway.metrics.cancelled._value.get()
+        return gateway.metrics.requests.labels(f"/v1/{CHAT}", "499")._value.get()
 
     return served(fake, use)
 
@@ -192,20 +187,12 @@ def test_requests_leave_nothing_for_the_garbage_collector() -> None:
     assert served(FakeUpstream(), use) < 40  # before there were 32 for each request
 
 
-def test_names_of_hosts() -> None:
-    for host, name in {
-        "localhost:80": "localhost", "[::1]:80": "::1", "::1": "::1", "[::1]": "::1", "A.b.": "a.b", "x": "x",
-    }.items():  # fmt: skip
-        assert name_of(host) == name
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1", "a.localhost", "127.9.9.9")))
-    assert not any(map(is_loopback, ("localhost.evil", "0.0.0.0", "10.0.0.1", "evil", "")))
-
-
 @pytest.mark.parametrize(
     ("host", "keys", "status"),
     [
-        ("localhost:1", None, 200), ("[::1]:1", None, 200), ("evil.example", None, 403),
-        ("evil.example", ["k"], 200),
+        ("localhost:1", None, 200), ("[::1]:1", None, 200), ("a.LocalHost.", None, 200),
+        ("127.9.9.9", None, 200), ("evil.example", ["k"], 200), ("evil.example", None, 403),
+        ("localhost.evil", None, 403), ("0.0.0.0", None, 403), ("10.0.0.1:80", None, 403),
     ],
 )  # fmt: skip
 def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | None, status: int) -> None:

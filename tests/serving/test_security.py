@@ -89,15 +89,15 @@ def refused(tmp_path: Path, text: str, typed: dict[str, Any] | None = None) -> s
     ("value", "place"),
     [
         ("!!binary sk-7f3a9c-very+secret", ""),
-        ("!!int sk-7f3a9c-very+secret", "this is no int"),
-        ("*sk-7f3a9c-very+secret", "an alias of nothing"),
+        ("!!int sk-7f3a9c-very+secret", "does not fit its tag"),
+        ("*sk-7f3a9c-very+secret", "undefined alias"),
         ('"sk-7f3a9c-very+secret\\0"', "null character"),
     ],
 )
 def test_a_broken_file_is_not_quoted(tmp_path: Path, value: str, place: str) -> None:
     said = refused(tmp_path, f"gateway:\n  api_key_file: {value}\n")
     assert "sk-" not in said and "secret" not in said.replace(str(tmp_path), "")
-    assert "gateway.yaml:2" in said and place in said
+    assert "gateway.yaml" in said and place in said
 
 
 @pytest.mark.parametrize(

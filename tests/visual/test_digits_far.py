@@ -21,9 +21,7 @@ from selfverify.visual.episode import VisualEpisode
 
 @pytest.fixture(scope="module")
 def task() -> DigitsFar:
-    made = make_task("digits-far")
-    assert isinstance(made, DigitsFar)
-    return made
+    return make_task("digits-far")
 
 
 def taught(task: DigitsFar, index: int) -> tuple[VisualEpisode, list[Observation], list[str]]:
@@ -109,7 +107,6 @@ def test_no_digit_is_cut_where_an_image_is_cut_into_tokens(task: DigitsFar) -> N
 def test_a_demonstration_may_look_on_after_the_0() -> None:
     """At one to three parts of the 0's cell; its thoughts stay with the 0, and its answer is right."""
     task, more = make_task("digits-far", wander=1.0), set()
-    assert isinstance(task, DigitsFar)
     for index in range(20):
         episode, _, texts = taught(task, index)
         ending, problem = episode.result(), episode.problem
@@ -127,7 +124,6 @@ def test_a_demonstration_may_look_on_after_the_0() -> None:
 def test_a_model_is_told_when_to_answer() -> None:
     """At the 0 or at a look behind it; what it says before is refused, and its teacher looks on."""
     task, more, refusals, tries = make_task("digits-far", told=1.0), set(), set(), set()
-    assert isinstance(task, DigitsFar)
     for index in range(60):
         episode, replies, texts = taught(task, index)
         ending, looks = episode.result(), episode.problem.meta["looks"]
@@ -152,7 +148,7 @@ def test_a_model_is_told_when_to_answer() -> None:
 def test_without_tools(task: DigitsFar, think: str, tags: tuple[str, ...]) -> None:
     """The same problems, answered at once: the thumbnail is all that is shown, and the teacher is right."""
     blind = make_task("digits-far", tools="none", think=think)
-    assert isinstance(blind, DigitsFar) and blind.tags == tags and blind.limits.turns == 1
+    assert blind.tags == tags and blind.limits.turns == 1
     for index in range(8):
         problem = blind.problem("train", 3, index)
         assert problem == task.problem("train", 3, index)
@@ -173,7 +169,6 @@ def test_what_looks_show_can_be_taken_away() -> None:
 
     def shown(results: str, index: int) -> list[np.ndarray]:
         task = make_task("digits-far", results=results)
-        assert isinstance(task, DigitsFar)
         problem = task.problem("train", 3, index)
         episode = task.look(problem)
         episode.reset()
@@ -209,7 +204,6 @@ def test_options_that_cannot_work() -> None:
 @pytest.mark.parametrize("problems", [5, pytest.param(128, marks=pytest.mark.slow)])
 def test_it_looks_to_the_0_and_answers_whenever_it_is_told_to(problems: int, tmp_path: Path) -> None:
     task = make_task("digits-far", terminate="refuse")
-    assert isinstance(task, DigitsFar)
     config = EvaluationConfig(problems=problems, samples=1, temperature=0.0, split="test")
     policy = Policy.load("builtin:looking", device="cpu")
     rows = run_to_cap(policy, task, config, tmp_path / "looked.jsonl", max_new_tokens=32)

@@ -62,7 +62,7 @@ def test_sources_of_mini_o3(source: str, questions: int, index: int) -> None:
     """Observations are numbered behind the question's images."""
     text = f'<grounding>{{"bbox_2d": [0, 0, 1, 1], "source": "{source}"}}</grounding>'
     call = read(text, questions=questions).call
-    assert call is not None and call.arguments["image_index"] == index
+    assert call.arguments["image_index"] == index
 
 
 def test_arguments_of_other_models() -> None:
@@ -80,7 +80,7 @@ def test_qwen3_vl_counts_from_0() -> None:
     )
     for questions, number in ((1, 0), (2, 0), (2, 1)):
         call = read(zoom % number, questions=questions).call
-        assert call is not None and call.arguments == {
+        assert call.arguments == {
             "image_index": number + 1,
             "bounding_box": [1, 2, 3, 4],
         }

@@ -29,13 +29,10 @@ TEXT: dict[str, Any] = {"observations": "text", "address": "ids"}
 
 
 def task(**options: Any) -> BrowserAgents:
-    made = make_task("browser", **{"pages": ["click-test-2"], "browser": TEXT, **options})
-    assert isinstance(made, BrowserAgents)
-    return made
+    return make_task("browser", **{"pages": ["click-test-2"], "browser": TEXT, **options})
 
 
 def text_of(reply: Observation | None) -> str:
-    assert reply is not None
     return "".join(part.get("text", "") for part in reply.content if isinstance(part, dict))
 
 

@@ -43,14 +43,9 @@ def launch(environment: PhoneEnvironment, app: str) -> StepResult:
     return act(environment, "tap", id="later") if seen.info["screen"] == "popup" else seen
 
 
-def phone_of(environment: PhoneEnvironment) -> Phone:
-    assert environment.phone is not None
-    return environment.phone
-
-
 def wild(environment: PhoneEnvironment, rng: Random) -> Call:
     """Something that an agent might do, mostly sensible."""
-    look = phone_of(environment).look()
+    look = environment.phone.look()
     ids = [widget.id for widget, _ in look.placed if widget.id] or ["x"]
     roll = rng.random()
     if roll < 0.55:
@@ -62,7 +57,7 @@ def wild(environment: PhoneEnvironment, rng: Random) -> Call:
     if roll < 0.82:
         return Call("type", {"text_input": rng.choice(["Bob Lee", "7:30", "42", "", "<b>\n", "x" * 300])})
     if roll < 0.88:
-        return Call("launch", {"app": rng.choice(list(phone_of(environment).apps))})
+        return Call("launch", {"app": rng.choice(list(environment.phone.apps))})
     if roll < 0.93:
         x, y = rng.randrange(-20, 560), rng.randrange(-20, 980)
         return Call(rng.choice(["tap", "long_press"]), {"x1": x, "y1": y, "x2": x, "y2": y})
@@ -90,9 +85,9 @@ def test_random_agents_break_nothing(hostile: bool) -> None:
         environment = opened(rng.choice(NAMES), episode, hostile)
         for step in range(80):
             call = wild(environment, rng)
-            before = json.dumps(phone_of(environment).state) if call.name in ("wait", "swipe") else ""
+            before = json.dumps(environment.phone.state) if call.name in ("wait", "swipe") else ""
             seen = asyncio.run(environment.step(call))
-            phone = phone_of(environment)
+            phone = environment.phone
             assert seen.round == step + 1
             if call.name == "wait" or (
                 call.name == "swipe" and call.arguments.get("direction") in ("up", "down")
@@ -106,7 +101,7 @@ def test_random_agents_break_nothing(hostile: bool) -> None:
                 assert all(holds(phone, fact, everything) for fact in seen.info["facts"])
         for _ in range(40):
             act(environment, "back")
-        assert phone_of(environment).frame["app"] == HOME
+        assert environment.phone.frame["app"] == HOME
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
@@ -124,7 +119,7 @@ def test_ids_stay_while_the_list_changes() -> None:
     launch(environment, "contacts")
     one, two = (act(environment, "get_current_xml").text for _ in range(2))
     assert one == two
-    phone = phone_of(environment)
+    phone = environment.phone
     rows = {w.id: w.text for w in phone.look().screen.body}
     victim = next(iter(rows))
     del phone.data["contact"][victim[1:]]
@@ -161,7 +156,7 @@ def test_rows_out_of_view_cannot_be_touched() -> None:
 
 def test_a_keyboard_hides_rows_and_facts() -> None:
     environment = opened("contacts-phone", 2, first_screen="given")
-    phone = phone_of(environment)
+    phone = environment.phone
     launch(environment, "contacts")
     phone.tap("search")
     phone.type("a")
@@ -223,11 +218,11 @@ def test_a_task_can_be_given_as_json() -> None:
     async def run() -> dict[str, Any] | None:
         environment = PhoneEnvironment()
         await environment.reset({"task": data}, 0)
-        assert environment.task is not None and environment.task.goal == task.goal
+        assert environment.task.goal == task.goal
         return await environment.state()
 
     state = asyncio.run(run())
-    assert state is not None and state["state"] == task.phone().state
+    assert state["state"] == task.phone().state
 
 
 @pytest.mark.parametrize(

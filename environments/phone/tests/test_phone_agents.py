@@ -23,9 +23,7 @@ from selfverify_phone.templates import TEMPLATES
 
 
 def task(**options: Any) -> PhoneAgents:
-    made = make_task("phone", **options)
-    assert isinstance(made, PhoneAgents)
-    return made
+    return make_task("phone", **options)
 
 
 def expert(made: PhoneAgents, problem: Problem) -> EpisodeResult:

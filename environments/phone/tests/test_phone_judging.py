@@ -19,7 +19,7 @@ from selfverify_phone.judging import PhoneJudging, PhoneJudgingConfig
 def said(task: PhoneJudging, problem: Problem, text: str) -> EpisodeResult:
     episode = task.open(problem, 0)
     shown = episode.reset()
-    assert shown is not None and shown.content == problem.target["case"]
+    assert shown.content == problem.target["case"]
     assert episode.step(PolicyTurn(text, [], Finish.STOP, 0)).done
     return episode.result()
 

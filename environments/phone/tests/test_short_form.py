@@ -72,7 +72,7 @@ def test_refused_calls_and_the_first_screen_are_named() -> None:
 def test_what_a_judge_should_say(given: Case, verdict: str) -> None:
     assert short_verdict(given) == verdict
     vote = read_short(verdict, short_case(given)).vote
-    assert vote is not None and vote.success == verdict.endswith("success")
+    assert vote.success == verdict.endswith("success")
     assert vote.valid == (not verdict.endswith("irrelevant"))
 
 

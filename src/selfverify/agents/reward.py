@@ -110,6 +110,7 @@ METRICS = (
     Metric("SR-all", "truth", EVERY),
     Metric("Sub-SR", "sub_goals"),
     Metric("RRR", "rrr", needs=("truth", LEAST_SR)),
+    Metric("judged-RRR", "judged_rrr", needs=("judged_success", LEAST_SR)),
     Metric("ROR", "ror"),
     Metric("ROR-xml", "ror_xml"),
     Metric("judged-SR", "judged_success"),
@@ -219,8 +220,10 @@ def _progress(record: Record) -> dict[str, float]:
         found["truth"] = float(record.truth.complete)
         if reached:
             found["sub_goals"] = 1.0 if record.truth.complete else sum(reached) / len(reached)
-        if record.truth.complete and record.steps is not None and acting:
-            found["rrr"] = record.steps / len(acting)
+    done = record.judgement is not None and record.judgement.success is True
+    name, done = ("judged_rrr", done) if record.truth is None else ("rrr", record.truth.complete)
+    if done and record.steps is not None and acting:
+        found[name] = record.steps / len(acting)
     if record.reached is not None:
         found["evidence_turns"] = float(sum(e.seen.round > record.reached for e in acting))
     # A reset need not show anything.

@@ -141,6 +141,7 @@ class SharedPool:
         self.sources, self.settings = sources, settings
         self._pool: EnvironmentPool | None = None
         self._opening: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def lend(self, tools: Sequence[dict[str, Any]]) -> PooledEnvironment:
         """An environment that takes a session of the pool when it is reset.
@@ -164,12 +165,12 @@ class SharedPool:
         return event_loop.start(ask()).result()
 
     async def pool(self) -> EnvironmentPool:
-        """The pool, opened on the process's loop.
+        """The pool, opened on the loop that asks first.
 
         Raises:
             ConfigError: A source can never work.
         """
-        self._opening = self._opening or asyncio.Lock()
+        self._opening, self._loop = self._opening or asyncio.Lock(), asyncio.get_running_loop()
         async with self._opening:
             if self._pool is None:
                 pool = EnvironmentPool(self.sources(), self.settings)
@@ -179,12 +180,12 @@ class SharedPool:
         return self._pool
 
     def close(self) -> None:
-        """Close the pool with all its sessions; may be called twice."""
+        """Close the pool with all its sessions; may be called twice. With its loop it has ended already."""
         pool, self._pool = self._pool, None
         atexit.unregister(self.close)
-        if pool is not None:
+        if pool is not None and self._loop is not None and self._loop.is_running():
             with suppress(TimeoutError):
-                event_loop.start(pool.close()).result(GOODBYE_S)
+                asyncio.run_coroutine_threadsafe(pool.close(), self._loop).result(GOODBYE_S)
 
 
 class PooledEnvironment(Environment):

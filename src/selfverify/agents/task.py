@@ -28,10 +28,11 @@ from selfverify.tasks.tool_calls import CallForm
 class AgentTaskConfig(TaskConfig):
     """Options of every task of agents; a task adds those of its environment."""
 
-    prompt: Literal["principles", "task"] = Field(
+    prompt: Literal["principles", "examples", "task"] = Field(
         "principles",
-        description="What the agent is told: how to work and to prove it (the 3C principles), or its task "
-        "alone, for a policy that has learnt the rest from demonstrations.",
+        description="What the agent is told: how to work and to prove it (the 3C principles), the same with "
+        "examples of work on phones, or its task alone, for a policy that has learnt the rest from "
+        "demonstrations.",
     )
     react: bool = Field(
         True, description="Whether the agent says before each call why it makes it (ReAct), or calls only."
@@ -84,7 +85,9 @@ class AgentTask(Task):
         # At once, so that what cannot work is refused before a model is loaded.
         hints = [*hint_names()] if self.world == "phone" else []
         self.jury = make_jury(c.judge, hints, self.world, self.short)
-        self._told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, self.world)
+        calls = c.calls if c.prompt == "examples" else None
+        told = (c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, self.world, calls)
+        self._told = agent_prompt(*told)
 
     @abstractmethod
     def environment(self) -> Environment:
@@ -131,7 +134,7 @@ class AgentTask(Task):
         told: list[dict[str, Any]] = [
             {"role": "user", "content": [{"type": "text", "text": f"# Task\n{instruction}"}]}
         ]
-        if c.prompt == "principles":
+        if c.prompt != "task":
             told.insert(0, {"role": "system", "content": [{"type": "text", "text": self._told}]})
         return Problem(
             id=name,

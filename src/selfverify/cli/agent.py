@@ -6,7 +6,7 @@ in the terminal: each turn as it comes, and what was made of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -185,25 +185,34 @@ def serve(settings: EnvironmentServerConfig) -> None:
     - `selfverify agent serve phone`
 
     - `selfverify agent serve shop=my_package.shop:Shop --port 8001 --sessions 16`
+
+    - `selfverify agent serve android --options devices.yaml --sessions 4`
     """
     import asyncio
 
     from selfverify.connectors.server import serve_until_told
 
     say = announced(settings.host, ", ".join(spec.partition("=")[0] for spec in settings.environments))
-    asyncio.run(serve_until_told(settings, say, _known(settings.environments)))
+    asyncio.run(serve_until_told(settings, say, _known(settings)))
 
 
-def _known(asked: Collection[str]) -> dict[str, Factory]:
+def _known(settings: EnvironmentServing) -> dict[str, Factory]:
     """The environments of the tasks of agents by name; those that are asked for are made at once."""
     from selfverify.agents.task import AgentTask
+    from selfverify.core.files import read_regular
+    from selfverify.experiments.recipe_yaml import load_yaml
     from selfverify.experiments.registry import TASKS
 
+    options, asked = {}, settings.environments
+    if settings.options is not None:
+        read = load_yaml(read_regular(settings.options).decode("utf-8"), str(settings.options))
+        options = {"judge": {"kind": "own"}, **read}  # whoever judges does so elsewhere
+
     def later(name: str) -> Factory:
-        return lambda: _task(name, {}).environment()
+        return lambda: _task(name, options).environment()
 
     names = [name for name, task in TASKS.items() if issubclass(task, AgentTask)]
-    return {name: _task(name, {}).environment if name in asked else later(name) for name in names}
+    return {name: _task(name, options).environment if name in asked else later(name) for name in names}
 
 
 def _task(name: str, options: Mapping[str, Any]) -> AgentTask:

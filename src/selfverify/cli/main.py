@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -24,7 +24,7 @@ from selfverify.cli.evaluate import evaluate, report
 from selfverify.cli.options import print_table, say
 from selfverify.cli.solve import serve, solve
 from selfverify.cli.train import merge, quickstart, train
-from selfverify.core.errors import ConfigError, SelfVerifyError, __version__
+from selfverify.core.errors import SelfVerifyError, __version__
 from selfverify.core.files import reason_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def methods(
 
     - `selfverify methods adpo`
     """
-    from selfverify.experiments.registry import METHODS
-
-    _list("method", METHODS, name)
+    _list("method", name)
 
 
 def tasks(
@@ -59,22 +57,22 @@ def tasks(
 
     - `selfverify tasks maths`
     """
-    from selfverify.experiments.registry import TASKS
-
-    _list("task", TASKS, name)
+    _list("task", name)
 
 
-def _list(kind: str, known: Mapping[str, type[Method] | type[Task]], name: str | None) -> None:
+def _list(kind: Literal["task", "method"], name: str | None) -> None:
+    from selfverify.experiments.registry import METHODS, TASKS, look_up
+
     if name is None:
+        known: Mapping[str, type[Method] | type[Task]] = TASKS if kind == "task" else METHODS
         print_table((kind, "what it does"), [(key, entry.summary) for key, entry in known.items()])
         return
-    if name not in known:
-        raise ConfigError(f"there is no {kind} {name!r}; {kind}s: {', '.join(known)}")
+    chosen = look_up(kind, name)
     options = []
-    for key, field in known[name].config_class.model_fields.items():
+    for key, field in chosen.config_class.model_fields.items():
         default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
         options.append((f"{kind}.{key}", str(default), field.description or ""))
-    print_table(("option", "default", "meaning"), options, f"{name}: {known[name].summary}")
+    print_table(("option", "default", "meaning"), options, f"{name}: {chosen.summary}")
 
 
 def recipes() -> None:

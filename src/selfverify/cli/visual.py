@@ -76,9 +76,6 @@ class ToolServerConfig(CommandConfig):
     tools: list[str] = Field([], json_schema_extra={"option": "tool"})
     """A tool that is served; repeat the option. By default all that are available."""
 
-    tool_seconds: float = Field(60.0, gt=0)
-    """How long a call may take."""
-
     host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on. Any but this machine's own needs keys."""
 
@@ -109,14 +106,14 @@ def serve(settings: ToolServerConfig) -> None:
     from selfverify.visual.task import make_toolbox
     from selfverify.visual.tools.server import LIMITS, ToolSession
 
-    named = {"tools": settings.tools, "tool_seconds": settings.tool_seconds, "terminate": "refuse"}
-    toolbox = make_toolbox(VisualConfig(**{**settings.models.model_dump(), **named}))
+    config = VisualConfig(**settings.models.model_dump(), tools=settings.tools, terminate="refuse")
+    toolbox = make_toolbox(config)
     serving = EnvironmentServerConfig(
         environments=["looking"],
         host=settings.host,
         port=settings.port,
         sessions=settings.sessions,
-        busy=settings.tool_seconds + 30,
+        busy=config.tool_seconds + 30,
         keys=settings.keys,
     )
     say = announced(settings.host, ", ".join(tool["function"]["name"] for tool in toolbox.schemas()))
@@ -364,10 +361,7 @@ class CollectLooksConfig(CommandConfig):
     """Conversations about each."""
 
     shots: Path | None = None
-    """A file of traces (`sft.jsonl`) from which examples are put before each question, in words."""
-
-    shot_count: int = Field(2, ge=1)
-    """With --shots: how many examples."""
+    """A file of traces (`sft.jsonl`) of which two are put before each question as examples, in words."""
 
 
 @app.command()
@@ -390,9 +384,10 @@ def collect(
     from selfverify.experiments.visual_data import collect_looks
 
     loaded, amount = load_recipe(recipe, overrides or []), (settings.problems, settings.samples)
-    shots = (settings.shots, settings.shot_count)
     with bar("problems", hidden=as_json) as progress:
-        done = collect_looks(loaded, settings.teacher, settings.output, *amount, *shots, progress)
+        done = collect_looks(
+            loaded, settings.teacher, settings.output, *amount, settings.shots, progress=progress
+        )
     _tell_collected(done, settings.output, as_json)
 
 
@@ -468,12 +463,6 @@ class SetsConfig(CommandConfig):
     most_tokens: int = Field(20_000, ge=1)
     """Longer traces are dropped; text counts a token for four bytes, an image one for 28 x 28 pixels."""
 
-    least_calls: int = Field(1, ge=0)
-    """Calls of tools that a trace has to have."""
-
-    whole_calls: bool = False
-    """Drop traces in which a call failed."""
-
     most: int = Field(4, ge=1)
     """Pairs of one problem and kind, at most."""
 
@@ -497,11 +486,10 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     from selfverify.experiments.visual_data import make_sets
     from selfverify.visual.traces import Demands, Pairing
 
-    demands = Demands(settings.most_tokens, settings.least_calls, not settings.whole_calls)
     pairing = Pairing(
         settings.pairs == "wrong+wasteful", settings.most, settings.longest_ratio, not settings.any_length
     )
-    done = make_sets(folder, demands, pairing, settings.judged)
+    done = make_sets(folder, Demands(settings.most_tokens), pairing, settings.judged)
     if as_json:
         print_json(asdict(done), indent=None)
         return

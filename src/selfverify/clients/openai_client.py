@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import random
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -220,10 +219,8 @@ class BoundedReply(httpx2.AsyncByteStream):
         await self.inner.aclose()
 
 
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whom https addresses are believed. Read once: it takes longer than a hundred requests."""
-    return httpx2.create_ssl_context()
+_trusted = cache(httpx2.create_ssl_context)
+"""Whom https addresses are believed. Read once: it takes longer than a hundred requests."""
 
 
 class OpenAIClient:

@@ -123,7 +123,8 @@ def _add_image(images: list[Image.Image], data: str, place: str, limits: Content
     if len(images) == limits.images:
         raise DataError(f"more than {limits.images} images in one message")
     try:
-        encoded = base64.b64decode(data.encode("ascii"), validate=True)
+        # Some write it in lines.
+        encoded = base64.b64decode(b"".join(data.encode("ascii").split()), validate=True)
         images.append(decode_image(encoded, limits.image_pixels))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DataError(f"{place}: the image's base64 is broken: {error}") from None

@@ -146,6 +146,9 @@ class EnvironmentServerConfig(CommandConfig):
         json_schema_extra={"argument": True},
     )
 
+    options: Path | None = None
+    """A YAML file with options of the task whose environment is served, as under `task` in its recipe."""
+
     host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on. Any but this machine's own needs keys."""
 

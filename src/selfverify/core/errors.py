@@ -27,6 +27,9 @@ class HungError(SamplingError):
 class DataError(SelfVerifyError):
     """A problem, image or file that cannot be used; the message names it."""
 
+    code = "invalid_value"
+    """OpenAI's name of the fault."""
+
 
 class FileError(SelfVerifyError, OSError):
     """A file or folder that cannot be read or written; made as `OSError` is, by number, reason and file."""

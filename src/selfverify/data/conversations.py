@@ -61,10 +61,11 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     taught = first(record, "taught") or "all"
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
+    tools = listed(record["tools"], "tools") if filled(record.get("tools")) else []
     row: Row = {
         **shared_fields(record, ("id", "problem"), ("source", "data_source"), ("category", "app")),
         "messages": messages,
-        "tools": [_tool(tool, number) for number, tool in enumerate(_list(record, "tools"), start=1)],
+        "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
         "taught": taught,
     }
     if filled(record.get("cuts")):
@@ -78,10 +79,6 @@ def shared_fields(record: Record, ids: Sequence[str], sources: Sequence[str], ki
     found = {field: fields.optional(record, *names) for field, names in columns.items()}
     app = {"app": [found["category"]]} if "app" in kinds and found["category"] is not None else {}
     return {**found, "images": [], "categories": app}
-
-
-def _list(record: Record, name: str) -> list[Any]:
-    return listed(record[name], name) if filled(record.get(name)) else []
 
 
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -171,11 +168,9 @@ def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list
     if len(given) != len(said):
         raise DataError(f"its {name} are of {len(given)} turns, and the assistant speaks {len(said)} times")
     for number, (cuts, turn) in enumerate(zip(given, said, strict=True), start=1):
-        fits = cuts and all(
-            len(cut) == 2 and isinstance(cut[0], str) and cut[0] and isinstance(cut[1], int) for cut in cuts
-        )
-        starts = [cut[1] for cut in cuts] if fits else []
-        if not fits or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] > len(turn):
+        starts = [at for channel, at in cuts if isinstance(channel, str) and channel and isinstance(at, int)]
+        is_whole = starts[:1] == [0] and len(starts) == len(cuts) and starts == sorted(set(starts))
+        if not is_whole or starts[-1] > len(turn):
             raise DataError(f"its {name} of turn {number} are {shown(cuts)}, which do not divide it")
     return given
 

@@ -89,6 +89,8 @@ class Images:
         """
         if not filled(value) or value == b"":
             return []
+        if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+            value = image_texts(value)
         if isinstance(value, list | tuple):
             found = [self.refs(item, place) for item in value]
             if [] in found:
@@ -131,6 +133,17 @@ class Images:
         return self.root / value
 
 
+def image_texts(cell: str) -> list[str]:
+    """Return the images of a table's cell: one, or a list with or without quotes around its items."""
+    cell = cell.strip()
+    if not (cell.startswith("[") and cell.endswith("]")):
+        return [cell] if cell else []
+    try:
+        return [str(image) for image in listed(cell, "image")]
+    except DataError:
+        return [part.strip() for part in cell[1:-1].split(",")]
+
+
 def shown(value: Any, most: int = 60) -> str:
     """Return a value as errors show it, cut after ``most`` characters."""
     text = repr(value[: 2 * most]) if isinstance(value, str | bytes) else repr(value)
@@ -138,8 +151,10 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def filled(value: Any) -> bool:
-    """Whether a field has a value: not None, an empty text or NaN, as which pandas reads an empty cell."""
-    return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
+    """Whether a field has a value: not None, an empty text, or what pandas has in an empty cell (NaN, NA)."""
+    if value is None or isinstance(value, str | float):
+        return bool(value == value and value not in (None, ""))
+    return type(value).__name__ != "NAType"
 
 
 def first(record: Record, *names: str) -> Any:

@@ -131,11 +131,7 @@ def find_sources(
     return root, sources, format or kind, split
 
 
-_BEGINNINGS = {
-    b"PAR1": "parquet",
-    b"ARROW1": "arrow",
-    b"\xff\xff\xff\xff": "arrow",
-}
+_BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _OTHERS = {
     b"\x1f\x8b": "is a GZIP file: unpack it first (gunzip)",
     b"\xff\xfe": "is in UTF-16: save it in UTF-8 (iconv -f UTF-16 -t UTF-8)",

@@ -10,7 +10,7 @@ Columns are found by name (`COLUMNS`), the first that is filled counts:
   also as text, or a text with letters (``A. 4; B. 3``, We-Math); the answer to them is a letter, also ``(A)``
   (BLINK), a text, or in some files a place
 - images: ``images``, ``decoded_image``, ``image``, ``image_urls``, ``image_1`` ... ``image_9``,
-  ``image_path``
+  ``image_path``, or a ``file_name`` that names a picture
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from selfverify.core.errors import DataError
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, shown, text, written
 from selfverify.data.images import ImageRef
+from selfverify.data.records import PICTURES
 
 DISCIPLINES = {
     "Art & Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -56,7 +57,7 @@ def discipline(id: str | None) -> str | None:
 
 COLUMNS = {
     "id": ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id", "ID"),
-    "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path"),
+    "images": ("images", "decoded_image", "image", "image_urls", "image_1", "image_path", "file_name"),
     "question": ("question", "problem", "conversations"),
     "options": ("A", "options", "choices", "option"),
     "answer": ("answer_option", "answer", "solution", "conversations"),
@@ -149,8 +150,8 @@ def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
         value = record.get(name)
         if name == "image_1":
             value = [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
-        if name == "image_path" and isinstance(value, str) and value.startswith("["):
-            value = listed(value, name)
+        if name == "file_name" and not str(value).lower().endswith(PICTURES):
+            continue  # it names another file than an image
         if found := images.refs(value, place):
             return found
     return []

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import open_regular, read_regular
-from selfverify.data.fields import Blob, Place, Record, listed, shown
+from selfverify.data.fields import Blob, Place, Record, image_texts, shown
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
@@ -251,7 +251,7 @@ class Delimited(_Parts):
         for number, record in enumerate(super().scan()):
             if isinstance(record, DataError):
                 continue
-            images = _images(record.get("image"))
+            images = image_texts(record.get("image", ""))
             if images and not any(map(self._is_index, images)):
                 self._by_index.setdefault(record.get("index", ""), number)
         return self.records(len(self._offsets))
@@ -259,7 +259,7 @@ class Delimited(_Parts):
     def record(self, number: int) -> Record:
         record = super().record(number)
         if "image" in record:
-            record["image"] = [self._own(image) for image in _images(record["image"])]
+            record["image"] = [self._own(image) for image in image_texts(record["image"])]
         return record
 
     def _own(self, image: str) -> str:
@@ -267,7 +267,7 @@ class Delimited(_Parts):
             return image
         if image not in self._by_index:
             raise DataError(f"its image is {shown(image)}, and no row of that index has an image of its own")
-        return _images(super().record(self._by_index[image])["image"])[0]
+        return image_texts(super().record(self._by_index[image])["image"])[0]
 
     def _is_index(self, image: str) -> bool:
         return len(image) <= self.REFERENCE and not image.lower().endswith(PICTURES)
@@ -318,17 +318,6 @@ class Delimited(_Parts):
 
     def _reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
         return csv.reader(lines, delimiter=self._delimiter, strict=True)
-
-
-def _images(cell: str | None) -> list[str]:
-    """Return the images of a table's cell: one, or a list with or without quotes around its items."""
-    cell = (cell or "").strip()
-    if not (cell.startswith("[") and cell.endswith("]")):
-        return [cell] if cell else []
-    try:
-        return [str(image) for image in listed(cell, "image")]
-    except DataError:
-        return [part.strip() for part in cell[1:-1].split(",")]
 
 
 class WebDataset(RowSource):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.data.fields import Convert, Images, Place, Record, Row
@@ -54,8 +56,10 @@ class BadRow:
 
 def validated(convert: Convert, record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """Return the rows of a record; an error stands for a row that is wrong. Never raises on any record."""
+    arrays = {name: value.tolist() for name, value in record.items() if isinstance(value, np.ndarray)}
     try:
-        return convert(record, place, images)
+        # Rows in memory may come from pandas; those of files may note what is read of them.
+        return convert({**record, **arrays} if arrays else record, place, images)
     except DataError as error:
         return [error]
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
@@ -184,8 +188,10 @@ def _stem(source: RowSource, root: Path) -> str:
 
 def _unseeable(row: Row) -> DataError | None:
     """Return why an image of a row cannot be decoded."""
+    turns = [turn for name in ("messages", "prompt", "chosen", "rejected") for turn in row.get(name, ())]
+    parts = [part for turn in turns if isinstance(turn["content"], list) for part in turn["content"]]
     try:
-        for image in row["images"]:
+        for image in [*row["images"], *(part["image"] for part in parts if part["type"] == "image")]:
             image.open(tries=1)
     except DataError as error:
         return error

@@ -17,7 +17,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.fields import Blob, Record
-from selfverify.data.records import RowSource
+from selfverify.data.records import RowSource, read_at
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """A data set of the hub: ``owner/name``."""
@@ -52,13 +52,12 @@ class Table(RowSource):
 
 def _opened(library: Any, file: Path) -> Any:
     """Return a file or a folder as a `datasets.Dataset`."""
-    if file.is_dir():
-        return library.load_from_disk(str(file))
-    with file.open("rb") as opened:
-        beginning = opened.read(6)
+    beginning = b"" if file.is_dir() else read_at(file, 0, 6)
     if beginning.startswith(b"PAR1"):
         return library.Dataset.from_parquet(escape(str(file)), batch_size=100)  # by default 0 without rows
-    if beginning == b"ARROW1":
+    if file.is_dir():
+        found = library.load_from_disk(str(file))
+    elif beginning == b"ARROW1":
         import pyarrow as pa
 
         found = library.Dataset(pa.ipc.open_file(pa.memory_map(str(file))).read_all())

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
@@ -340,11 +340,11 @@ def build_recipe(document: Document) -> Recipe:
 
     recipe = recipe.model_copy(
         update={
-            "task": _complete("task", recipe.task, registry.TASKS, document),
-            "method": _complete("method", recipe.method, registry.METHODS, document),
+            "task": _complete("task", recipe.task, document),
+            "method": _complete("method", recipe.method, document),
         }
     )
-    _complete("task", recipe.measured_task, registry.TASKS, document, "evaluation_task")
+    _complete("task", recipe.measured_task, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = [fault] if (fault := _model_path_fault(recipe.policy.path)) else []
     if recipe.sampling.engine == "vllm" and not faults:
@@ -381,9 +381,8 @@ def _locate(path_or_name: str | Path) -> Path:
 
 
 def _complete(
-    section: str,
+    section: Literal["task", "method"],
     choice: NamedConfig,
-    registry: Mapping[str, type[Task] | type[Method]],
     document: Document,
     written_in: str | None = None,
 ) -> NamedConfig:
@@ -391,21 +390,14 @@ def _complete(
 
     ``written_in`` is the section of the document in which faults are located, by default ``section``.
     """
-    if choice.name not in registry:
-        place = document.place((section, "name"))
-        if found := how_to_get(choice.name):
-            raise ConfigError(f"{place}: {found}")
-        close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(
-            f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
-        )
-    model = registry[choice.name].config_class
+    from selfverify.experiments.registry import look_up
+
     try:
+        model = look_up(section, choice.name).config_class
         options = model.model_validate(choice.options)
+    except ConfigError as error:
+        raise ConfigError(f"{document.place((section, 'name'))}: {error}") from None
     except ValidationError as error:
-        about = f" ({section} {choice.name})"
-        raise ConfigError(
-            "\n".join(complaints(error.errors(), model, document, (written_in or section,), about))
-        ) from None
+        place, about = (written_in or section,), f" ({section} {choice.name})"
+        raise ConfigError("\n".join(complaints(error.errors(), model, document, place, about))) from None
     return NamedConfig(name=choice.name, options=options.model_dump())

@@ -44,7 +44,7 @@ class Section(dict[str, Any]):
         self.places: dict[str, str] = {**data.places} if isinstance(data, Section) else {}
 
 
-class _Reader(SafeConstructor):
+class _SectionReader(SafeConstructor):
     """Makes plain values of YAML, and of mappings `Section`; the keys that YAML 1.1 has more are texts."""
 
     place: Callable[[StreamMark], str]
@@ -69,12 +69,12 @@ class _Reader(SafeConstructor):
         return str(node.value)
 
 
-_Reader.add_constructor("tag:yaml.org,2002:map", _Reader.section)
+_SectionReader.add_constructor("tag:yaml.org,2002:map", _SectionReader.section)
 for _kind in ("str", "timestamp", "value", "merge"):  # of YAML 1.1: 2024-01-01, = and <<
-    _Reader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Reader.text)
+    _SectionReader.add_constructor(f"tag:yaml.org,2002:{_kind}", _SectionReader.text)
 
 
-class _Writer(SafeRepresenter):
+class _TextWriter(SafeRepresenter):
     """Escapes in texts what editors and readers may change."""
 
     def text(self, data: str) -> ScalarNode:
@@ -82,7 +82,7 @@ class _Writer(SafeRepresenter):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
 
-_Writer.add_representer(str, _Writer.text)
+_TextWriter.add_representer(str, _TextWriter.text)
 
 
 def _fault(node: Node, problem: str) -> MarkedYAMLError:
@@ -91,8 +91,8 @@ def _fault(node: Node, problem: str) -> MarkedYAMLError:
 
 def _yaml() -> Any:
     yaml: Any = YAML(typ="safe", pure=True)  # Any: its attributes are declared as None
-    yaml.Constructor, yaml.max_depth, yaml.default_flow_style, yaml.width = _Reader, 50, False, 10**6
-    yaml.Representer, yaml.sort_base_mapping_type_on_output = _Writer, False
+    yaml.Constructor, yaml.max_depth, yaml.default_flow_style, yaml.width = _SectionReader, 50, False, 10**6
+    yaml.Representer, yaml.sort_base_mapping_type_on_output = _TextWriter, False
     return yaml
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from selfverify.agents.android.task import AndroidAgents
 from selfverify.agents.environment_task import EnvironmentAgents
@@ -70,16 +72,30 @@ def all_tasks() -> dict[str, type[Task]]:
 TASKS = all_tasks()
 
 
+def look_up(kind: Literal["task", "method"], name: str) -> type[Task] | type[Method]:
+    """Return the class of the task or method called ``name``.
+
+    Raises:
+        ConfigError: There is none; the message names the nearest one and lists all, or says what to install.
+    """
+    known: Mapping[str, type[Task] | type[Method]] = TASKS if kind == "task" else METHODS
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    text = f"there is no {kind} {name!r}; {hint}{kind}s: {', '.join(known)}"
+    raise ConfigError(how_to_get(name) or text)
+
+
 def make_task(name: str, **options: Any) -> Task:
     """Return the task called ``name``, with these options.
 
     Raises:
-        ConfigError: There is no such task; the message lists the tasks.
+        ConfigError: There is no such task.
     """
-    if name not in TASKS:
-        raise ConfigError(how_to_get(name) or f"there is no task {name!r}; tasks: {', '.join(TASKS)}")
-    task = TASKS[name]
-    return task(task.config_class(**options))
+    task: Any = look_up("task", name)
+    made: Task = task(task.config_class(**options))
+    return made
 
 
 METHODS: dict[str, type[Method]] = {
@@ -105,9 +121,8 @@ def make_method(name: str, **options: Any) -> Method:
     """Return the method called ``name``, with these options.
 
     Raises:
-        ConfigError: There is no such method; the message lists the methods.
+        ConfigError: There is no such method.
     """
-    if name not in METHODS:
-        raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
-    method = METHODS[name]
-    return method(method.config_class(**options))
+    method: Any = look_up("method", name)
+    made: Method = method(method.config_class(**options))
+    return made

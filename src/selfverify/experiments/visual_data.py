@@ -232,6 +232,7 @@ INDUCE = (
     "length as before, end with a final answer that is not right, and write as if you believed all of it."
 )
 """The prompt of a model that makes wrong traces (§4.2's error induction, in our words)."""
+SHOTS = 2
 _EXAMPLES = "Here are examples of how questions about images were worked on, each from its question on."
 
 
@@ -259,7 +260,6 @@ def collect_looks(
     problems: int,
     samples: int = 1,
     shots: Path | None = None,
-    shot_count: int = 2,
     progress: Progress | None = None,
 ) -> CollectedLooks:
     """Hold conversations about a recipe's training problems; ``FOLDER/collected.jsonl`` has them all.
@@ -270,8 +270,8 @@ def collect_looks(
         folder: See the module's docstring.
         problems: How many problems, at most those that the task has.
         samples: Conversations about each.
-        shots: A file of traces (``sft.jsonl``) from which examples are put before each question.
-        shot_count: How many examples, drawn for each problem.
+        shots: A file of traces (``sft.jsonl``), of which `SHOTS` are drawn for each problem and put before
+            its question.
         progress: Called after each batch of problems.
 
     Raises:
@@ -288,13 +288,13 @@ def collect_looks(
         problem = task.problem("train", recipe.seed, index)
         asked, shown = noted_messages(problem, keep), problem
         if examples:
-            drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:shot_count]
+            drawn = np.random.default_rng([recipe.seed, index]).permutation(len(examples))[:SHOTS]
             shown = _with_examples(problem, [examples[place] for place in drawn])
         known = {"category": str(problem.meta.get("category") or ""), "told": len(asked)}
         about = known | _judged_by(problem)
         return Asked(shown, lambda seed: RecordingEpisode(task.open(problem, seed), asked, keep), about)
 
-    settings = school.settings() | {"shots": None if shots is None else [str(shots), shot_count]}
+    settings = school.settings() | {"shots": None if shots is None else [str(shots), SHOTS]}
     return _summary(school.hold(folder / SOURCES["sampled"], settings, ask, total, progress))
 
 

@@ -52,8 +52,7 @@ class MethodConfig(Config):
         return bool(getattr(self, option) != type(self).model_fields[option].default)
 
 
-Metrics = dict[str, float]
-StepCallback = Callable[[int, int, Metrics, Metrics], None]
+StepCallback = Callable[[int, int, dict[str, float], dict[str, float]], None]
 """A function that is called after each step, with its number (from 1), how many steps there are as far as is
 known, its metrics and its timings."""
 
@@ -89,7 +88,7 @@ class Training:
     resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
     replay: Path | None = None
-    evaluate: Callable[[Policy], Metrics] | None = None
+    evaluate: Callable[[Policy], dict[str, float]] | None = None
     on_step: StepCallback | None = None
 
 

@@ -39,7 +39,6 @@ class TooLongError(DataError):
     """A text that alone takes more tokens than the model reads."""
 
     code = "context_length_exceeded"
-    """OpenAI's name of the fault."""
 
 
 def reply_parts(reply: Observation, where: str) -> list[dict[str, Any]]:
@@ -185,7 +184,7 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
 
     Templates of models that read images loop over the parts of a content, and many find none in a string;
     others take messages without images as strings only. A form that leaves words out is replaced by the other
-    one, also for arguments of calls.
+    one, also for arguments of calls. Tools that a template does not show are described in the first message.
 
     Args:
         loaded: The model with its tokenizer, which holds the template.
@@ -193,7 +192,6 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         begun: Whether the policy's message is begun behind them.
 
     Raises:
-        ConfigError: The problem has tools, and the chat template does not show them.
         DataError: A message is of no form that is known, or has a part that the model does not read.
         TemplateRefusal: The template raises an error, or leaves out words of the messages.
     """
@@ -228,11 +226,22 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         except TemplateRefusal:
             shown = True
         if not shown:
-            raise ConfigError(
-                f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
-                "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
-            )
+            return chat_text(loaded, _with_tools_in_words(problem))
     return text
+
+
+def _with_tools_in_words(problem: Problem) -> Problem:
+    """The problem with its tools described in its first message, for templates that show none."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in problem.tools)
+    words = (
+        f"# Tools\n\nThese functions may be called:\n<tools>\n{listed}\n</tools>\n\nA call is written so:\n"
+        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>\n\n'
+    )
+    first, *others = problem.messages
+    content = first["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    described = {**first, "content": [{"type": "text", "text": words}, *parts]}
+    return replace(problem, messages=[described, *others], tools=[])
 
 
 def _first_taken(

@@ -20,28 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from selfverify.clients.replies import Completion
 from selfverify.clients.usage import Usage
 from selfverify.connectors.server import Keys
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.backend import (
-    AnswerRequest,
-    Backend,
-    Selection,
-    Tell,
-    check_choosing,
-    select,
-)
-from selfverify.serving.completions import (
-    REQUEST_ID,
-    EventStream,
-    chunk_of,
-    chunks,
-    completion,
-    progress,
-)
+from selfverify.serving.backend import AnswerRequest, Backend, Selection, Tell, check_choosing, select
+from selfverify.serving.completions import REQUEST_ID, EventStream, chunks, completion, piece_of, progress
 from selfverify.serving.config import BestOfConfig, GatewayConfig
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.schemas import (
@@ -84,11 +70,7 @@ class Metrics:
             "selfverify_request_seconds", "From the first byte to the last.", ["path"],
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self.in_flight = Gauge("selfverify_in_flight", "Requests being worked on.", registry=registry)
         self.candidates = Counter("selfverify_candidates", "Candidates that arrived.", registry=registry)
-        self.stopped = Counter("selfverify_stopped", "Why sampling ended.", ["reason"], registry=registry)
-        self.abstained = Counter("selfverify_abstained", "Answers withheld.", registry=registry)
-        self.cancelled = Counter("selfverify_cancelled", "Clients that left.", registry=registry)
         self.tokens = Counter("selfverify_tokens", "Tokens by kind.", ["kind"], registry=registry)
         self.upstream = Counter(
             "selfverify_upstream_tries", "Calls to the model server by outcome.", ["outcome"],
@@ -113,12 +95,6 @@ OPEN_PATHS = PAGE_PATHS | {"/health"}
 """The paths that need no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def _route(request: web.Request) -> str:
-    """Return the route's own path, which is none that a client wrote."""
-    known = request.match_info.route.resource
-    return known.canonical if known is not None else "other"
 
 
 def name_of(host: str) -> str:
@@ -208,7 +184,6 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
@@ -227,18 +202,15 @@ class Gateway:
         request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
         begun, status = time.perf_counter(), 499  # that of a client that leaves
         self.in_flight += 1
-        self.metrics.in_flight.set(self.in_flight)
         try:
             response = await self._response(request, handler)
             status = response.status
             return response
-        except (asyncio.CancelledError, ConnectionResetError):
-            self.metrics.cancelled.inc()
-            raise
         finally:
             self.in_flight -= 1
-            self.metrics.in_flight.set(self.in_flight)
-            seconds, path = time.perf_counter() - begun, _route(request)
+            known = request.match_info.route.resource
+            path = known.canonical if known is not None else "other"  # none that a client wrote
+            seconds = time.perf_counter() - begun
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.seconds.labels(path).observe(seconds)
             own_id, method = request[REQUEST_ID], request.method
@@ -262,8 +234,10 @@ class Gateway:
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
         settings = self.settings
-        if self.on_loopback and not self.keys:
-            self._check_host(request.headers.get("Host"))
+        name = name_of(request.headers.get("Host", "localhost"))
+        if self.on_loopback and not self.keys and not is_loopback(name):  # a page whose name points here
+            text = f"the name {name!r} is not served here without a key; set api_key_file"
+            raise ApiError(403, text, "host_refused")
         if request.path in OPEN_PATHS:
             return
         if not self.keys.admit(request.headers.get("Authorization")):
@@ -275,13 +249,6 @@ class Gateway:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", headers={"Retry-After": "1"})
 
-    def _check_host(self, host: str | None) -> None:
-        """Raise `ApiError` if a page asks that had a name of its own point here."""
-        name = "localhost" if host is None else name_of(host)
-        if not is_loopback(name):
-            text = f"the name {name!r} is not served here without a key; set api_key_file"
-            raise ApiError(403, text, "host_refused")
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
@@ -289,11 +256,7 @@ class Gateway:
         ask, passes_on = await self._ask(request, asked, begun)
         if passes_on:
             return await self._pass_on(request, raw, ask)
-        head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": asked.model,
-        }
+        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.model}
         if asked.stream:
             return await self._streamed(request, lambda stream: self._answer(stream, head, ask, asked))
         outcome = await self._select(ask, asked.n)
@@ -340,18 +303,18 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer without selection: with all that the server says."""
         body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
-        events = self.backend.pass_on(body, ask.usage, ask.deadline)
 
         async def copy(stream: EventStream) -> None:
-            async with asyncio.timeout_at(ask.deadline), aclosing(events):
+            async with asyncio.timeout_at(ask.deadline):
                 async for chunk in events:
                     await stream.event(chunk)
 
         try:
-            if ask.streams:
-                return await self._streamed(request, copy)
-            async with asyncio.timeout_at(ask.deadline):
-                return json_response(await anext(events))
+            async with aclosing(self.backend.pass_on(body, ask.usage, ask.deadline)) as events:
+                if ask.streams:
+                    return await self._streamed(request, copy)
+                async with asyncio.timeout_at(ask.deadline):
+                    return json_response(await anext(events))
         finally:
             self._count(ask.usage)
 
@@ -372,19 +335,14 @@ class Gateway:
         return await take_images(messages, self.settings.most_pixels), with_places(messages)
 
     async def _select(self, ask: AnswerRequest, wanted: int, tell: Tell | None = None) -> Selection:
-        count = self.metrics
         outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-        count.candidates.inc(len(outcome.candidates))
-        count.stopped.labels(outcome.stopped).inc()
-        count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
+        self.metrics.candidates.inc(len(outcome.candidates))
         self._count(ask.usage)
         return outcome
 
     def _count(self, usage: Usage) -> None:
-        count = self.metrics.tokens
-        count.labels("prompt").inc(usage.prompt_tokens)
-        count.labels("candidate").inc(usage.candidate_tokens)
-        count.labels("verification").inc(usage.verification_tokens)
+        for kind in ("prompt", "candidate", "verification"):
+            self.metrics.tokens.labels(kind).inc(getattr(usage, f"{kind}_tokens"))
 
     async def _streamed(
         self, request: web.Request, write: Callable[[EventStream], Awaitable[None]]
@@ -401,22 +359,18 @@ class Gateway:
         return await stream.end()
 
     async def _answer(
-        self,
-        stream: EventStream,
-        head: dict[str, Any],
-        ask: AnswerRequest,
-        asked: ChatRequest,
+        self, stream: EventStream, head: dict[str, Any], ask: AnswerRequest, asked: ChatRequest
     ) -> None:
         """Report candidates as they come, then send the chosen answers. One without selection is sent as it
         is written, if the backend shows it."""
         sent = 0
 
-        def write(piece: str) -> None:
+        def write(text: str) -> None:
             nonlocal sent
             begun = [] if sent else [{"role": "assistant", "content": ""}]
-            for delta in (*begun, {"content": piece}):
-                stream.put_event(chunk_of(head, asked.include_usage, delta=delta))
-            sent += len(piece)
+            for delta in (*begun, {"content": text}):
+                stream.put_event(piece_of(head, delta, asked.include_usage))
+            sent += len(text)
 
         chosen = ask.best_of
         if chosen.n == 1 and (chosen.verifier, chosen.content, chosen.abstain_below) == ("none", "raw", None):
@@ -470,16 +424,6 @@ class Gateway:
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
         chosen = [{**model, "best_of": self.in_force} for model in found]
         return json_response({"object": "list", "data": [*chosen, *plain]})
-
-    async def model(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/models/NAME``."""
-        wanted = request.match_info["model"]
-        name, _ = split_model(wanted)
-        for model in await self.backend.models():
-            if model["id"] == name:
-                chosen = {"best_of": self.in_force} if wanted == name else {}
-                return json_response({**model, **chosen, "id": wanted})
-        raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """``GET /health``: 200, or 503 where the server behind this one does not answer.

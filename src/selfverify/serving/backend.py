@@ -122,8 +122,6 @@ class Draws:
 
     def ready(self, reply: Completion) -> None:
         """Tell that a candidate is complete: its score is there, or there will be none."""
-        if self.fusion is None and self.tell is None:
-            return
         place = next(i for i, known in enumerate(self.candidates) if known is reply)
         self._fuse(place)
         if self.tell:

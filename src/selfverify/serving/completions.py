@@ -21,7 +21,6 @@ from selfverify.selection.rules import Candidate
 from selfverify.serving.backend import AnswerRequest, Selected, Selection, reply_of, visible
 from selfverify.serving.config import BestOfConfig
 from selfverify.serving.schemas import json_bytes
-from selfverify.visual.episode import steps_of
 
 REQUEST_ID = web.RequestKey("request_id", str)
 
@@ -235,11 +234,15 @@ def completion(head: dict[str, Any], ask: AnswerRequest, outcome: Selection) -> 
     }
 
 
-def chunk_of(head: dict[str, Any], include_usage: bool, **choice: Any) -> dict[str, Any]:
-    """Return a chunk; ``head`` is that of `completion`, and ``choice`` what is known of an answer."""
-    choice = {"index": 0, "logprobs": None, "finish_reason": None, **choice}
+def piece_of(head: dict[str, Any], delta: dict[str, Any], usage: bool, index: int = 0) -> dict[str, Any]:
+    """Return a chunk before an answer's end; ``head`` is that of `completion`."""
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return _chunk(head, choice, usage)
+
+
+def _chunk(head: dict[str, Any], choice: dict[str, Any], usage: bool) -> dict[str, Any]:
     chunk = {**head, "object": "chat.completion.chunk", "choices": [choice]}
-    return chunk | ({"usage": None} if include_usage else {})
+    return chunk | ({"usage": None} if usage else {})
 
 
 def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterator[dict[str, Any]]:
@@ -262,10 +265,10 @@ def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterato
             {"tool_calls": calls} if calls else {},
         ]
         for delta in filter(None, deltas):
-            yield chunk_of(head, include_usage, index=index, delta=delta)
+            yield piece_of(head, delta, include_usage, index)
         last = {name: choice[name] for name in choice if name != "message"} | {"delta": {}}
         summed = {"best_of": whole["best_of"]} if choice is whole["choices"][-1] else {}
-        yield chunk_of(head, include_usage, **last) | summed
+        yield _chunk(head, last, include_usage) | summed
     if include_usage:
         yield {**head, "object": "chat.completion.chunk", "choices": [], "usage": whole["usage"]}
 
@@ -305,59 +308,49 @@ def likeliest(
     return found
 
 
-def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, number: int) -> Completion:
-    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps.
-
-    Args:
-        policy: Wrote it.
-        trajectory: The conversation.
-        verifier: The name of the verifier.
-        number: The conversation's number in the request.
-    """
-    reply = reply_of(trajectory, verifier)
-    own = [segment for segment in trajectory.segments if segment.author == "policy"]
-    tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
-    told = tokens[:-1] if reply.finish == "stop" else tokens
-    reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    reply.about = {"looks": steps_of(trajectory), "conversation": number}
-    return reply
-
-
 def completion_of(
     policy: Policy,
     trajectory: Trajectory,
     likeliest: Likeliest,
     verifier: str,
-    stops: Sequence[str],
-    with_logprobs: bool,
+    stops: Sequence[str] = (),
+    with_logprobs: bool = False,
 ) -> Completion:
-    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop.
+    """Return a trajectory's last turn as a chat completion: without its end token, cut at the first stop.
 
     Args:
         policy: Wrote it.
-        trajectory: The turn.
+        trajectory: Ends with the turn.
         likeliest: The alternatives of its tokens; empty where they are not known.
         verifier: The name of the verifier.
         stops: Texts before which the answer ends.
-        with_logprobs: Whether the log-probabilities of its tokens are wanted.
+        with_logprobs: Whether the log-probabilities of its tokens are wanted, of which it is the only turn.
     """
-    reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
-    told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
-    reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply = reply_of(trajectory, verifier)
+    own = [segment for segment in trajectory.segments if segment.author == "policy"]
+    tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
+    told = tokens[:-1] if reply.finish == "stop" else tokens
+    reply.text = decoded(policy, told)
     places = [place for stop in stops if (place := reply.text.find(stop)) >= 0]
     if places:
         reply.text, reply.finish = reply.text[: min(places)], "stop"
     if with_logprobs:
         drawn, shown = zip(told, trajectory.logprobs, strict=False), likeliest or [[] for _ in told]
         reply.logprobs = [
-            _entry(decode, token, value) | {"top_logprobs": [_entry(decode, *other) for other in others]}
+            _entry(policy, token, value) | {"top_logprobs": [_entry(policy, *other) for other in others]}
             for (token, value), others in zip(drawn, shown, strict=False)
         ]
     return reply
 
 
-def _entry(decode: Callable[[list[int]], str], token: int, logprob: float) -> dict[str, Any]:
-    piece = decode([token])
+def decoded(policy: Policy, tokens: Sequence[int]) -> str:
+    """Return the text of tokens, special ones included."""
+    text: str = policy.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _entry(policy: Policy, token: int, logprob: float) -> dict[str, Any]:
+    piece = decoded(policy, [token])
     return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
 
 
@@ -374,7 +367,7 @@ class OwnStream:
     """
 
     def __init__(self, policy: Policy, stops: Sequence[str], put: Callable[[str], object]) -> None:
-        self._tokenizer, self._ends, self._put = policy.tokenizer, policy.stop_tokens, put
+        self._policy, self._ends, self._put = policy, policy.stop_tokens, put
         self._stops = stops
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self.sent = 0
@@ -393,8 +386,8 @@ class OwnStream:
             return
         self._tokens.append(token)
         # A token's text depends on the one before it, as where it begins a word.
-        before = self._decoded(self._tokens[self._context : self._read])
-        text = self._decoded(self._tokens[self._context :])
+        before = decoded(self._policy, self._tokens[self._context : self._read])
+        text = decoded(self._policy, self._tokens[self._context :])
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return
         self._text += text[len(before) :]
@@ -405,9 +398,3 @@ class OwnStream:
         if end > self.sent:
             self._put(self._text[self.sent : end])
             self.sent = end
-
-    def _decoded(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from selfverify.core.config import SETTINGS_FILE, CommandConfig, SamplingConfig, Seed, checked_address
+from selfverify.core.config import SETTINGS_FILE, CommandConfig, Seed, checked_address
 from selfverify.core.errors import ConfigError
 from selfverify.selection.rules import Kind
 from selfverify.selection.stopping import Stopping
@@ -306,15 +306,6 @@ class DrawsConfig(CommandConfig):
     second_turn: str | None = None
     """With `turns` 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
 
-    def sampling(self, n: int) -> SamplingConfig:
-        """How ``n`` candidates are sampled."""
-        return SamplingConfig(
-            group_size=n,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_new_tokens=self.max_new_tokens,
-        )
-
 
 class CandidateConfig(ChoosingConfig):
     """How candidates are verified and chosen from."""
@@ -349,8 +340,7 @@ class SolveConfig(CommandConfig):
         if self.answerer.server is None:
             if choosing.calibration is not None and not choosing.all_samples:
                 raise ValueError(
-                    f"{choosing.calibration} was fitted on full sets of samples, which early stopping does "
-                    "not draw"
+                    "the calibration needs full sets of samples, which early stopping does not draw"
                 )
             return self
         if looking.look and choosing.verifier not in ("soft", "inline"):

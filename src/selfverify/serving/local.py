@@ -7,7 +7,6 @@ may go on from a message that is begun (`own_prompt`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +28,14 @@ from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, FreeQuestion
-from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest, looked_completion
+from selfverify.serving.completions import Likeliest, OwnStream, completion_of, likeliest
 from selfverify.serving.schemas import ApiError, invalid_value
 from selfverify.serving.visual import look_here
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import Verifier, score_groups
 from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Soft
 from selfverify.verifiers.server_judge import ServerJudge
+from selfverify.visual.episode import steps_of
 from selfverify.visual.task import VisualToolTask
 
 
@@ -70,8 +70,6 @@ def own_prompt(policy: Policy, problem: Problem, goes_on: bool) -> Prompt:
         raise TooLongError(f"{where}: its prompt takes {total} tokens and the model reads {limit}")
     return policy.encoder.extended(prompt, Continuation(tokens)) if tokens else prompt
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -323,8 +321,7 @@ class Local(Backend):
             **(judges or {}),
         }
         self.batcher = Batcher(policy, max_batch, max_pixels, on_batch)
-        config = policy.model.config.get_text_config()
-        self._longest = getattr(config, "max_position_embeddings", None)
+        self._longest = longest_row(policy.model)
         if self._longest is not None and max_tokens >= self._longest:
             raise ConfigError(f"max_tokens: the model has room for fewer than {self._longest} tokens")
 
@@ -423,7 +420,8 @@ class Local(Backend):
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
         ask.usage.complete = False  # what tools have shown is not in it
         for number, row in rows:
-            reply = looked_completion(self.policy, row, drawing.verifier, first + number)
+            reply = completion_of(self.policy, row, [], drawing.verifier)
+            reply.about = {"looks": steps_of(row), "conversation": first + number}
             drawing.arrived(reply)
             drawing.ready(reply)
         if len(rows) < sampling.group_size:

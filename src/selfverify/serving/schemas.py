@@ -115,7 +115,7 @@ def api_error(error: Exception) -> ApiError | None:
         code, text = _REFUSALS.get(error.status, (None, error.reason or "refused"))
         return ApiError(error.status, text, code)
     if isinstance(error, DataError):
-        return ApiError(400, str(error), getattr(error, "code", "invalid_value"), "messages")
+        return ApiError(400, str(error), error.code, "messages")
     if not isinstance(error, ServerError):
         return ApiError(500, str(error), "model_failed") if isinstance(error, SelfVerifyError) else None
     if error.status in (401, 403):
@@ -291,11 +291,9 @@ def best_of(request: ChatRequest, defaults: BestOfConfig) -> tuple[str, BestOfCo
     Raises:
         ApiError: A setting is unknown or wrong.
     """
-    model, suffix = split_model(request.model)
-    given = dict(request.best_of or {})
-    plain = suffix.pop("plain", False)
-    if request.best_of is not None:
-        plain = given.pop("plain", False)
+    (model, suffix), given = split_model(request.model), dict(request.best_of or {})
+    named = suffix.pop("plain", False)
+    plain = named if request.best_of is None else given.pop("plain", False)
     if not isinstance(plain, bool):
         raise invalid_value("best_of.plain", "true or false is needed")
     if plain:
@@ -514,20 +512,14 @@ def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if last.get("role") != "user" or not isinstance(parts, list):
         return messages
-    texts = [
-        (place, part["text"])
-        for place, part in enumerate(parts)
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-    ]
-    if any("<score>" in text for _, text in texts):
+    texts = [p for p, part in enumerate(parts) if _is_text(part)]
+    if any("<score>" in parts[p]["text"] for p in texts):
         return messages
-    if texts:
-        place, text = texts[-1]
-        part = {**parts[place], "text": f"{text.strip()} {SCORE_INSTRUCTION}"}
-        parts = [*parts[:place], part, *parts[place + 1 :]]
-    else:
-        parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
-    return [*before, {**last, "content": parts[0]["text"] if isinstance(content, str) else parts}]
+    place = texts[-1] if texts else len(parts)
+    said = f"{parts[place]['text'].strip()} {SCORE_INSTRUCTION}" if texts else SCORE_INSTRUCTION
+    part = {**(parts[place] if texts else {"type": "text"}), "text": said}
+    changed = said if isinstance(content, str) else [*parts[:place], part, *parts[place + 1 :]]
+    return [*before, {**last, "content": changed}]
 
 
 def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -557,9 +549,13 @@ def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 def _plain(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in ("text", "image_url") or (kind == "text" and not isinstance(part.get("text"), str)):
+    if not _is_text(part) and kind != "image_url":
         text = f"a part of type {kind!r} is not understood by this model; there are text and image_url"
         raise invalid_value(place, text)
     for name in part.keys() - {"type", kind, "cache_control"}:

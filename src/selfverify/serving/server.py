@@ -18,7 +18,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway, Metrics, is_loopback
 from selfverify.serving.backend import Backend, check_choosing
-from selfverify.serving.config import BackendConfig, ListeningConfig, ServeConfig
+from selfverify.serving.config import ListeningConfig, ServeConfig
 from selfverify.serving.page import digits_example
 from selfverify.serving.schemas import ApiError
 from selfverify.serving.upstream import Upstream
@@ -52,8 +52,22 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         )
         backend = upstream_of(server, metrics)
     else:
-        backend = local_of(settings.backend, metrics, asked.most_pixels)
-        example = digits_example if settings.backend.model == "builtin:digits" else None
+        from selfverify.policy.policy import Policy
+        from selfverify.serving.local import Local
+        from selfverify.verifiers.make_verifier import make_verifier
+
+        own, model = settings.backend, str(settings.backend.model)
+        policy = Policy.load(model)
+        backend = Local(
+            policy,
+            model if model.startswith("builtin:") else Path(model).name,
+            {spec: make_verifier(spec, policy) for spec in own.judge},
+            own.max_tokens,
+            own.max_batch,
+            asked.most_pixels,
+            metrics.batch.observe,
+        )
+        example = digits_example if model == "builtin:digits" else None
     try:
         check_choosing(backend, asked.best_of, calibration)
     except ApiError as error:
@@ -69,24 +83,6 @@ def open_gateway(settings: ServeConfig) -> Gateway:
 def upstream_of(server: ServerConfig, metrics: Metrics) -> Upstream:
     """Return a server as backend; ``metrics`` counts the tries."""
     return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()))
-
-
-def local_of(settings: BackendConfig, metrics: Metrics, max_pixels: int) -> Backend:
-    """Return a model in this process as backend, which decodes at most ``max_pixels`` at a time.
-
-    Clients name it ``builtin:NAME``, or by its folder's name, and its judges as ``settings.judge`` does.
-    """
-    from selfverify.policy.policy import Policy
-    from selfverify.serving.local import Local
-    from selfverify.verifiers.make_verifier import make_verifier
-
-    assert settings.model is not None
-    policy = Policy.load(settings.model)
-    judges = {spec: make_verifier(spec, policy) for spec in settings.judge}
-    name = settings.model if settings.model.startswith("builtin:") else Path(settings.model).name
-    return Local(
-        policy, name, judges, settings.max_tokens, settings.max_batch, max_pixels, metrics.batch.observe
-    )
 
 
 YOUNG_OBJECTS = 5000

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.clients.replies import Completion
+from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
@@ -125,7 +126,9 @@ def solve(
 
     def draw(n: int) -> list[Completion]:
         # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
-        sampling, seeds = drawing.sampling(n), [drawing.seed * 1_000_003 + len(trajectories)]
+        given = drawing.model_dump(include={"temperature", "top_p", "max_new_tokens"})
+        sampling = SamplingConfig(group_size=n, **given)
+        seeds = [drawing.seed * 1_000_003 + len(trajectories)]
         words = (drawing.second_turn or SECOND_TURN) if drawing.turns == 2 else None
         begin, limits = opening(task, words)
         sampler = PolicySampler(policy, sampling)

@@ -20,7 +20,6 @@ from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, 
 from selfverify.serving.schemas import ApiError, invalid_value, with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
-    from selfverify.serving.visual import Looked
     from selfverify.visual.task import VisualToolTask
 
 Scoring = Callable[[], Coroutine[Any, Any, float | None]]
@@ -100,8 +99,11 @@ class Upstream(Backend):
 
         async def scored(reply: Completion, key: str, score: Scoring) -> None:
             if key not in drawing.scoring:
-                drawing.scoring[key] = judging.create_task(score())
-            found = await drawing.scoring[key]
+                drawing.scoring[key] = asyncio.ensure_future(score())
+            try:
+                found = await drawing.scoring[key]
+            except ServerError:
+                found = None  # an answer without a score is better than no answer
             reply.score = reply.score if found is None else found
             drawing.ready(reply)
 
@@ -115,7 +117,8 @@ class Upstream(Backend):
             elif judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
             elif reply.answer is not None:
-                score = partial(self._rating, ask, judge, without_score(reply.text) or reply.text)
+                text = without_score(reply.text) or reply.text
+                score = partial(rate, self.client, judge, ask.body["messages"], text, ask.usage)
             if score is None:
                 drawing.ready(reply)
             else:
@@ -153,7 +156,7 @@ class Upstream(Backend):
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
 
-        def held(number: int, usage: Usage) -> Looked:
+        def held(number: int, usage: Usage) -> Completion:
             seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
             pictures = [picture.decode() for picture in ask.pictures]
             asked = look.asked(Problem(ask.id or "request", messages, pictures))
@@ -164,7 +167,7 @@ class Upstream(Backend):
             usage = Usage()
             async with places:
                 try:
-                    looked = await asyncio.to_thread(held, number, usage)
+                    reply = await asyncio.to_thread(held, number, usage)
                 except asyncio.CancelledError:
                     usage.lost()  # the turn that is still going on
                     raise
@@ -173,8 +176,7 @@ class Upstream(Backend):
                     return
                 finally:
                     ask.usage.take_in(usage)
-            about = {"looks": [*looked.steps], "conversation": number}
-            reply = Completion(text=looked.last, tokens=looked.reply.tokens, about=about)
+            reply.about["conversation"] = number
             written = drawing.arrived(reply)
             reply.score = own_score(reply, drawing.verifier, written)
             drawing.ready(reply)
@@ -193,12 +195,6 @@ class Upstream(Backend):
         there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
         needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
         return "stream" if needed else "n"
-
-    async def _rating(self, ask: AnswerRequest, judge: str, text: str) -> float | None:
-        try:
-            return await rate(self.client, judge, ask.body["messages"], text, ask.usage)
-        except ServerError:
-            return None  # an answer without a score is better than no answer
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`.

@@ -8,7 +8,7 @@ rows).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import count, groupby
 from threading import Lock
@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.clients.openai_client import ServerConfig
-from selfverify.clients.replies import Completion, read_text
+from selfverify.clients.replies import Completion
 from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
@@ -33,7 +33,6 @@ from selfverify.rollouts.wrappers import EpisodeWrapper
 from selfverify.selection.rules import Kind
 from selfverify.serving.backend import FreeQuestion, OnLook
 from selfverify.serving.schemas import ApiError, invalid, invalid_value
-from selfverify.tasks.answering import Verdict
 from selfverify.verifiers.base import Verifier, score_groups
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import VisualEpisode
@@ -220,23 +219,6 @@ AT_ONCE = 8
 """Conversations that are held with a server at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """A conversation with a server that is over.
-
-    Args:
-        reply: Its answer.
-        judged: The verdict on the answer.
-        steps: Its looks.
-        last: The model's last words.
-    """
-
-    reply: Completion
-    judged: Verdict
-    steps: Sequence[Mapping[str, Any]]
-    last: str
-
-
 def look_once(
     looking: VisualToolTask,
     asked: Problem,
@@ -246,8 +228,8 @@ def look_once(
     over: Callable[[], bool] = lambda: False,
     tell: OnStep | None = None,
     usage: Usage | None = None,
-) -> Looked:
-    """Hold one conversation.
+) -> Completion:
+    """Hold one conversation; return its last turn, and as ``looks`` what it looked at.
 
     Args:
         looking: How the model looks.
@@ -282,16 +264,5 @@ def look_once(
     own = [segment for segment in trajectory.segments if segment.author == "policy"]
     steps = [segment.parsed for segment in own if isinstance(segment.parsed, dict)]
     turns = ["".join(s.text for s in turn) for _, turn in groupby(own, key=lambda segment: segment.turn)]
-    text, answered = "\n\n".join(filter(None, turns)), turns[-1] if turns else ""
-    judged, score = trajectory.parsed, trajectory.scores.get("sampled")
-    answer, key = judged.answer, judged.key
-    if answer is None and isinstance(looking.inner, FreeQuestion) and not _is_step(look, answered):
-        # A model that was never taught the tags answers in plain words.
-        answer, key, score = read_text(answered, looking.inner.answers)
-    reply = Completion(answer, key, score, tokens=estimated_tokens(text), text=text)
-    return Looked(reply, judged, steps, answered)
-
-
-def _is_step(look: VisualEpisode, text: str) -> bool:
-    """Whether the model's last words are a step, so that it has not answered."""
-    return bool(look.steps) and look.last_said == text
+    tokens = estimated_tokens("\n\n".join(filter(None, turns)))
+    return Completion(text=turns[-1] if turns else "", tokens=tokens, about={"looks": steps})

@@ -384,11 +384,12 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     content = final_expression(text)
     if not content:
         return None
-    letter, marked, rest = _letter(content)
+    letter, mark, rest = _letter(content)
     if letter in options and not rest:
         return letter  # even if it is another option's text: letters were asked for
+    named = mark == "=" and not any("=" in text for text in options.values())
     by_text = _by_text(content, options)
-    if by_text is not None or letter not in options:
+    if letter not in options or (by_text is not None and not named):
         return by_text
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
@@ -397,22 +398,23 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     if rest in ("选项", "项") or (told[0] == "is" and {*told} <= _AFFIRMED):
         return letter
     denied = told[1 if told[0] in ("is", "was", "are") else 0 :][:1]
-    if not marked or {*denied} & _DENIALS:
+    if not mark or {*denied} & _DENIALS:
         return None
     return letter if _names_no_other(rest, letter, options) else None
 
 
-def _letter(content: str) -> tuple[str, bool, str]:
-    """Return the letter with which an answer begins, or nothing; whether a mark sets it apart; the rest."""
+def _letter(content: str) -> tuple[str, str, str]:
+    """Return the letter with which an answer begins, or nothing; the mark that sets it apart; the rest."""
     for lead in ("option ", "choice "):
         content = content[len(lead) :].lstrip() if content.casefold().startswith(lead) else content
-    bracket = content[:1] in ("(", "[")
-    letter, rest = content[bracket:][:1].upper(), content[bracket + 1 :]
-    if rest[:1] not in (")", "]") if bracket else rest[:1].isascii() and rest[:1].isalpha():
-        return "", False, ""
-    spaced, rest = rest[:1] == " ", rest[bracket:].lstrip()
-    mark = rest[:1] in (".", ")", ":") or (spaced and rest.startswith("- "))
-    return letter, bracket or mark, unwrap(rest[1:] if mark else rest)
+    bracket = content[:1] if content[:1] in ("(", "[") else ""
+    letter, after = content[len(bracket) :][:1].upper(), content[len(bracket) + 1 :]
+    if after[:1] not in (")", "]") if bracket else after[:1].isascii() and after[:1].isalpha():
+        return "", "", ""
+    rest = after[len(bracket) :].lstrip()
+    dash = after[:1] == " " and rest.startswith("- ")
+    mark = rest[:1] if dash or rest[:1] in {*".):="} else ""
+    return letter, mark or bracket, unwrap(rest.removeprefix(mark))
 
 
 def right_letters(target: str, options: Mapping[str, str]) -> set[str]:

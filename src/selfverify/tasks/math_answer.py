@@ -159,13 +159,11 @@ def _matched(golds: Iterable[Value], owns: Iterable[Value], target: Target, orde
 
 
 def _compare_numbers(gold: Number, own: Number, target: Target) -> Comparison:
-    kind = target.kind if target.kind in ("integer", "float") else None
-    precision = target.precision if kind != "integer" else None
     if target.unit and not gold.unit and not gold.percent:
         gold = replace(gold, unit=read_unit(tokens(target.unit)) or ())
     irrational = [isinstance(value, float) for value in (gold.value, own.value)]
-    if precision is not None or not any(irrational):
-        return _verdict(same_number(gold, own, precision, kind))
+    if (target.precision is not None and target.kind != "integer") or not any(irrational):
+        return _verdict(same_number(gold, own, target))
     distance = apart(gold.worth, own.worth)
     if not _same_units(gold, own) or distance > Fraction(1, 10**5):
         return WRONG
@@ -228,7 +226,7 @@ def decide(target: Target, told: dict[str, Any]) -> bool:
     """
     gold, answer = told["gold"], told["answer"]
     if gold is not None and answer is not None and target.precision is not None and target.kind != "integer":
-        return same_number(Number(Fraction(gold)), Number(Fraction(answer)), target.precision, "float")
+        return same_number(Number(gold), Number(answer), target)
     return bool(told["equal"]) and told.get("close") is not False
 
 
@@ -243,12 +241,7 @@ def _same_units(gold: Number, answer: Number) -> bool:
     return (gold.unit, gold.percent) == (answer.unit, answer.percent)
 
 
-def same_number(
-    gold: Number,
-    answer: Number,
-    precision: int | None = None,
-    kind: Literal["integer", "float"] | None = None,
-) -> bool:
+def same_number(gold: Number, answer: Number, target: Target) -> bool:
     """Return whether ``answer`` counts as the number ``gold``.
 
     * Two units that differ are a difference; one that is missing is not.
@@ -263,22 +256,19 @@ def same_number(
     if not _same_units(gold, answer):
         return False
     decimal = gold.decimal or answer.decimal
-    if _near(gold.worth, answer.worth, decimal, precision, kind):
+    if _near(gold.worth, answer.worth, decimal, target):
         return True
     if gold.percent == answer.percent or not (gold.percent or abs(gold.value) > 1):
         return False
-    return _near(gold.value, answer.value, decimal, precision, kind)
+    return _near(gold.value, answer.value, decimal, target)
 
 
-def _near(left: Exact, right: Exact, decimal: bool, precision: int | None, kind: str | None) -> bool:
+def _near(left: Exact, right: Exact, decimal: bool, target: Target) -> bool:
     gold, answer = Fraction(left), Fraction(right)
-    if kind == "integer":
-        return gold == answer
-    if precision is not None:
-        return abs(rounded(gold, precision) - answer) * 2 <= Fraction(10) ** -precision
-    if gold == answer:
-        return True
-    return decimal and abs(gold - answer) <= Fraction(1, 10**6) * min(abs(gold), Fraction(1))
+    if target.precision is not None and target.kind != "integer":
+        return abs(rounded(gold, target.precision) - answer) * 2 <= Fraction(10) ** -target.precision
+    near = decimal and target.kind != "integer"
+    return gold == answer or (near and abs(gold - answer) <= Fraction(1, 10**6) * min(abs(gold), Fraction(1)))
 
 
 def rounded(value: Fraction, precision: int) -> Fraction:

@@ -26,7 +26,6 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z]+'*|平方|立方|[一-鿿]+)|(?P<command>\\(?:[A-Za-z]+|.))|(?P<other>\*\*|[<>!:]=|\S)",
     re.ASCII,
 )
-GROUP = re.compile(r"[,'_ ]")
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 CLOSING = frozenset(OPENING.values())
 CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "₹": "rupee"}
@@ -419,7 +418,7 @@ class Algebra:
             return Fraction(int(token.text))
         self.decimal |= "." in token.text or bool(token.exponent)
         mantissa = token.text[: -len(token.exponent) - 1] if token.exponent else token.text
-        value = Fraction(GROUP.sub("", mantissa).rstrip(".") or "0")
+        value = Fraction("".join(sign for sign in mantissa if sign not in ",'_ ").rstrip("."))
         if token.exponent:
             return value * Fraction(10) ** int(token.exponent)
         match [part.text for part in self.rest[-1:-5:-1]]:
@@ -487,7 +486,8 @@ def latex_of(parts: Sequence[Token]) -> str:
         made, before = _TO_LATEX.get(texts[at], texts[at]), texts[at - 1] if at else ""
         degrees = texts[at + 1 : at + 3] == ["^", "\\circ"]
         if part.kind == "number":
-            value = Algebra([part]).read() if degrees or part.exponent or GROUP.search(made) else None
+            simple = not degrees and made.replace(".", "").isdecimal()
+            value = None if simple else Algebra([part]).read()
             if isinstance(value, Fraction) and size(value) <= MAX_WRITTEN:
                 made = number_latex(value)
                 if degrees:

@@ -82,7 +82,7 @@ def plain(text: str) -> str:
         text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1] or found[2], found[0]), text)
         for bracket in ("{bmatrix}", "{Bmatrix}"):
             text = text.replace(bracket, "{pmatrix}")
-        text = text.replace("^{\\circ}", "^\\circ ")
+        text = text.replace("^{\\circ}", "^\\circ ").replace("\\circ  ", "\\circ ")
     return text.replace("~", " ").replace("{,}", ",").strip()
 
 
@@ -95,24 +95,16 @@ def _styled(found: re.Match[str]) -> str:
 def _as_ascii(text: str) -> str:
     """Return raised, lowered and wide characters and written fractions as LaTeX. Foreign digits stay."""
     found, place = [], ""
-    for character in text:
-        kind, *parts = unicodedata.decomposition(character).split() or [""]
-        inside = "".join(chr(int(part, 16)) for part in parts)
+    for sign in text:
+        kind = unicodedata.decomposition(sign).partition(" ")[0]
         mark = {"<super>": "^", "<sub>": "_"}.get(kind, "")
-        if place and mark != place:
-            found.append("}")
-        if mark and mark != place:
-            found.append(mark + "{")
-        place = mark
-        if mark:
-            found.append(inside.replace("\u2212", "-"))
-        elif kind == "<fraction>":
-            top, _, bottom = inside.partition("\u2044")
-            found.append(rf" \frac{{{top}}}{{{bottom}}}" if bottom else character)
-        elif kind in ("<wide>", "<compat>") and not character.isdigit():
-            found.append(inside)
-        else:
-            found.append(character)
+        if mark != place:
+            found.append(("}" if place else "") + (f"{mark}{{" if mark else ""))
+        place, made = mark, unicodedata.normalize("NFKC", sign).replace("\u2212", "-")
+        if kind == "<fraction>" and "\u2044" in made:
+            made = " \\frac{{{}}}{{{}}}".format(*made.split("\u2044"))
+        wide = kind in ("<wide>", "<compat>", "<fraction>") and not sign.isdigit()
+        found.append(made if mark or wide else sign)
     return "".join(found) + ("}" if place else "")
 
 

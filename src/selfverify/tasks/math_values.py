@@ -319,27 +319,17 @@ def _equal(sides: list[Parts], signs: list[str], unit: str) -> Value | None:
         return Named(name, value) if name and value is not None else value
     # "5-3" alone would be a score.
     values = [_quantity(side, unit) or _read(side, unit) for side in sides]
-    numbers = [number_of(value) for value in values]
-    if None in numbers:
+    numbers = [value.worth for value in values if isinstance(value, Number)]
+    if len(numbers) < len(values):
         both = [*sides[0], Token("other", "=", True), *sides[1]]
         plain = not name and signs == ["="] and None not in values
         return _equation(both, sides) if plain else None
     rounded = values.pop() if signs[-1] == "\\approx" else None
-    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[1 : len(values)]):
+    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[: len(values)]):
         return None
-    if rounded is not None and not _rounds(numbers[0], rounded):
+    if apart(numbers[0], numbers[-1]) > Fraction(1, 50):
         return None
     return Named(name, values[-1], rounded)
-
-
-def _rounds(exact: Exact, value: Value) -> bool:
-    """Whether a decimal stands for a value up to half of its last place."""
-    if not isinstance(value, Number) or not isinstance(value.value, Fraction):
-        return False
-    places = 0
-    while (value.value * 10**places).denominator != 1 and places < 12:
-        places += 1
-    return abs(Fraction(exact) - value.value) * 2 * 10**places <= Fraction(1_000_001, 1_000_000)
 
 
 def _inequality(sides: list[Parts], order: list[tuple[int, bool]], unit: str) -> Named | None:
@@ -490,10 +480,3 @@ def _expression(parts: Parts) -> Expression:
         told = {part.text for part in parts if part.kind in ("word", "command") or not part.text.isascii()}
         signs |= {UNREAD, *told, *(sign for text in told if text.isalpha() for sign in text)}
     return Expression(latex_of(parts).removeprefix("+"), frozenset(signs))
-
-
-def number_of(value: Value | None) -> Exact | None:
-    """Return the value of a number or of arithmetic; None for anything else."""
-    if isinstance(value, Named):
-        return number_of(value.value)
-    return value.worth if isinstance(value, Number) else None

@@ -89,7 +89,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_MARK = re.compile(r"<think>|</?tool_call>|<function=|<\|python_tag\|>\s*|```\w*\s*(?=[\[{])|\{|\[(?=\s*\{)")
+_MARK = re.compile(
+    r"<think>|</?tool_call>|<\|tool_call>|<function=|<\|python_tag\|>\s*|```\w*\s*(?=[\[{])|\{|\[(?=\s*\{)"
+)
 _FENCE, _FORM = "```", '{"name": ..., "arguments": {...}}'
 _SPACE = re.compile(r"\s*")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,15}(?:\.0)?\s*")
@@ -194,6 +196,8 @@ def _of_text(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
             continue
         if opening == "</tool_call>":
             raise _Broken("</tool_call> stands without <tool_call>")
+        if opening == "<|tool_call>":
+            raise _Broken(f"Gemma's form needs the tokenizer's response template; else a call is {_FORM}")
         if opening == "<tool_call>":
             call, position = _tagged(text, _skip(text, position), tools)
             found = [call]

@@ -24,7 +24,7 @@ from selfverify.core.errors import ConfigError, DataError, HungError, SelfVerify
 from selfverify.core.events import EVENTS_FILE, EventLog, busy, note
 from selfverify.core.files import differences, make_folder
 from selfverify.core.trajectory import valid_trajectories
-from selfverify.methods.base import Metrics, Training
+from selfverify.methods.base import Training
 from selfverify.policy.decoding import derived_seed, kept_generators
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.episode_runner import HUNG
@@ -52,6 +52,8 @@ from selfverify.trainer.rollout_source import RolloutLog, RolloutSource, setting
 from selfverify.trainer.state import load_matching, refuse_not_finite
 
 logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
 
 SKIPPED = 3
 """Training stops after so many updates in a row whose gradients were not finite."""

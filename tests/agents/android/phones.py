@@ -61,6 +61,8 @@ class Phone:
         self.dumps: list[bytes] = []
         """What the next dumps give instead of the screen."""
         self.picture: Callable[[], bytes] = self._photo
+        self.described = b""
+        """What the accessibility app has written lately."""
         self.is_root = False
         self.may_be_root = True
         self.now = "2026-11-22 10:00:00"
@@ -243,6 +245,10 @@ class Phone:
         if self.dumps and not self.dumps[0]:
             return self.dumps.pop(0) + b"ERROR: could not get idle state.\n", 1
         return SAID
+
+    def _find(self, *words: str) -> bytes:
+        on = self.settings.get("secure enabled_accessibility_services", "")
+        return self.described if on.startswith("com.example.android.xml_parser/") else b""
 
     def _cat(self, path: str) -> bytes:
         return self.dumps.pop(0) if self.dumps else hierarchy(*self.views(), rotation=self.rotation).encode()

@@ -149,9 +149,23 @@ def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None
 def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, said: str) -> None:
     """The call was carried out; the agent reads why nothing is shown. A later look may see more."""
     broken = lambda: phone.dumps.extend([dump] * 3)  # noqa: E731
-    shown = play(AndroidEnvironment(config(server)), TASK, broken, TAP_SWITCH, LOOK)
-    assert shown[1].error == "" and said in shown[1].text and "cannot be described" in shown[1].text
-    assert "; checked)" in shown[2].text
+    for observations in ("xml", "either"):
+        made = AndroidEnvironment(config(server, observations=observations))
+        shown = play(made, TASK, broken, TAP_SWITCH, LOOK)
+        assert shown[1].error == "" and said in shown[1].text and "cannot be described" in shown[1].text
+        assert "; checked)" in shown[2].text
+        # The last way out is a picture, for policies that read them.
+        assert [len(o.images) for o in shown] == [0, int(observations == "either"), 0]
+
+
+def test_screens_that_an_accessibility_app_describes(server: Server, phone: Phone) -> None:
+    """Of some packages only, and uiautomator's where it has written nothing lately."""
+    phone.described = hierarchy(view("TextView", (0, 0, 9, 9), text="Route 5")).encode()
+    gone = lambda: setattr(phone, "described", b"")  # noqa: E731
+    made = AndroidEnvironment(config(server, accessibility=[SETTINGS]))
+    shown = [o.text for o in play(made, TASK, LOOK, call("home"), call("launch", app="settings"), gone, LOOK)]
+    assert ["Route 5" in text for text in shown] == [False, True, False, True, False]
+    assert "Home" in shown[2] and "Wi-Fi" in shown[4]
 
 
 def black() -> bytes:

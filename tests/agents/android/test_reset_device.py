@@ -20,8 +20,10 @@ from selfverify.core.errors import ConfigError
 TASK = {"task_id": "notes_1", "instruction": "Write.", "app": "Notes", "package": NOTES}
 
 
-def environment(server: Server, first: FirstScreens | None = None, **reset: Any) -> AndroidEnvironment:
-    given = config(server, reset={"how": "none", **reset}, first_screen="given")
+def environment(
+    server: Server, first: FirstScreens | None = None, console: str | None = None, **reset: Any
+) -> AndroidEnvironment:
+    given = config(server, reset={"how": "none", **reset}, first_screen="given", console=console)
     return AndroidEnvironment(given, first_screens=first)
 
 
@@ -141,6 +143,9 @@ def test_snapshots_bring_everything_back(phone: Phone, token: Path) -> None:
             "auth secret",
             "geo fix -122.156 37.438",
         ]
+        with adb_server({"R58M": phone}) as server:  # through a tunnel
+            begin(environment(server, console=f"127.0.0.1:{running.port}", **back))
+        assert running.told[4:] == ["auth secret", "avd snapshot load start"]
 
 
 @pytest.mark.parametrize("how", ["unknown snapshot", "wrong word", "no word", "no console", "no emulator"])

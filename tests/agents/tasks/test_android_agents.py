@@ -16,13 +16,16 @@ from tests.agents.told import held
 
 from agents.android.fake_adb import Server, adb_server
 from agents.android.phones import SETTINGS, Phone
+from environment_servers import serve
 from selfverify.agents.android.environment import DeviceSource
 from selfverify.agents.android.task import AndroidAgents, AndroidAgentsConfig
 from selfverify.agents.evidence import Vote
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
+from selfverify.connectors.server import SessionLimits
 from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.experiments.registry import make_task
+from serving_servers import Loop
 
 YAML = f"""\
 APP: Settings
@@ -116,16 +119,43 @@ def test_a_conversation_on_a_device(files: Path, server: Server, phones: dict[st
 def test_devices_are_lent_to_one_conversation_each(
     files: Path, server: Server, phones: dict[str, Phone]
 ) -> None:
-    made = task(files, server.address)
-    episodes = [made.open(made.problem("test", 0, 0), 0) for _ in range(2)]
-    for episode in episodes:
-        episode.reset()
-    assert all(phone.commands for phone in phones.values())
-    for episode in episodes:
-        episode.release()
-    again = made.open(made.problem("test", 0, 1), 0)
-    again.reset()
-    again.release()
+    """Those of other adb servers, too, which may have equal serials."""
+    far = {DEVICES[0]: Phone()}
+    with adb_server(far) as other:
+        devices = [*DEVICES, f"{other.address}/{DEVICES[0]}"]
+        made = task(files, server.address, devices=devices)
+        episodes = [made.open(made.problem("test", 0, 0), 0) for _ in range(3)]
+        for episode in episodes:
+            episode.reset()
+        assert all(phone.commands for phone in (*phones.values(), *far.values()))
+        for episode in episodes:
+            episode.release()
+        again = made.open(made.problem("test", 0, 1), 0)
+        again.reset()
+        again.release()
+        made._lender.close()
+
+
+def test_a_server_lends_devices_to_many_processes(
+    files: Path, server: Server, phones: dict[str, Phone], servers: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`selfverify agent serve android`; there may be more processes than devices."""
+    lends = task(files, server.address)
+    sessions = SessionLimits(sessions=2)
+    _, url = servers.run(serve(servers.stack, sessions, android=lends.environment))
+    monkeypatch.setattr("selfverify.core.ranks.count", lambda: 3)
+    monkeypatch.setattr("selfverify.core.ranks.index", lambda: 2)
+    judge = {"kind": "model", "server": {"url": "http://127.0.0.1:1", "model": "m"}}
+    given = [{"kind": "server", "url": url, "sessions": 2}]
+    made = task(files, devices=[], sources=given, judge=judge)
+    assert made.limits.concurrent == 2
+    made.jury.judge = Reader()
+    ending = held(
+        made, made.problem("test", 0, 0), LOOK, TAP, Call("submit", {"message": "On.", "evidences": [2]})
+    )
+    assert ending.rewards["judged_success"] == 1.0 and any(phone.wifi for phone in phones.values())
+    made._lender.close()
+    lends._lender.close()
 
 
 @pytest.mark.parametrize("fault", ["offline", "starting", "reset"])
@@ -145,7 +175,7 @@ def test_a_dead_device_loses_no_conversations(
         episode = made.open(made.problem("test", 0, number % 2), 0)
         episode.reset()
         episode.release()
-    assert f"{DEVICES[0]} is left out: " in caplog.text
+    assert f"{server.address}/{DEVICES[0]} is left out: " in caplog.text
     dead.state, (dead.properties, dead.adbkeyboard) = "device", sound
     [source, _] = [place.source for place in made._lender._pool._places]  # type: ignore[union-attr]
     assert isinstance(source, DeviceSource)
@@ -171,8 +201,9 @@ def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ({"judge": {"kind": "rules"}}, "the goals of AndroidLab's tasks are programs of its own"),
         ({"judge": {"kind": "state"}}, "the goals of AndroidLab's tasks are programs of its own"),
-        ({"devices": []}, "at least 1"),
+        ({"devices": []}, "name `devices`, or `sources`"),
         ({"devices": ["a", "a"]}, "named twice"),
+        ({"unattended": ["b"]}, "name b, which is none of the devices"),
         ({"android": {}}, "Field required"),
         (
             {"android": {"reset": {"how": "none"}, "first_screen": "given"}},
@@ -183,6 +214,10 @@ def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -
             "a picture shows no ids",
         ),
         ({"calls": "json"}, "set react=false"),
+        (
+            {"android": {"reset": {"how": "none"}, "address": "ids"}, "prompt": "examples"},
+            "prompt=examples names places by bounds",
+        ),
     ],
 )
 def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message: str) -> None:
@@ -191,7 +226,14 @@ def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message
 
 
 def test_files_that_cannot_work(files: Path) -> None:
-    made = task(files)
+    lengths = files / "lengths.json"
+    lengths.write_text('{"setting_1": 4, "other": 2}')
+    made = task(files, lengths=lengths)
+    assert [made.problem("test", 0, n).meta.get("steps") for n in (0, 1)] == [4, None]
+    assert "steps" not in made.problem("train", 0, 0).meta | made.problem("train", 0, 1).meta
+    lengths.write_text('{"setting_1": "long"}')
+    with pytest.raises(DataError, match=r"lengths\.json: it has a length for each task's id: setting_1"):
+        task(files, lengths=lengths)
     with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
         made.problem("validation", 0, 0)
     with pytest.raises(DataError, match="has 2 tasks, not 3"):
@@ -218,3 +260,12 @@ def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
             ):
                 episode.reset()
             episode.release()
+        android = {**options(files, server.address)["android"], "allowed": [SETTINGS]}
+        made = task(files, devices=DEVICES[:1], android=android, unattended=DEVICES[:1])
+        assert not server.phones[DEVICES[0]].wifi
+        made.jury.judge = Reader()
+        ending = held(
+            made, made.problem("test", 0, 0), LOOK, TAP, Call("submit", {"message": "", "evidences": [2]})
+        )
+        assert ending.rewards["judged_success"] == 1.0
+        made._lender.close()

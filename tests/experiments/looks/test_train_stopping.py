@@ -29,7 +29,7 @@ def recipe(tmp_path: Path, **more: Any) -> Recipe:
     settings = {
         "output": str(tmp_path / "run"), "method": {"name": "dpo"}, "stopping": {"problems": 2, "samples": 2},
         "policy": {"path": "builtin:digits", "lora": {"rank": 2}},
-        "learner": {"steps": 2, "groups_per_step": 2, "checkpoint_every": 1},
+        "learner": {"steps": 2, "groups_per_step": 2, "checkpoint": {"every": 1}},
     }  # fmt: skip
     return far_recipe(**{**settings, **more})
 

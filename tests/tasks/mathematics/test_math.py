@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from fractions import Fraction
@@ -29,7 +28,7 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 from selfverify.tasks import math_worker as math_answer
-from selfverify.tasks.math import Math, MathConfig, committed, read_choice, request
+from selfverify.tasks.math import Math, MathConfig, read_choice, request
 from selfverify.tasks.math_answer import Target, answer_key, compare
 from selfverify.tasks.math_text import final_expression
 from selfverify.tasks.row_task import with_images
@@ -109,9 +108,6 @@ def test_no_image_disappears(text: str, images: int) -> None:
         with_images(text, images, "problem-9")
 
 
-# ---------------------------------------------------------------------------------- which row is which
-
-
 # -------------------------------------------------------------------------------- rewards and outages
 
 
@@ -166,20 +162,6 @@ def test_an_answer_that_hangs_is_wrong_and_a_dead_worker_no_verdict(outage: Math
     hopeless = outage.problem("test", 0, 1)  # the target itself makes it sleep
     assert verdict("x+1", hopeless) == (0.0, False, True)
     assert outage.counters()["workers/timeouts"] >= 4
-
-
-def test_the_worker_is_killed_and_math_verify_is_asked_again() -> None:
-    made = task({"question": "?", "answer": "x+1"})
-    asked = made.problem("test", 0, 0)
-    assert made.counters() == {}
-    assert made.judge(asked, Tagged({"answer": "1+x"})).correct
-    assert made._pool is not None
-    [worker] = made._pool._all
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
-    assert made.judge(asked, Tagged({"answer": "1 + x + 0"})).correct
-    assert made.counters()["workers/restarts"] == 1.0
-    made._pool.close()
 
 
 def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,47 +228,14 @@ def test_data_without_demonstrations_says_so(policy: Policy) -> None:
 # ------------------------------------------------------------------------------------ forms of answers
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("The correct answer is: D. 90", "D. 90"),
-        ("It is a right angle.\n\n**Answer:** D", "D"),
-        ("So\n**The answer is:**\n\n4", "4"),
-        ("First \\boxed{3}. No: the answer is 4.", "4."),
-        ("The answer is 3? No, since\nit is \\boxed{4}.\nDone.", "it is \\boxed{4}."),
-        ("90", "90"),
-        ("It is\nhard to say.", None),
-        ("word " * 50, None),
-        ("", None),
-    ],
-)
-def test_what_a_free_text_commits_to(text: str, found: str | None) -> None:
-    assert committed(text) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("The angle is right.\nThe correct answer is: D. 90°", True),
-        ("It is $\\boxed{D}$.", True),
-        ("D", True),
-        ("The answer is D. No, the answer is B.", False),
-        ("The answer is B or D.", False),
-        ("A. 30° B. 45° C. 60° D. 90°\nAll of them.", False),
-    ],
-)
-def test_free_answers_are_judged(text: str, right: bool) -> None:
-    made = task({"question": "?", "answer": "D", "options": ANGLES}, form="free", score=False)
-    asked = made.problem("test", 0, 0)
-    assert made.tags == () and "<" not in prompt(asked) and "The answer is: " in prompt(asked)
-    assert made.verdict(asked, parse_tagged(text, made.tags)).correct == right
-    assert made.ask_again("Again.").startswith("Again. ") and "The answer is: " in made.ask_again("Again.")
-
-
 def test_a_form_decides_the_tags_and_the_prompt() -> None:
     made = task({"question": "?", "answer": "4"}, score=False)
     assert made.tags == ("think", "answer") and "score" not in prompt(made.problem("test", 0, 0))
     assert made.ask_again("Again.").endswith("<think>your reasoning</think><answer>your answer</answer>.")
+    free = task({"question": "?", "answer": "4"}, form="free", score=False)
+    asked = prompt(free.problem("test", 0, 0))
+    assert free.tags == () and "<" not in asked and "The answer is: " in asked
+    assert free.ask_again("Again.").startswith("Again. ") and "The answer is: " in free.ask_again("Again.")
     short = task({"question": "?", "answer": "4"}, form="answer")
     assert short.tags == ("answer", "score") and "<think>" not in prompt(short.problem("test", 0, 0))
     with pytest.raises(ValueError, match="set score: false"):

@@ -44,7 +44,6 @@ HARD: list[Row] = [
     ("9^{9^{9}}", "9^{9^{9}}", True),
 ]
 HARD += [("B", "B" * 10**6, False, ANGLES), ("7", "7", True, {"precision": float("nan")})]
-ROWS = [*itertools.chain(*KNOWN.values()), *HARD]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +53,7 @@ def task() -> Iterator[Math]:
     yield made
     if made._pool is not None:
         made._pool.close()
+        assert made.counters()["workers/timeouts"] == made.counters()["workers/restarts"] == 0
 
 
 def judge(task: Math, target: str, answer: str, fields: dict[str, Any] | None = None) -> Verdict:
@@ -70,43 +70,9 @@ def test_verdicts(task: Math, section: str) -> None:
         assert judged.key is not None or not right
 
 
-def test_enough_rows_and_few_questions(task: Math) -> None:
-    """The rules decide most of them; nothing in the table had to be killed."""
-    assert len(ROWS) > 250
-    for target, answer, _, *fields in ROWS:
-        judge(task, target, answer, *fields)
-    assert task.counters()["workers/timeouts"] == task.counters()["workers/restarts"] == 0
-    assert task.counters()["workers/cached"] > 0
-
-
-@pytest.mark.parametrize(
-    "alike",
-    [
-        ("1/2", "0.5", r"\frac{1}{2}", "50%", r"\dfrac{2}{4}", "x = 0.5", r"\boxed{1/2}"),
-        ("1,234", "1234", "1234.0", "$1234$"),
-        ("10:00 am", "10:00 AM", "10 a.m."),
-        ("5 cm", "5", "5.0 cm"),
-        ("2, 1", "1 and 2", r"\{1, 2\}"),
-        (r"2 \sqrt{3}", r"2\sqrt{3}", r"$2\,\sqrt{3}$"),
-        ("up", "Up.", " UP "),
-    ],
-)
-def test_wrong_answers_that_are_equal_vote_together(task: Math, alike: tuple[str, ...]) -> None:
-    keys = [judge(task, "77", answer).key for answer in alike]
-    assert set(number_keys(keys)) == {0}
-    assert (
-        len({judge(task, "77", a).key for a in ("1/2", "0.05", "2,1", "(2,1)", r"\sqrt{2}", "up", "-1/2")})
-        == 7
-    )
-
-
 def test_expressions_vote_by_their_value_and_votes_do_not_know_the_target(task: Math) -> None:
-    spelt = ("2√3", r"\sqrt{12}", "2*sqrt(3)", r"2\sqrt{3}")
-    for target in ("77", r"2\sqrt{3}", r"\sqrt{12}"):
-        assert len({judge(task, target, a).key for a in spelt}) == 1
-    keys = {judge(task, target, r"\sqrt{12}").key for target in ("77", r"2\sqrt{3}", "3.46")}
-    assert len(keys) == 1
-    assert {judge(task, t, a).key for t in ("1/2", "7") for a in ("1/4+1/4", "0.5", r"2^{-1}")} == {"1/2"}
+    for answer in (r"\sqrt{12}", r"2\sin 60^\circ", "0.5"):
+        assert len({judge(task, target, answer).key for target in ("77", r"2\sqrt{3}", "3.46", "1/2")}) == 1
     rounded = {
         judge(task, t, a, TWO).key for t in ("3.46", "9") for a in ("3.464", "3.46", r"2\sqrt{3}", "3.459")
     }
@@ -120,6 +86,7 @@ def test_expressions_vote_by_their_value_and_votes_do_not_know_the_target(task: 
     [
         ("10^{-7}", "10^{-9}", r"\frac{\pi}{10^8}", r"\frac{2\pi}{10^8}", "0", "1e-8", "-1e-8", "e^{-1000}"),
         ("10-20", "20-30", "-10", "10", "20-10"),
+        ("1/2", "0.05", "2,1", "(2,1)", r"\sqrt{2}", "up", "-1/2"),
         ("5 cm", "5 m", "5 cm^2", "5 kg"),
         ("2^{-1100}", "2^{-1200}", r"\frac{1}{2004!}"),
         ("x<3", r"x \le 3", "x>3", "3"),
@@ -141,6 +108,23 @@ def test_answers_that_differ_vote_apart(task: Math, apart: tuple[str, ...]) -> N
 @pytest.mark.parametrize(
     "alike",
     [
+        (
+            "1/2",
+            "0.5",
+            r"\frac{1}{2}",
+            "50%",
+            r"\dfrac{2}{4}",
+            "x = 0.5",
+            r"\boxed{1/2}",
+            "1/4+1/4",
+            r"2^{-1}",
+        ),
+        ("1,234", "1234", "1234.0", "$1234$"),
+        ("10:00 am", "10:00 AM", "10 a.m."),
+        ("5 cm", "5", "5.0 cm"),
+        ("2, 1", "1 and 2", r"\{1, 2\}"),
+        ("2√3", r"\sqrt{12}", "2*sqrt(3)", r"$2\,\sqrt{3}$"),
+        ("up", "Up.", " UP "),
         ("1e-7", "10^{-7}", r"\frac{1}{10^7}"),
         ("≈2.5", "2.5", r"\frac{5}{2}", "= 2.5"),
         ("20160", r"20,\!160", "20{,}160"),
@@ -157,7 +141,7 @@ def test_answers_that_differ_vote_apart(task: Math, apart: tuple[str, ...]) -> N
     ],
 )
 def test_spellings_of_one_answer_vote_together(task: Math, alike: tuple[str, ...]) -> None:
-    assert len({judge(task, "77", answer).key for answer in alike}) == 1
+    assert set(number_keys([judge(task, "77", answer).key for answer in alike])) == {0}
 
 
 def test_a_number_without_a_unit_joins_the_only_unit(task: Math) -> None:
@@ -174,6 +158,9 @@ FREE: list[Row] = [
     *[("3", r"First \boxed{2}. No, that is wrong. \boxed{3}", True), ("3", r"\boxed{2} or \boxed{3}", False)],
     *[("2", r"\boxed{2} or maybe \boxed{3}", False), ("3", r"\boxed{2}, \boxed{3}", False)],
     *[("3", "The answer is 3 or 4. Hard to say.", False), ("3", "The answer is not 3", False)],
+    *[("4", x, True) for x in ("**Answer:** 4", "So\n**The answer is:**\n\n4", "4", r"It is $\boxed{4}$.")],
+    ("4", "First \\boxed{3}. No: the answer is 4.", True), ("4", "x = " * 60 + "4", False), ("4", "", False),
+    ("4", "The answer is 3? No, since\nit is \\boxed{4}.\nDone.", True), ("4", "It is\n4.", False),
     *[(t, "The answer is 4. No, the answer is 5.", t == "5") for t in ("4", "5")],
     *[("18", f"She sells 9 eggs.\n#### {x}", x == "18") for x in ("18", "17", "18 or 17")],
     *[("5", f"So it is.\n\n**Final Answer**\n\n{x}", True) for x in ("5", r"\boxed{5}", "**5**", "5 apples")],
@@ -183,6 +170,9 @@ FREE: list[Row] = [
     ("B", "The answer is B. Note that A is a common distractor.", True, ANGLES),
     ("B", "The answer is (B). A is too small.", True, ANGLES),
     ("B", "The answer is **B**. Option A (12) is too small.", True, ANGLES),
+    ("B", "The angle is right.\nThe correct answer is: B. 45°", True, ANGLES),
+    *[("B", f"The answer is B{x}", False, ANGLES) for x in (". No, the answer is D.", " or D.")],
+    ("B", "A. 30° B. 45° C. 60° D. 90°\nAll of them.", False, ANGLES),
     ("B", "The answer is A. 30° or B. 45°", False, ANGLES),
     ("A", "The answer is A. Thirty or B. Sixty", False, ANGLES),
 ]  # fmt: skip

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
@@ -102,6 +110,20 @@ def read_tasks(paths: Path | Iterable[Path]) -> list[AndroidTask]:
                 raise DataError(f"{file}, task {task.task_id}: {other} has a task of this id already")
             tasks.append(task)
     return tasks
+
+
+def read_lengths(file: Path) -> dict[str, int]:
+    """How many calls a person needs for each task, by its id.
+
+    Raises:
+        DataError: The file cannot be read, or is no JSON object of whole numbers.
+    """
+    try:
+        return TypeAdapter(dict[str, PositiveInt]).validate_json(read_regular(file))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        raise DataError(f"{file}: it has a length for each task's id: {_faults(error, {})}") from None
 
 
 def device_question(query: str) -> str:

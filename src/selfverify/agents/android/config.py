@@ -13,6 +13,13 @@ from selfverify.agents.tools import Address
 from selfverify.core.config import CommandConfig
 
 
+def _address(given: str | None) -> str | None:
+    host, _, port = (given or ":").rpartition(":")
+    if given is not None and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
+        raise ValueError("it must be HOST:PORT")
+    return given
+
+
 class AndroidResetConfig(CommandConfig):
     """Settings that make every session of a task begin alike."""
 
@@ -67,8 +74,12 @@ class AndroidConfig(CommandConfig):
     """How a session begins."""
     server: str = "127.0.0.1:5037"
     """Host and port of the adb server."""
-    observations: Literal["xml", "png", "both"] = "xml"
-    """The form of screens for the agent: the screen in words, as a picture, or both."""
+    observations: Literal["xml", "png", "both", "either"] = "xml"
+    """The form of screens for the agent: in words, as a picture, or both; ``either`` is a picture where
+    uiautomator gives no words, after all tries."""
+    accessibility: tuple[str, ...] = ()
+    """Packages whose screens AndroidLab's accessibility app describes, because uiautomator does it poorly:
+    Maps.me and Pi Music. The reset switches the app's service on."""
     first_screen: Literal["asked", "given"] = "asked"
     """``asked``: a session begins without a screen, and the agent calls ``get_current_xml`` (SmartSnap).
     ``given``: it begins with the first screen."""
@@ -91,13 +102,7 @@ class AndroidConfig(CommandConfig):
     traces: Path | None = None
     """Folder for traces in AndroidLab's form, one folder in it for each session; null writes none."""
 
-    @field_validator("server")
-    @classmethod
-    def _is_an_address(cls, server: str) -> str:
-        host, _, port = server.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError("it must be HOST:PORT")
-        return server
+    _server_is_an_address = field_validator("server")(_address)
 
     @field_validator("allowed")
     @classmethod
@@ -107,15 +112,13 @@ class AndroidConfig(CommandConfig):
                 raise ValueError(f"{package!r} is no package, such as com.android.settings")
         return allowed
 
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        """Host and port of the adb server."""
-        host, _, port = self.server.rpartition(":")
-        return host, int(port)
-
 
 class AndroidTaskConfig(AndroidConfig):
     """One device and how it is used."""
 
     serial: str = Field(min_length=1)
     """The device's serial number, as ``adb devices`` lists it."""
+    console: str | None = None
+    """Where a tunnel leads to its emulator's console, as HOST:PORT; null: on the host of the adb server."""
+
+    _console_is_an_address = field_validator("console")(_address)

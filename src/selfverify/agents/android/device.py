@@ -65,13 +65,16 @@ class AdbDevice:
 
     Args:
         serial: As ``adb devices`` lists it.
-        host: Where the adb server runs.
-        port: Its port.
+        server: Host and port of the adb server.
         seconds: How long a command may take.
+        console: Where its emulator's console is, as HOST:PORT; None takes the server's host and the serial's
+            port.
     """
 
-    def __init__(self, serial: str, host: str = "127.0.0.1", port: int = 5037, seconds: float = 20.0) -> None:
-        self.serial, self.host, self.port, self.seconds = serial, host, port, seconds
+    def __init__(self, serial: str, server: str, seconds: float, console: str | None = None) -> None:
+        self.serial, self.seconds, self._console = serial, seconds, console
+        host, _, port = server.rpartition(":")
+        self.host, self.port = host, int(port)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"adb-{serial}")
         self._open = self._closed = False
 
@@ -158,6 +161,11 @@ class AdbDevice:
             if time.monotonic() > end:
                 raise EnvironmentLost(f"{self} is not ready after {seconds:g} seconds: {wrong}")
             await asyncio.sleep(_POLL)
+
+    async def console(self, command: str, token: Path, seconds: float) -> str:
+        """Run a command in its emulator's console; see `ask_console`."""
+        host, _, port = (self._console or f"{self.host}:{console_port(self.serial)}").rpartition(":")
+        return await ask_console(host, int(port), command, token, seconds)
 
     def close(self) -> None:
         """Leave the device to others. A command that still runs ends by itself, at its deadline."""

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from selfverify.agents.android.androidlab import AndroidTask, Trace, device_question, read_task
-from selfverify.agents.android.config import AndroidResetConfig, AndroidTaskConfig
-from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands, ask_console, console_port
-from selfverify.agents.android.screen import Capture, Viewer
+from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
+from selfverify.agents.android.device import AdbDevice, Apps, CommandFailed, Hands
+from selfverify.agents.android.screen import DESCRIBE, Capture, Viewer
 from selfverify.agents.tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
 from selfverify.connectors.pool import Source
 from selfverify.core.episode import Call, Environment, EnvironmentLost, StepResult
@@ -33,7 +33,7 @@ async def is_emulator(device: AdbDevice) -> bool:
     return "1" in lines[:2] or bool(_EMULATORS & set(lines))
 
 
-async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfig, task: AndroidTask) -> None:
+async def reset_device(device: AdbDevice, hands: Hands, config: AndroidConfig, task: AndroidTask) -> None:
     """Bring a device to where a task begins, and check that it is there.
 
     Raises:
@@ -41,6 +41,7 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfi
         DataError: The task's app is not known or not installed.
         EnvironmentLost: The device does not come back, or a step does not hold.
     """
+    reset = config.reset
     package = hands.apps.package(task.package) or hands.apps.package(task.app)
     if package is None:
         raise DataError(
@@ -49,7 +50,8 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfi
         )
     try:
         if reset.how == "snapshot":
-            await _console(device, f"avd snapshot load {reset.snapshot}", reset)
+            load = f"avd snapshot load {reset.snapshot}"
+            await device.console(load, reset.console_token, reset.boot_seconds)
             await device.wait(reset.boot_seconds)
         if reset.root:
             await device.root()
@@ -58,8 +60,11 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfi
         if reset.date is not None and task.app not in reset.real_time_for:
             await _set_date(device, reset.date)
         if reset.place is not None:
-            await _console(device, f"geo fix {reset.place[0]} {reset.place[1]}", reset)
+            fix = f"geo fix {reset.place[0]} {reset.place[1]}"
+            await device.console(fix, reset.console_token, reset.boot_seconds)
         await hands.choose_keyboard()
+        if package in config.accessibility:
+            await device.shell(DESCRIBE)
         await device.shell(f"am force-stop {shlex.quote(package)}")
         if reset.how == "clear":
             said = await device.shell(f"pm clear {shlex.quote(package)}")
@@ -76,11 +81,6 @@ async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidResetConfi
             raise DataError(
                 f"Android task {task.task_id}: app {package} cannot be opened on {device}: {error}{absent}"
             ) from None
-
-
-async def _console(device: AdbDevice, command: str, reset: AndroidResetConfig) -> None:
-    port = console_port(device.serial)
-    await ask_console(device.host, port, command, reset.console_token, reset.boot_seconds)
 
 
 async def _set_date(device: AdbDevice, date: str) -> None:
@@ -111,6 +111,11 @@ async def _set_locale(device: AdbDevice, locale: str, boot_seconds: float) -> No
 async def _locale(device: AdbDevice) -> str:
     said = await device.shell("getprop persist.sys.locale; getprop ro.product.locale")
     return next((line.strip() for line in said.split("\n") if line.strip()), "")
+
+
+def adb_device(config: AndroidTaskConfig) -> AdbDevice:
+    """The device of a config."""
+    return AdbDevice(config.serial, config.server, config.command_seconds, config.console)
 
 
 Confirm = Callable[[str], Awaitable[bool]]
@@ -162,8 +167,8 @@ class AndroidEnvironment(Environment):
         self.config, self.confirm, self.told = config, confirm, told
         self.first_screens = FirstScreens() if first_screens is None else first_screens
         self._tools = ScreenTools(config.address)
-        self._device = AdbDevice(config.serial, *config.host_and_port, seconds=config.command_seconds)
-        self._viewer = Viewer(self._device, config.settle_pause)
+        self._device = adb_device(config)
+        self._viewer = Viewer(self._device, config.settle_pause, config.accessibility)
         self._hands = Hands(self._device, config.keyboard, Apps(config.apps))
         self._real = False
         self._lost = ""
@@ -250,7 +255,7 @@ class AndroidEnvironment(Environment):
 
     async def _first(self, task: AndroidTask, again: bool) -> Capture:
         """Reset the device, twice where a dialog may have been in the way the first time."""
-        await reset_device(self._device, self._hands, self.config.reset, task)
+        await reset_device(self._device, self._hands, self.config, task)
         await self._viewer.measure()
         view = await self._settled()
         try:
@@ -313,7 +318,8 @@ class AndroidEnvironment(Environment):
 
     async def _look(self) -> Capture:
         words = self.config.observations != "png" or self.config.traces is not None
-        picture = self.config.observations != "xml" or self.config.traces is not None
+        picture = self.config.observations in ("png", "both") or self.config.traces is not None
+        picture = None if not picture and self.config.observations == "either" else picture
         if not self._real:
             return await self._viewer.look(words, picture)
         # Asked before and after: another app that comes to the front meanwhile is not shown.
@@ -367,7 +373,8 @@ class AndroidEnvironment(Environment):
 
     def _shown(self, view: Capture) -> StepResult:
         """Return the screen as the agent sees it."""
-        words, pictures = self.config.observations != "png", self.config.observations != "xml"
+        words, pictures = self.config.observations != "png", self.config.observations in ("png", "both")
+        pictures = pictures or (self.config.observations == "either" and view.screen is None)
         text = "\n".join(
             [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
         )
@@ -402,7 +409,7 @@ class DeviceSource(Source):
     def __init__(
         self, config: AndroidTaskConfig, confirm: Confirm | None, first_screens: FirstScreens
     ) -> None:
-        super().__init__(config.serial, 1)
+        super().__init__(f"{config.server}/{config.serial}", 1)
         self.config, self.confirm, self.first_screens = config, confirm, first_screens
         self._lost, self._failures, self._rests_until = "", 0, 0.0
 
@@ -414,7 +421,7 @@ class DeviceSource(Source):
 
     async def healthy(self) -> bool:
         """See `Source`. A device in use is not asked: its session sees what is wrong with it."""
-        if self._device().in_use:
+        if adb_device(self.config).in_use:
             return True
         if time.monotonic() < self._rests_until:
             return False
@@ -425,11 +432,8 @@ class DeviceSource(Source):
         self._lost = ""
         return True
 
-    def _device(self) -> AdbDevice:
-        return AdbDevice(self.config.serial, *self.config.host_and_port, seconds=self.config.command_seconds)
-
     async def _check(self) -> None:
-        device = self._device()
+        device = adb_device(self.config)
         try:
             await device.ready()
         finally:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -203,6 +204,14 @@ def _in_order(views: list[_View]) -> list[Element]:
 
 DUMP = "/data/local/tmp/selfverify-0.xml"
 """Where uiautomator writes what it sees."""
+_DESCRIBER = "com.example.android.xml_parser"
+DESCRIBE = (
+    "settings put secure enabled_accessibility_services "
+    f"{_DESCRIBER}/.XMLParserAccessibilityService; settings put secure accessibility_enabled 1"
+)
+"""Switches AndroidLab's accessibility app on, which writes again and again what the screen shows."""
+_DESCRIBED = f"find /sdcard/Android/data/{_DESCRIBER}/files/ui.xml -mmin -1 -exec cat {{}} +"
+"""Prints what it has written last, unless that is older than a minute."""
 TRIES = 3
 """How often a dump is tried; uiautomator refuses while a screen moves."""
 
@@ -257,10 +266,11 @@ class Viewer:
     Args:
         device: The device.
         pause: Seconds between two tries.
+        accessible: Packages whose screens AndroidLab's accessibility app describes.
     """
 
-    def __init__(self, device: AdbDevice, pause: float) -> None:
-        self.device, self.pause = device, pause
+    def __init__(self, device: AdbDevice, pause: float, accessible: Collection[str] = ()) -> None:
+        self.device, self.pause, self.accessible = device, pause, accessible
         self.size = (0, 0)
         """Width and height in the display's natural position."""
 
@@ -288,15 +298,16 @@ class Viewer:
         found = _FOCUS.findall(said)
         return Focus(*found[0]) if found else Focus("", "")
 
-    async def look(self, words: bool, picture: bool) -> Capture:
+    async def look(self, words: bool, picture: bool | None) -> Capture:
         """Return the screen of this moment.
 
         Args:
             words: Whether the screen is read.
-            picture: Whether a screenshot is taken.
+            picture: Whether a screenshot is taken; None takes one where the screen cannot be read.
         """
         focus = await self.focus()
         screen, dump, lacking = await self._read(focus) if words else (None, b"", [])
+        picture = screen is None if picture is None else picture
         image, png = await self._photograph() if picture else (None, b"")
         if picture and image is None:
             lacking.append("no screenshot: the device gives none, as of apps that forbid them")
@@ -308,9 +319,11 @@ class Viewer:
 
     async def _read(self, focus: Focus) -> tuple[Screen | None, bytes, list[str]]:
         """The screen, the dump, and what is wrong with it."""
-        command = f"rm -f {DUMP}; uiautomator dump {DUMP} && cat {DUMP}"
+        commands = [f"rm -f {DUMP}; uiautomator dump {DUMP} && cat {DUMP}"] * TRIES
+        if focus.package in self.accessible:
+            commands = [_DESCRIBED] * TRIES + commands
         dump, wrong = b"", ""
-        for attempt in range(TRIES):
+        for attempt, command in enumerate(commands):
             if attempt:
                 await asyncio.sleep(self.pause)
             dump = await self.device.output(command)

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.agents.android.androidlab import AndroidTask, read_tasks
+from selfverify.agents.android.androidlab import AndroidTask, read_lengths, read_tasks
 from selfverify.agents.android.config import AndroidConfig, AndroidTaskConfig
+from selfverify.agents.environment_task import SourceOf
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.agents.task import AgentTask, AgentTaskConfig
@@ -31,10 +32,31 @@ class AndroidAgentsConfig(AgentTaskConfig):
     train: Path | None = Field(None, description="AndroidLab's YAML file of training tasks, or their folder.")
     validation: Path | None = Field(None, description="Those of validation tasks.")
     test: Path | None = Field(None, description="Those of test tasks.")
+    lengths: Path | None = Field(
+        None,
+        description="A JSON file with the calls that a person needs, by validation and test tasks' ids, for "
+        "RRR: AndroidLab's `tasks/human_ground_turth/ground_truth_length.json`.",
+    )
     devices: list[str] = Field(
-        min_length=1,
-        description="Serial numbers of the devices, as `adb devices` lists them. As many conversations are "
-        "held at the same time; several training processes share them out.",
+        [],
+        description="Serial numbers of the devices, as `adb devices` lists them, or HOST:PORT/SERIAL where "
+        "another adb server has them. As many conversations are held at the same time; training processes "
+        "share them out.",
+    )
+    consoles: dict[str, str] = Field(
+        {},
+        description="By device, as `devices` names it, the HOST:PORT from which a tunnel leads to its "
+        "emulator's console, which listens on its own host only.",
+    )
+    sources: list[SourceOf] = Field(
+        [],
+        description="Servers of devices (`selfverify agent serve android`), with `kind: server`, `url` and "
+        "`sessions`. All training processes use them, also where they are more than the devices.",
+    )
+    unattended: list[str] = Field(
+        [],
+        description="Those of `devices` that are no emulators and may be used without anybody being asked "
+        "(with `android.allowed`), such as containers and phones for tests.",
     )
     android: AndroidConfig = Field(description="How devices are reset, shown and touched.")
     real_devices: Literal["refused", "asked"] = Field(
@@ -53,11 +75,17 @@ class AndroidAgentsConfig(AgentTaskConfig):
                 f"judge.kind={self.judge.kind}: the goals of AndroidLab's tasks are programs of its own; "
                 "use model or own, and evaluate the traces with AndroidLab (android.traces)"
             )
+        if not self.devices and not self.sources:
+            raise ValueError("name `devices`, or `sources` that have some")
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("a device is named twice")
+        if unknown := {*self.consoles, *self.unattended} - {*self.devices}:
+            raise ValueError(f"consoles and unattended name {min(unknown)}, which is none of the devices")
         given = self.android.model_fields_set
         if "first_screen" in given and self.android.first_screen != self.agent.first_screen:
             raise ValueError("android.first_screen differs from agent.first_screen; the latter is enough")
+        if self.prompt == "examples" and self.android.address == "ids":
+            raise ValueError("prompt=examples names places by bounds, and android.address is ids")
         if self.android.observations == "png" and self.android.address == "ids":
             raise ValueError("android: a picture shows no ids; use address=bounds, or observations=both")
         return self
@@ -86,13 +114,16 @@ class AndroidAgents(AgentTask):
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         self._tasks: dict[Split, list[AndroidTask]] = {}
+        self._lengths = {} if self.config.lengths is None else read_lengths(self.config.lengths.expanduser())
         own = self.config.devices[ranks.index() :: ranks.count()]
-        if not own:
+        if not own and not self.config.sources:
             raise ConfigError(
                 f"task {self.name}: {ranks.count()} processes share {len(self.config.devices)} devices; "
-                "name as many as there are processes"
+                "name as many as there are processes, or let `selfverify agent serve android` lend them "
+                "(sources)"
             )
-        self.limits = self.limits.model_copy(update={"concurrent": len(own)})
+        sessions = len(own) + sum(source.sessions for source in self.config.sources)
+        self.limits = self.limits.model_copy(update={"concurrent": sessions})
         self._lender = SharedPool(lambda: self._sources(own))
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
@@ -110,7 +141,10 @@ class AndroidAgents(AgentTask):
         name = f"{self.name}/{split}/{task.task_id}" + (f"/pass-{turn + 1}" if turn else "")
         target = {"reset": task.model_dump(mode="json"), "seed": index, "goal": None}
         kind = {"kind": [task.metric_type]} if task.metric_type else {}
-        about = {"category": task.app, "categories": {"app": [task.app], **kind}}
+        about: dict[str, Any] = {"category": task.app, "categories": {"app": [task.app], **kind}}
+        # Training tasks have the same ids and are others.
+        if split != "train" and task.task_id in self._lengths:
+            about["steps"] = self._lengths[task.task_id]
         return self.agent_problem(name, task.instruction, target, about)
 
     def tasks_of(self, split: Split) -> list[AndroidTask]:
@@ -147,12 +181,19 @@ class AndroidAgents(AgentTask):
         except ImportError as error:
             raise ConfigError(f"devices need more: pip install 'selfverify[agents]' ({error})") from None
         c, first_screens = self.config, FirstScreens()
-        confirm = _ask if c.real_devices == "asked" else None
-        settings = c.android.model_dump(exclude={"first_screen"})
-        configs = [
-            AndroidTaskConfig(serial=s, first_screen=c.agent.first_screen, **settings) for s in devices
-        ]
-        return [DeviceSource(config, confirm, first_screens) for config in configs]
+        settings = c.android.model_dump() | {"first_screen": c.agent.first_screen}
+        sources = [source.make() for source in c.sources]
+        for device in devices:
+            server, _, serial = device.rpartition("/")
+            own = {"serial": serial, "server": server or c.android.server, "console": c.consoles.get(device)}
+            confirm = _ask if c.real_devices == "asked" else None
+            confirm = _agree if device in c.unattended else confirm
+            sources.append(DeviceSource(AndroidTaskConfig(**settings | own), confirm, first_screens))
+        return sources
+
+
+async def _agree(what: str) -> bool:
+    return True
 
 
 async def _ask(what: str) -> bool:

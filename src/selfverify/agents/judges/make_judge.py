@@ -20,7 +20,9 @@ from selfverify.agents.judges.config import JuryConfig, ModelJudgeConfig, OwnJud
 from selfverify.agents.judges.jury import FlippedVotes, Jury, RulesJudge, StateJudge
 from selfverify.agents.judges.own_judge import OwnJudge, ShortForm
 from selfverify.core.config import Config
+from selfverify.core.episode import Call
 from selfverify.core.errors import ConfigError
+from selfverify.tasks.tool_calls import CallForm, written_call
 
 World = Literal["phone", "browser", "tools"]
 """The world that an agent operates; each has a file in `prompts/worlds/`."""
@@ -54,6 +56,7 @@ def agent_prompt(
     first_screen: Literal["asked", "given"] = "asked",
     hints: Sequence[str] = (),
     world: World = "phone",
+    calls: CallForm | None = None,
 ) -> str:
     """Return the prompt of an agent: the 3C principles of §3.3 and Figure 8, in words of our own.
 
@@ -63,12 +66,19 @@ def agent_prompt(
         first_screen: Whether the agent asks for the first screen, or is shown it.
         hints: Kinds of apps (`hint_names`) of which it is told what is usual.
         world: The world that it operates.
+        calls: How calls are written in examples, which are of phones; None shows no examples.
 
     Raises:
         ConfigError: There are no such hints.
     """
+
+    def call(tool: str, why: str, **arguments: object) -> str:
+        return written_call(Call(tool, arguments), calls or "tagged", why if react else "")
+
     return _filled(
         "agent.md",
+        calls=calls,
+        call=call,
         source=source,
         react=react,
         first_screen=first_screen,
