@@ -120,7 +120,7 @@ def test_devices_are_served_by_the_options_of_their_task(
 ) -> None:
     found: list[Any] = []
 
-    async def keep(settings: EnvironmentServing, ready: Any, known: Any) -> None:
+    async def keep(settings: EnvironmentServerConfig, ready: Any, known: Any) -> None:
         found.append(known["android"]())
 
     monkeypatch.setattr(server, "serve_until_told", keep)

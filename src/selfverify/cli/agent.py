@@ -196,7 +196,7 @@ def serve(settings: EnvironmentServerConfig) -> None:
     asyncio.run(serve_until_told(settings, say, _known(settings)))
 
 
-def _known(settings: EnvironmentServing) -> dict[str, Factory]:
+def _known(settings: EnvironmentServerConfig) -> dict[str, Factory]:
     """The environments of the tasks of agents by name; those that are asked for are made at once."""
     from selfverify.agents.task import AgentTask
     from selfverify.core.files import read_regular

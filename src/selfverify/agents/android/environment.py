@@ -318,7 +318,7 @@ class AndroidEnvironment(Environment):
 
     async def _look(self) -> Capture:
         words = self.config.observations != "png" or self.config.traces is not None
-        picture = self.config.observations in ("png", "both") or self.config.traces is not None
+        picture: bool | None = self.config.observations in ("png", "both") or self.config.traces is not None
         picture = None if not picture and self.config.observations == "either" else picture
         if not self._real:
             return await self._viewer.look(words, picture)
