@@ -215,7 +215,7 @@ class EnvironmentAgents(AgentTask, RowTask):
         return self._lender.lend(self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `AgentTask.tools`; a session is asked once.
+        """Return the tools of the sources; one session is asked, once.
 
         Raises:
             ConfigError: No session can be had, or two tools have one name, `SUBMIT` among them.

@@ -403,7 +403,8 @@ class AgentEpisode(Episode):
         return Observation(done=True)
 
     def _look(self, last: bool = False) -> None:
-        """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end.
+        """Read the environment's ground truth, where there is one: after each call if that costs nothing, and
+        at the end.
 
         An environment that is lost at the end only has shown all that judges need.
         """

@@ -76,7 +76,7 @@ class Listing(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, attribute: str = "", operator: str = "", value: str = "") -> str:
-        """The subject of a list's count."""
+        """Return the subject under which the count of a list is declared."""
         return f"{kind}?{attribute}{operator}{value}" if attribute else kind
 
     def has(self, record: Mapping[str, Scalar]) -> bool | None:

@@ -160,7 +160,7 @@ class Absent(Config):
 
 
 class Listed(Config):
-    """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
+    """A sub-goal of a count or a sum: all records with these values were shown, with these attributes.
 
     It asks something of the evidence only; on the state it always holds.
 
@@ -362,7 +362,7 @@ class Goal(Config):
 
     @model_validator(mode="after")
     def _can_be_missed(self) -> Goal:
-        """See that doing nothing does not reach the goal, and that something does."""
+        """Check that a goal is not reached without any action, and that it can be reached."""
         if self.kind == "query" and self.answer is None:
             raise ValueError("a query needs an `answer`")
         if self.kind == "operation" and self.answer is not None:
@@ -411,7 +411,8 @@ class Goal(Config):
         return Proof(verdict, tuple(findings))
 
     def relevant(self, exhibit: Exhibit) -> bool:
-        """Whether an exhibit shows anything of what the goal is about, be it that the goal is missed."""
+        """Whether an exhibit shows any part of the goal's subject, also one that tells that the goal is
+        missed."""
         return any(self.concerns(fact) for fact in exhibit.seen.info.get("facts", ()))
 
     def concerns(self, fact: Sequence[Scalar]) -> bool:

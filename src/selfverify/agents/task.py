@@ -59,7 +59,7 @@ class AgentTaskConfig(TaskConfig):
 
 
 class AgentTask(Task):
-    """An agent works in an environment until it submits; `AgentEpisode` says what that is worth.
+    """Lets an agent work in an environment until it submits; `AgentEpisode` gives the reward.
 
     A problem's target is plain JSON: what the environment is reset to, with which seed, and the goal, where
     it is known.
@@ -122,7 +122,7 @@ class AgentTask(Task):
     def agent_problem(
         self, name: str, instruction: str, target: Mapping[str, Any], about: Mapping[str, Any]
     ) -> Problem:
-        """A problem.
+        """Return a problem of an agent.
 
         Args:
             name: Its id.

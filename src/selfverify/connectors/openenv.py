@@ -384,7 +384,7 @@ class RemoteSession(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`; they are known once `open` has asked the server."""
+        """The server's tools, known once `open` has asked for them."""
         if self._tools is None:
             raise DataError(f"{self.name}: its tools are known after open() or reset()")
         return self._tools

@@ -151,7 +151,7 @@ class Session:
             raise DataError("there is no task yet: reset comes before the first call")
 
     async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
-        """Do one thing after what was asked before.
+        """Carry out one request after the requests before it.
 
         Raises:
             EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.

@@ -128,7 +128,7 @@ class Draws:
             self.tell(place, reply)
 
     def end(self) -> None:
-        """Take those for complete that have not become it in time: they keep the scores that they have."""
+        """Take unfinished candidates for complete at the deadline: they keep the scores that they have."""
         for place in range(len(self.candidates)):
             self._fuse(place)
 
@@ -469,7 +469,7 @@ class FreeQuestion(Task):
         self.kind = "continuous" if kind_of_answer == "box" else "discrete"
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """There are no problems but the one that is asked."""
+        """Refuse: a person's question is the only problem."""
         raise DataError("a free question has no problems of its own")
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
@@ -479,6 +479,6 @@ class FreeQuestion(Task):
 
 
 def free_problem(question: str, images: Sequence[Image.Image]) -> Problem:
-    """The problem that a person's question makes: the images, the question, the request for the format."""
+    """Return the problem of a person's question: the images, the question, the request for the format."""
     text = f"{question.strip()} {SCORE_INSTRUCTION}".strip()
     return Problem("question", user_turn(text, len(images)), list(images), meta={"question": question})

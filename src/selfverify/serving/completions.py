@@ -194,7 +194,8 @@ def message(selected: Selected, settings: BestOfConfig) -> dict[str, Any]:
 
 
 def logprobs(selected: Selected, settings: BestOfConfig) -> dict[str, Any] | None:
-    """Return the log-probabilities of the text that is returned; None if that is none that was written."""
+    """Return the log-probabilities of the returned text; None where that text is not one that a candidate
+    wrote."""
     reply, text = selected.reply, visible(selected, settings)
     start = reply.text.find(text)
     if selected.abstained or start < 0 or (settings.content == "answer" and text != reply.text):

@@ -428,7 +428,7 @@ class Local(Backend):
             raise ServerError("conversations failed or took too long", 500, "model_failed")
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`. The answers are judged as if the model had written them."""
+        """Score given answers as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
         if not _reads_again(verifier):

@@ -43,7 +43,7 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 
 class ToldLooks(EpisodeWrapper):
-    """Tells of every step of a conversation.
+    """Reports every step of a conversation to a client.
 
     Args:
         look: The conversation.

@@ -80,7 +80,7 @@ class Replayed(Episode):
         ]
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`.
+        """Give the next reply of the conversation.
 
         Raises:
             DataError: An image cannot be read.

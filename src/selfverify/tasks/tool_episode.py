@@ -77,7 +77,8 @@ class ToolEpisode(SingleTurn):
         return [Observation(role=self.role)]
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`. The turn's own ``tool_calls`` and ``tool_errors`` stand in `PolicyTurn.values`."""
+        """Carry out the calls of a turn. Its ``tool_calls`` and ``tool_errors`` stand in
+        `PolicyTurn.values`."""
         called, errors = self.called, self.errors
         reply = self._carried_out(said)
         for name, count in ((TOOL_CALLS, self.called - called), (TOOL_ERRORS, self.errors - errors)):

@@ -290,7 +290,7 @@ class Trace:
         }
 
     def done(self, action: ScreenAction) -> None:
-        """Add what was done on the screen seen last."""
+        """Add an action on the screen that was seen last."""
         name, details = _named(action)
         self._add({"operation": "do", "action": name, **({"kwargs": details} if details else {})})
 

@@ -180,7 +180,7 @@ class AndroidEnvironment(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`; schemas as SmartSnap released them, without ``submit``."""
+        """The calls, with the schemas that SmartSnap released, without ``submit``."""
         return self._tools.schemas
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
@@ -228,7 +228,8 @@ class AndroidEnvironment(Environment):
         self._lost = self._lost or f"{self._device} was closed"
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
-        """``work``, unless the session is lost; what is cut off in the middle of something is lost, too."""
+        """Await ``work``, unless the session is lost; a session that is cut off in the middle of work is
+        lost, too."""
         if self._lost:
             work.close()
             raise EnvironmentLost(self._lost)
@@ -382,7 +383,7 @@ class AndroidEnvironment(Environment):
         return StepResult(self._round, text, images, info=_info(view))
 
     def _limited(self, observation: StepResult) -> StepResult:
-        """The observation, truncated where the session has made all its calls."""
+        """Return the observation, marked as truncated where the session has made all its calls."""
         if self._round >= self.config.steps:
             self._over = f"the session has ended after {self.config.steps} calls"
             observation.truncated = True

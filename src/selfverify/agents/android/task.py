@@ -169,7 +169,7 @@ class AndroidAgents(AgentTask):
             self.tasks_of(split)
 
     def environment(self) -> PooledEnvironment:
-        """See `AgentTask.environment`: whichever device is free."""
+        """Lend the conversation a free device."""
         return self._lender.lend(self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:

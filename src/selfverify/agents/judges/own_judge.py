@@ -103,7 +103,7 @@ class OwnJudge(Judge):
         return wait
 
     def set_policy(self, policy: object) -> None:
-        """See `Judge`. A judge of its own is loaded now, if there is one.
+        """Take the policy; a judge with weights of its own is loaded now, if there is one.
 
         Raises:
             ConfigError: It cannot be loaded.
