@@ -264,7 +264,8 @@ class AgentEpisode(Episode):
         return self._shown(first, role="user")
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`. A turn whose call was refused has ``tool_errors`` in `PolicyTurn.values`."""
+        """Carry out the call of a turn. A turn whose call was refused has ``tool_errors`` in
+        `PolicyTurn.values`."""
         refused = self.worked.refused
         reply = self._answered(said)
         if self.worked.refused > refused:
@@ -296,7 +297,7 @@ class AgentEpisode(Episode):
         return self._act(Call(call.name, call.arguments))
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. The judges' votes are waited for here."""
+        """Return the rewards, after the judges' votes."""
         worked = self.worked
         self._cut_short()
         if self._fault is not None:
@@ -312,7 +313,7 @@ class AgentEpisode(Episode):
         return Outcome.IMPROPER if self.settings.overflow == "format_error" else Outcome.CUT_OFF
 
     def release(self) -> None:
-        """See `Episode`. The ground truth of a conversation that the rollout has ended is read before."""
+        """Read the ground truth, if the rollout has ended the conversation, and give the environment back."""
         try:
             self._cut_short()
         except Exception as error:

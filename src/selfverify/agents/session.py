@@ -206,7 +206,8 @@ class PooledEnvironment(Environment):
         return self._tools
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`. One that is lost by its first reset is given back, and another one is taken.
+        """Begin a task. An environment that is lost by its first reset is given back, and another one is
+        taken.
 
         Raises:
             EnvironmentLost: Also where no session is free for longer than the pool waits.

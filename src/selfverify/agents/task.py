@@ -99,7 +99,7 @@ class AgentTask(Task):
 
     @property
     def done_from(self) -> float | None:
-        """See `AgentEpisode`: from which reward of the environment's own a task counts as done."""
+        """The environment's own reward from which a task counts as done; see `AgentEpisode`."""
         return None
 
     def named_problem(self, kind: str, seed: int) -> Problem:
@@ -146,8 +146,8 @@ class AgentTask(Task):
         )
 
     def open(self, problem: Problem, seed: int) -> AgentEpisode:
-        """See `Task.open`. All that is random in the environment depends on the problem, and not on
-        ``seed``."""
+        """Open an agent's conversation. All that is random in the environment depends on the problem, and not
+        on ``seed``."""
         target = problem.target
         goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
         unjudged = goal is None and self.done_from is None and self.config.judge.needs_goal

@@ -78,7 +78,7 @@ class McpToolset(RemoteSession):
         self._fresh = False
 
     async def open(self) -> None:
-        """See `RemoteSession`; a server that is a command is started."""
+        """Open a session; a server that is a command is started."""
         self._check_kept()
         if self._serving is not None:
             return

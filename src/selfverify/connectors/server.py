@@ -114,7 +114,7 @@ class Session:
         return shown
 
     async def act(self, call: Call) -> StepResult:
-        """See `Environment.step`.
+        """Carry out a call.
 
         Raises:
             DataError: The session has not been reset to a task yet.
@@ -123,7 +123,7 @@ class Session:
         return await self._do(lambda: self.environment.step(call), call.name)
 
     async def submitted(self, message: str) -> None:
-        """See `Environment.submitted`.
+        """Pass the agent's last message on.
 
         Raises:
             DataError: The session has not been reset to a task yet.

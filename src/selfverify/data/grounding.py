@@ -32,7 +32,7 @@ def is_box(record: Record) -> bool:
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table, and COCO's
+    """Convert boxes in our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table, and COCO's
     columns.
 
     A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width
@@ -110,7 +110,7 @@ IGNORED = 255
 
 
 def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported.
+    """Convert a JSON file of ReasonSeg. ``category`` is ``long`` or ``short``, by which results are reported.
 
     ReasonSeg (LISA) is images and, beside each, a JSON file of the same name with texts and polygons. The
     file has ``text`` (one or more ways to ask for the same thing, each a row), ``is_sentence`` and ``shapes``
@@ -182,7 +182,7 @@ def is_vstar_line(record: Record) -> bool:
 
 
 def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`: a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image.
+    """Convert to a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image.
 
     V* (Wu and Xie 2023) has questions about small things in large images, with the boxes of what is asked
     about: either a folder with an image and, beside it, a JSON file of the same name (``question``,

@@ -352,7 +352,7 @@ class Local(Backend):
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
 
     async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
-        """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
+        """Draw candidates. The same seed gives those that `selfverify solve` draws with it."""
         body = ask.body
         sampling = SamplingConfig(
             group_size=n,

@@ -113,7 +113,7 @@ class ToolEpisode(SingleTurn):
         return self._told(shown, failed=False)
 
     def result(self) -> EpisodeResult:
-        """See `Episode`; an answer without a verdict loses the trajectory."""
+        """Return the verdict on the answer; without one the trajectory is lost."""
         made = super().result()
         made.rewards |= {TOOL_CALLS: float(self.called), TOOL_ERRORS: float(self.errors)}
         if made.turns:

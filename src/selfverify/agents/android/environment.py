@@ -211,7 +211,7 @@ class AndroidEnvironment(Environment):
         return await self._guarded(self._answer(call))
 
     async def submitted(self, message: str) -> None:
-        """See `Environment`; the session's trace ends with it."""
+        """End the session's trace with the message."""
         if self._trace is not None:
             self._trace.finished(message)
         self._trace, self._over = None, "the session has ended: the work was handed in"
@@ -223,7 +223,7 @@ class AndroidEnvironment(Environment):
         return await self._guarded(self._facts(self._task))
 
     async def close(self) -> None:
-        """See `Environment`. The device stays as it is."""
+        """Give the device back as it is."""
         self._device.close()
         self._lost = self._lost or f"{self._device} was closed"
 
@@ -421,7 +421,7 @@ class DeviceSource(Source):
         return AndroidEnvironment(self.config, self.confirm, self.first_screens, self._told)
 
     async def healthy(self) -> bool:
-        """See `Source`. A device in use is not asked: its session sees what is wrong with it."""
+        """Check the device. One in use is not asked: its session sees its faults."""
         if adb_device(self.config).in_use:
             return True
         if time.monotonic() < self._rests_until:

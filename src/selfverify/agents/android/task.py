@@ -127,7 +127,7 @@ class AndroidAgents(AgentTask):
         self._lender = SharedPool(lambda: self._sources(own))
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`.
+        """Return the problem of a task in AndroidLab's files.
 
         Raises:
             ConfigError: The split has no task file.

@@ -140,7 +140,7 @@ class RulesJudge(Judge):
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`.
+        """Begin to judge a case.
 
         Raises:
             ValueError: The case has no goal.

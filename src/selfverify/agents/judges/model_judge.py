@@ -111,7 +111,8 @@ class ModelJudge(Judge):
         return coming.result
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Judge`; a cache that the settings name is used instead. Each process has a file of its own."""
+        """Keep answers in a file of this folder, one for each process; a cache that the settings name is used
+        instead."""
         if self.config.cache is None:
             number = ranks.index()
             own = folder / (f"{VOTES}-{number}.jsonl" if number else f"{VOTES}.jsonl")
