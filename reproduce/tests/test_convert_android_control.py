@@ -171,7 +171,7 @@ def test_every_step_is_a_row(tmp_path: Path, zipped: bool) -> None:
     assert rows[13]["ui_boxes"] == [[0, 0, 1080, 2400]] and not rows[9]["ui_boxes"]
     last = rows[17]
     assert last["added"] and last["step_instruction"] is None and not rows[16]["added"]
-    with pytest.raises(DataError, match=r"TFRecords.*reproduce\.convert_android_control"):
+    with pytest.raises(DataError, match=r"reproduce\.convert_android_control"):
         open_rows(path)
 
 

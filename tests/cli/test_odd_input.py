@@ -49,7 +49,7 @@ def last_words(*words: str) -> str:
         ("report begun --output folder", "folder: Is a directory"),
         ("report begun --output file/report.html", "file: File exists"),
         ("solve --image cut.png Why?", "the image cut.png cannot be read"),
-        ("solve --image folder Why?", "folder: there is no such file"),
+        ("solve --image folder Why?", "this is a folder"),
         ("solve --task digits-pick --save-image pick", "end the file's name with .png"),
         ("solve --task digits-pick --save-image file/pick.png", "file/pick.png: Not a directory"),
         ("solve --model folder Why?", "no model at 'folder'"),

@@ -28,7 +28,7 @@ def trl_advantage(rewards):
     return torch.nan_to_num((rewards - torch.nanmean(rewards, dim=1, keepdim=True)) / (std + 1e-4), nan=0.0)
 
 
-def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, importance=None):
+def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, importance=None, beta=0.01):
     """`GRPOTrainer._compute_loss` itself, with a stand-in trainer whose model returns ``logprobs``."""
     logps = logprobs, torch.zeros_like(logprobs), None
     trainer = SimpleNamespace(
@@ -39,7 +39,7 @@ def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, 
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)}, aux_loss_enabled=False,
         top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token",
-        beta=0.01, epsilon_low=0.2, epsilon_high=epsilon_high, loss_type=loss_type,
+        beta=beta, epsilon_low=0.2, epsilon_high=epsilon_high, loss_type=loss_type,
         use_vllm=importance is not None, vllm_importance_sampling_correction=importance is not None,
         current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
     )  # fmt: skip

@@ -295,7 +295,7 @@ def test_training_is_that_of_the_cpu(tiny_folder: Path, tmp_path: Path) -> None:
     weights = []
     for device in ("cpu", DEVICE):
         folder = tmp_path / device.replace(":", "-")
-        policy = train(device, folder, 1, "sft", {}, path=str(tiny_folder), betas=(0.5, 0.5))
+        policy = train(device, folder, 1, "sft", {}, path=str(tiny_folder), optim__betas=(0.5, 0.5))
         weights.append(torch.cat([p.detach().cpu().flatten() for p in policy.model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in on_cpu(tiny_folder).model.parameters()])
     here, there = (end - start for end in weights)

@@ -12,6 +12,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import ToolCall, json_at, read_calls
 
 _VTS = re.compile(r'\{\s*"(?:thought|action_name|action)"\s*:')
+_TAG = re.compile(r"<think>|<tool_call>")
 THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
 _SOURCE = re.compile(r"original_image|observation_([0-9]{1,3})")
 _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
@@ -84,15 +85,16 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
     """The call in a form that `read_calls` does not know, and where the action begins; None without one."""
     thought = text.find("</think>")
     begin = 0 if thought < 0 else thought + len("</think>")
-    if "<think>" in text[begin:] or "<tool_call>" in text[begin:]:
+    vts, tag = _VTS.search(text, begin), _TAG.search(text, begin)
+    if vts is not None and (tag is None or vts.start() < tag.start()):  # else a tag in its thought would hide it
+        return _vts(text, vts.start())
+    if tag is not None:
         return None
     if (terse := _TERSE.fullmatch(text, begin)) is not None:
         image, *box = (int(number) for number in terse.groups()[1:])
         return ToolCall(terse[1], {"image_index": image, "bounding_box": box}), begin
     if (start := text.find(_GROUNDING, begin)) >= 0:
         return _grounding(text, start, questions), start
-    if (vts := _VTS.search(text, begin)) is not None:
-        return _vts(text, vts.start())
     return None
 
 
