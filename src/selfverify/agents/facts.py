@@ -119,7 +119,7 @@ def records_of(facts: Iterable[Sequence[Scalar]]) -> Records:
 
 @dataclass(slots=True)
 class _Count:
-    """Return the last count of a list: the records that were shown while it stood."""
+    """The last count of a list, with the records that were shown while it stood."""
 
     number: int
     round: int

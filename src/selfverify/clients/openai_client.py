@@ -203,7 +203,7 @@ def seconds_of(retry_after: str | None) -> float | None:
 
 
 class BoundedReply(httpx2.AsyncByteStream):
-    """Return a server's reply, up to ``most`` bytes; more of it is garbage."""
+    """A server's reply, up to ``most`` bytes; a longer one raises."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
         self.inner, self.most, self.size = inner, most, 0

@@ -223,7 +223,7 @@ class Completion(Candidate):
 
 
 class Reading(NamedTuple):
-    """Return the parts of a text.
+    """The parts of a reply's text.
 
     Args:
         answer: The answer as a JSON value; None if it cannot be read.

@@ -39,7 +39,7 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
     and height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of
     ``conversations``; always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where
     ``width`` and ``height`` are missing. Only beside COCO's other columns is ``bbox`` x, y, width and height;
-    a list ``answer`` beside it is what the box is called (lmms-lab's RefCOCO), each a row.
+    a list ``answer`` beside it has the phrases for the box (lmms-lab's RefCOCO), each of which makes a row.
     """
     row = _with_box(record, place, images)
     named = record.get("answer") if _is_coco(record) else None
@@ -58,7 +58,7 @@ def _asking(row: Row, phrase: Any, name: str) -> Row | DataError:
 
 
 def _with_box(record: Record, place: Place, images: Images) -> Row:
-    """Return a row without its question."""
+    """Return the row of a box, to which the caller adds the question."""
     row = common(record, images, place)
     image = fields.one_image(row["images"])
     if filled(record.get("width")) and filled(record.get("height")):

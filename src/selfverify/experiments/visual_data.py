@@ -122,7 +122,7 @@ def _fault(row: TaughtProblem) -> str:
 
 
 class _Beginning(BaseModel):
-    """Return the text in `TaughtProblem.about` on the beginning that a conversation goes on from."""
+    """The part of `TaughtProblem.about` on the beginning that a conversation goes on from."""
 
     told: int = 1
     cuts: list[list[Any]] = []

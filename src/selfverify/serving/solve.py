@@ -67,7 +67,7 @@ class Solution:
 
     @classmethod
     def of(cls, found: Selection, tokens: int, begun: float, correct: bool | None) -> Solution:
-        """Return the solution that a selection of one answer is.
+        """Return a solution made from the selection of one answer.
 
         Args:
             found: The selection.

@@ -272,7 +272,7 @@ _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
 class Opinion(NamedTuple):
-    """Return the opinion in an answer.
+    """A judge's opinion, as read from an answer.
 
     Args:
         vote: The vote; None where the answer is none.
