@@ -44,7 +44,7 @@ def check_facts(facts: object) -> None:
     """Check that an environment has declared facts.
 
     Raises:
-        DataError: These are none.
+        DataError: The values are not facts.
     """
     if not isinstance(facts, Sequence) or isinstance(facts, str):
         raise DataError(f"facts are a list of [subject, attribute, value], not {_short(facts)}")

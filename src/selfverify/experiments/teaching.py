@@ -106,7 +106,7 @@ class Asked:
 
 
 Ask = Callable[[int], Asked]
-"""Return the problem at an index; raises `DataError` where nothing can be."""
+"""Returns the problem at an index; raises `DataError` where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

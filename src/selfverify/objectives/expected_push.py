@@ -122,7 +122,7 @@ def score_push(
 
 @dataclass(frozen=True, slots=True)
 class BinaryEnd:
-    """Where the binary reward takes scores (`binary_end`).
+    """The shares of answers with a high score to which the binary reward leads (`binary_end`).
 
     Args:
         high_right: Share of the right answers whose score is high.
