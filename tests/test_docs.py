@@ -129,11 +129,15 @@ def commands(pattern: str) -> list[str]:
         for page in pages
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ]
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line)  # variables of the environment
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     return [line for line in lines if re.match(pattern, line)]
 
 
-NOT_RUN = ("#", "adb ", "curl ", "VLLM_SERVER_DEV_MODE=1 ", "torchrun ")
+NOT_RUN = ("#", "adb ", "curl ", "vllm ", "torchrun ")
 """Other programs' commands, and requests to servers that run."""
 
 

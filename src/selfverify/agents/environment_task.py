@@ -181,14 +181,14 @@ class EnvironmentAgents(AgentTask, RowTask):
         self.limits = self.limits.model_copy(update={"concurrent": sessions})
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`. A row without a seed has another one in each pass."""
+        """Return the problem of a row; a row without a seed has another one in each pass."""
         row, id = self.row(split, seed, index)
         if row["seed"] is None:
             row = {**row, "seed": next(split_seeds(split, seed, index))}
         return self.ask(row, id)
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`.
+        """Return the problem that a row asks.
 
         Raises:
             DataError: The row's goal is none, or rules are to judge and there is none.
@@ -206,16 +206,16 @@ class EnvironmentAgents(AgentTask, RowTask):
         return self.agent_problem(id, row["instruction"], target, about)
 
     def check_files(self, split: Split) -> None:
-        """See `Task.check_files`; asks for the tools as well, so that a server that is down shows at once."""
+        """Open the split's file and ask for the tools, so that a server that is down shows at once."""
         super().check_files(split)
         self.tools()
 
     def environment(self) -> PooledEnvironment:
-        """See `AgentTask.environment`: whichever session is free."""
+        """Lend the conversation a free session."""
         return self._lender.lend(self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `AgentTask.tools`; a session is asked once.
+        """Return the tools of the sources; one session is asked, once.
 
         Raises:
             ConfigError: No session can be had, or two tools have one name, `SUBMIT` among them.

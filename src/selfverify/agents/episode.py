@@ -47,7 +47,7 @@ from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, short
 
 
 class Outcome(StrEnum):
-    """Who ended a conversation, and how."""
+    """The ways in which a conversation ends."""
 
     SUBMITTED = "submitted"
     """The agent, with proper evidence: judges decide."""
@@ -59,23 +59,23 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class AgentRecord:
-    """What came of a conversation.
+    """The record of a conversation.
 
     Args:
         outcome: How it ended; None while it goes on.
         why: Why nothing proper was handed in, or what cut it off.
         turn: The last turn of the policy, from 0; -1 before the first.
-        turns: What became of each turn, as plain JSON: the ``call`` that was read, the ``round`` that the
+        turns: The record of each turn, as plain JSON: the ``call`` that was read, the ``round`` that the
             environment counted, and the ``error`` with which it was refused; each where there is one.
         message: The final message.
         chosen: The exhibits that the agent has handed in.
         seen: The exhibits that the agent was shown, by which it may prove its work.
         history: All exhibits of the session.
         refused: Calls that were refused.
-        judgement: What the judges say; None where they were not asked.
-        truth: The ground truth at the end; None where nobody knows.
+        judgement: The judges' verdict; None where they were not asked.
+        truth: The ground truth at the end; None where that is not known.
         reached: The round after which an operation was done for the first time; None where it never was, or
-            where nobody looked.
+            where that was not looked at.
     """
 
     outcome: Outcome | None = None
@@ -165,12 +165,13 @@ def ending_of_agent(
 
 
 _ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-"""What ends a line. Space inside one is looked for without these, else blank lines take quadratic time."""
+"""Characters that end a line. Space inside one is looked for without these, else blank lines take quadratic
+time."""
 _HEADING = re.compile(rf"(?:^|(?<=[{_ENDS}]))(?=[^\S{_ENDS}]*#+\s*round\b)", re.IGNORECASE)
 
 
 class AgentConfig(Config):
-    """How an agent works and how its work is rewarded, whatever the environment is."""
+    """How an agent works and how its work is rewarded, in any environment."""
 
     first_screen: Literal["asked", "given"] = Field(
         "asked",
@@ -211,14 +212,14 @@ class AgentEpisode(Episode):
     with improper evidence, or after too many refused calls in a row.
 
     Args:
-        problem: What the agent is asked; its tools are those of the environment and `SUBMIT`.
+        problem: The agent's task; its tools are those of the environment and `SUBMIT`.
         make: Makes the environment; it is asked when the conversation begins.
         task: The environment's task (`Environment.reset`).
-        seed: Decides whatever is random in the environment.
+        seed: Decides everything that is random in the environment.
         panel: Judges the submission.
         settings: How the agent works.
         turns: How often the policy speaks at most.
-        goal: What has to be so in the end, where that is known: for rules, ground truth and figures.
+        goal: The task's goal, where that is known: for rules, ground truth and figures.
         looking: Tools that show the screen and do nothing; they are no steps.
         done_from: From which reward of the environment's own a task without a goal counts as done; None where
             the environment scores nothing.
@@ -263,7 +264,8 @@ class AgentEpisode(Episode):
         return self._shown(first, role="user")
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`. A turn whose call was refused has ``tool_errors`` in `PolicyTurn.values`."""
+        """Carry out the call of a turn. A turn whose call was refused has ``tool_errors`` in
+        `PolicyTurn.values`."""
         refused = self.worked.refused
         reply = self._answered(said)
         if self.worked.refused > refused:
@@ -295,7 +297,7 @@ class AgentEpisode(Episode):
         return self._act(Call(call.name, call.arguments))
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. The judges' votes are waited for here."""
+        """Return the rewards, after the judges' votes."""
         worked = self.worked
         self._cut_short()
         if self._fault is not None:
@@ -311,7 +313,7 @@ class AgentEpisode(Episode):
         return Outcome.IMPROPER if self.settings.overflow == "format_error" else Outcome.CUT_OFF
 
     def release(self) -> None:
-        """See `Episode`. The ground truth of a conversation that the rollout has ended is read before."""
+        """Read the ground truth, if the rollout has ended the conversation, and give the environment back."""
         try:
             self._cut_short()
         except Exception as error:
@@ -368,7 +370,7 @@ class AgentEpisode(Episode):
         return done
 
     def _question(self) -> str:
-        """What was asked; some environments say it after their reset only (``info["instruction"]``)."""
+        """The problem; some environments say it after their reset only (``info["instruction"]``)."""
         assert self._session is not None
         told = str(self._session.history[0].seen.info.get("instruction", ""))
         return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
@@ -391,7 +393,7 @@ class AgentEpisode(Episode):
         head = [f"## Round {seen.round}"] * counted
         foot = [f"(The task is over. Call {SUBMIT}.)"] * self._session.over
         told = "\n".join([f"Error: {seen.error}"] * bool(seen.error) + [seen.text])
-        # What a screen says must not look like the number of a round, also where it goes on behind a gap.
+        # The words of a screen must not look like the number of a round, also where they go on behind a gap.
         told = _HEADING.sub(r"\\", shortened(told, self.settings.longest_screen))
         words = "\n".join([*head, told, *foot])
         return Observation(_form(words, len(seen.images)), list(seen.images), role)
@@ -402,7 +404,8 @@ class AgentEpisode(Episode):
         return Observation(done=True)
 
     def _look(self, last: bool = False) -> None:
-        """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end.
+        """Read the environment's ground truth, where there is one: after each call if that costs nothing, and
+        at the end.
 
         An environment that is lost at the end only has shown all that judges need.
         """
@@ -448,12 +451,12 @@ def _form(words: str, images: int = 0) -> list[dict[str, Any]]:
 class Finished:
     """A session that is over, in which something proper was handed in.
 
-    It can be judged as often as one likes, by whatever a judge is to read.
+    It can be judged as often as one likes, with any part of it shown to the judge.
 
     Args:
         name: The problem's id, for logs.
-        instruction: What the agent was asked to do.
-        goal: What has to be so.
+        instruction: The agent's task in words.
+        goal: The task's goal.
         truth: The ground truth at the end.
         message: The final message.
         chosen: The exhibits that the agent has handed in.
@@ -469,10 +472,10 @@ class Finished:
     history: Sequence[Exhibit]
 
     def case(self, read: Source, last_screen: bool = False) -> Case:
-        """What a judge is asked who reads this.
+        """Return the case of a judge that reads this.
 
         Args:
-            read: What it reads.
+            read: The part that the judge reads.
             last_screen: Whether it is shown the last screen behind the chosen exhibits, too.
         """
         config = EvidenceConfig(judged=read, last_screen=last_screen)

@@ -20,7 +20,7 @@ class Exhibit:
     The paper's (a_e, s_{e+1}); the round of ``seen`` is its number, by which the agent names it.
 
     Args:
-        call: What was called; None for what the reset showed.
+        call: The call; None for what the reset showed.
         seen: The observation as the environment made it.
     """
 
@@ -30,7 +30,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What an agent says at the end.
+    """The message and the evidence that an agent hands in.
 
     Args:
         message: The final message, to a query the answer.
@@ -52,7 +52,7 @@ class Vote:
         success: Whether the evidence proves that the task is done; never without ``valid``.
         words: The judge's reasons.
         rounds: The rounds to which the reasons refer.
-        about: What the vote cost and how it came about, as plain JSON.
+        about: The cost and the origin of the vote, as plain JSON.
     """
 
     valid: bool
@@ -66,12 +66,13 @@ SUBMIT = "submit"
 """The tool that hands in evidence and ends a conversation."""
 
 Source = Literal["chosen", "last", "all", "message"]
-"""What a judge reads beside the message. ``chosen``: what the agent has chosen; ``last``: the last screen;
-``all``: every one; ``message``: nothing. The last three are what the paper argues against (§3.2, Fig. 2b)."""
+"""The evidence that a judge reads beside the message. ``chosen``: what the agent has chosen; ``last``: the
+last screen; ``all``: every one; ``message``: nothing. The last three are what the paper argues against (§3.2,
+Fig. 2b)."""
 
 
 class EvidenceConfig(Config):
-    """What counts as evidence."""
+    """Settings that say what counts as evidence."""
 
     source: Source = Field(
         "chosen",
@@ -91,7 +92,7 @@ class EvidenceConfig(Config):
 
     @property
     def read(self) -> Source:
-        """What the judge reads."""
+        """The evidence that the judge reads."""
         return self.judged or self.source
 
     @model_validator(mode="after")
@@ -137,7 +138,7 @@ def read_submission(
     Args:
         arguments: As the agent has written them.
         seen: The exhibits that the agent was shown.
-        config: What counts.
+        config: Says what counts.
 
     Returns:
         The message, the chosen exhibits in order of their rounds, and why the submission is refused; this is
@@ -170,7 +171,7 @@ def shown_to_judge(
     """The exhibits that a judge reads, in order of their rounds.
 
     Args:
-        chosen: Those of the agent.
+        chosen: The rounds that the agent has chosen.
         history: All that the session has shown, also what the agent was not shown (the screen after a reset).
         config: Whether the judge reads these, the last, all, or none.
     """

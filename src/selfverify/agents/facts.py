@@ -41,10 +41,10 @@ def _plain(text: str) -> str:
 
 
 def check_facts(facts: object) -> None:
-    """See that an environment has declared facts, whoever has written it.
+    """Check that an environment has declared facts.
 
     Raises:
-        DataError: These are none.
+        DataError: The values are not facts.
     """
     if not isinstance(facts, Sequence) or isinstance(facts, str):
         raise DataError(f"facts are a list of [subject, attribute, value], not {_short(facts)}")
@@ -76,7 +76,7 @@ class Listing(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, attribute: str = "", operator: str = "", value: str = "") -> str:
-        """The subject of a list's count."""
+        """Return the subject under which the count of a list is declared."""
         return f"{kind}?{attribute}{operator}{value}" if attribute else kind
 
     def has(self, record: Mapping[str, Scalar]) -> bool | None:
@@ -119,7 +119,7 @@ def records_of(facts: Iterable[Sequence[Scalar]]) -> Records:
 
 @dataclass(slots=True)
 class _Count:
-    """What a list's last count says: the records that were shown while it stood."""
+    """The last count of a list, with the records that were shown while it stood."""
 
     number: int
     round: int
@@ -131,7 +131,7 @@ class _Count:
 
 
 class Seen:
-    """What exhibits show, taken together; where two disagree, the later one counts.
+    """The facts that exhibits show, taken together; where two disagree, the later one counts.
 
     Args:
         exhibits: In any order.

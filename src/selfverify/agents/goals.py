@@ -32,13 +32,13 @@ Values = dict[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What exhibits show of one sub-goal.
+    """The proof of one sub-goal by exhibits.
 
     Args:
         about: The sub-goal in words.
         verdict: True or False where it is shown, else None.
         rounds: The rounds that show it.
-        shown: What is shown in the place of a value that is asked for; None where nothing is, and for
+        shown: The value that is shown, where one is asked for; None where nothing is, and for
             sub-goals of another sort.
     """
 
@@ -55,7 +55,7 @@ class Has(Config):
         kind: The record's kind.
         key: The record's key, where it is known beforehand, as of a setting.
         match: Values by which the record is recognised.
-        values: What it must have; each is a sub-goal.
+        values: The values that it must have; each is a sub-goal.
         new: Whether the record has to be made first; that it is there is a sub-goal then.
         before: For a new one: the keys of the records that were there before, which do not count.
     """
@@ -77,7 +77,7 @@ class Has(Config):
         return [best is not None] * self._exists + (best or [False] * len(self.values))
 
     def shown(self, seen: Seen) -> list[Finding]:
-        """What is shown of each sub-goal."""
+        """Return the proof of each sub-goal."""
         records = seen.of_kind(self.kind)
         plain = {key: {a: v for a, (v, _) in record.items()} for key, record in records.items()}
         name = self.key if self.key is not None else _listed(self.match)
@@ -160,14 +160,14 @@ class Absent(Config):
 
 
 class Listed(Config):
-    """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
+    """A sub-goal of a count or a sum: all records with these values were shown, with these attributes.
 
     It asks something of the evidence only; on the state it always holds.
 
     Args:
         kind: The records' kind.
         match: The values.
-        attributes: What has to be shown of each.
+        attributes: The attributes of each that have to be shown.
     """
 
     type: Literal["listed"] = "listed"
@@ -231,13 +231,13 @@ LONGEST = 400
 
 
 class Answer(Config):
-    """What a message has to say.
+    """The answer that a message has to give.
 
     Args:
         form: How the message is read: ``text`` looks for the words of ``value``; ``number`` and ``time`` want
             one number or one time of day and no other; ``digits`` compares digits only, as of telephone
             numbers; ``yes-no`` takes the first of these words.
-        value: What is right: a text, a number in digits, a time such as ``07:30``, ``yes`` or ``no``.
+        value: The right answer: a text, a number in digits, a time such as ``07:30``, ``yes`` or ``no``.
         others: For ``text``: wrong values. The one that is named first counts.
         given: Phrases of the question; a message may repeat them.
     """
@@ -335,7 +335,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a submission proves.
+    """The proof that a submission gives.
 
     Args:
         verdict: True where every sub-goal is shown, False where one is shown not to be reached or the answer
@@ -348,12 +348,12 @@ class Proof:
 
 
 class Goal(Config):
-    """What has to be so: all ``needs`` and, for a query, the right answer.
+    """The state that has to be reached: all ``needs`` and, for a query, the right answer.
 
     Args:
         kind: AndroidLab's two kinds of tasks: an operation changes something, a query asks for something.
         needs: For an operation what must be so; for a query what the answer rests on.
-        answer: What a query's message must say.
+        answer: The answer that a query's message must give.
     """
 
     kind: Literal["operation", "query"] = "operation"
@@ -362,7 +362,7 @@ class Goal(Config):
 
     @model_validator(mode="after")
     def _can_be_missed(self) -> Goal:
-        """See that doing nothing does not reach the goal, and that something does."""
+        """Check that a goal is not reached without any action, and that it can be reached."""
         if self.kind == "query" and self.answer is None:
             raise ValueError("a query needs an `answer`")
         if self.kind == "operation" and self.answer is not None:
@@ -400,7 +400,7 @@ class Goal(Config):
         return Truth(all(reached), tuple(reached))
 
     def shown(self, exhibits: Iterable[Exhibit], message: str = "") -> Proof:
-        """What exhibits prove; where two disagree, the later one counts."""
+        """Return the proof that exhibits give; where two disagree, the later one counts."""
         findings: list[Finding] = []
         if self.answer is not None:
             findings.append(Finding("the answer", self.answer.matches(message)))
@@ -411,7 +411,8 @@ class Goal(Config):
         return Proof(verdict, tuple(findings))
 
     def relevant(self, exhibit: Exhibit) -> bool:
-        """Whether an exhibit shows anything of what the goal is about, be it that the goal is missed."""
+        """Whether an exhibit shows any part of the goal's subject, also one that tells that the goal is
+        missed."""
         return any(self.concerns(fact) for fact in exhibit.seen.info.get("facts", ()))
 
     def concerns(self, fact: Sequence[Scalar]) -> bool:
@@ -433,11 +434,11 @@ def minimal_evidence(
 ) -> tuple[int, ...] | None:
     """A smallest set of rounds that proves a goal; the latest of the smallest ones.
 
-    What a later round refutes proves nothing, so the whole history must prove the goal, too.
+    A round that a later one refutes proves nothing, so the whole history must prove the goal, too.
 
     Args:
         history: All exhibits of a session.
-        goal: What is to be proven.
+        goal: The goal that is to be proven.
         message: The final message.
         largest: The most rounds that are tried together.
 

@@ -128,17 +128,17 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one conversation at its end.
+    """The facts about one conversation at its end.
 
     Args:
         seen: The exhibits that the agent was shown.
         history: All exhibits of the session, with the screen after the reset.
         message: The final message.
-        chosen: What was handed in; None where nothing proper was.
-        judgement: What the judges say; None where they were not asked.
-        truth: The ground truth at the end; None where nobody knows.
+        chosen: The evidence that was handed in; None where nothing proper was.
+        judgement: The judges' verdict; None where they were not asked.
+        truth: The ground truth at the end; None where that is not known.
         reached: The round after which the task was done for the first time; None where it never was.
-        goal: What had to be so, if known.
+        goal: The task's goal, if known.
         steps: How many calls that act the task takes, if known.
         looking: Tools that show the screen and do nothing; they count in no figure of steps.
     """
@@ -265,7 +265,7 @@ def _evidence(record: Record) -> dict[str, float]:
 
 
 def _judging(record: Record) -> dict[str, float]:
-    """What the judges said, what it cost, and whether it was so."""
+    """Return the judges' verdict, its cost, and whether it was true."""
     judgement = record.judgement
     if judgement is None:
         return {}

@@ -192,7 +192,7 @@ class PooledEnvironment(Environment):
     """One session of a pool for one conversation: taken with the reset, given back by `close`.
 
     Args:
-        lender: Whose pool it is.
+        lender: The owner of the pool.
         tools: The tools that all sessions have.
     """
 
@@ -206,7 +206,8 @@ class PooledEnvironment(Environment):
         return self._tools
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment`. One that is lost by its first reset is given back, and another one is taken.
+        """Begin a task. An environment that is lost by its first reset is given back, and another one is
+        taken.
 
         Raises:
             EnvironmentLost: Also where no session is free for longer than the pool waits.

@@ -1,4 +1,4 @@
-"""What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation."""
+"""The parts that tasks of agents share in all environments: prompt, tools, judges and the conversation."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class AgentTaskConfig(TaskConfig):
 
 
 class AgentTask(Task):
-    """An agent works in an environment until it submits; `AgentEpisode` says what that is worth.
+    """Lets an agent work in an environment until it submits; `AgentEpisode` gives the reward.
 
     A problem's target is plain JSON: what the environment is reset to, with which seed, and the goal, where
     it is known.
 
     Attributes:
-        world: What the agent operates.
+        world: The world that the agent operates.
         looking: Tools that show the screen and do nothing.
         short: Its cases in few words, for small judges (`judge.own.form=short`); None where there are none.
     """
@@ -99,7 +99,7 @@ class AgentTask(Task):
 
     @property
     def done_from(self) -> float | None:
-        """See `AgentEpisode`: from which reward of the environment's own a task counts as done."""
+        """The environment's own reward from which a task counts as done; see `AgentEpisode`."""
         return None
 
     def named_problem(self, kind: str, seed: int) -> Problem:
@@ -112,7 +112,7 @@ class AgentTask(Task):
         raise ConfigError(f"task {self.name} has no kinds of problems to be asked for by name")
 
     def asked_problem(self, instruction: str, seed: int) -> Problem:
-        """What a person asks, in an environment whose contents the seed decides; no goal is known.
+        """A person's request in an environment whose contents the seed decides; no goal is known.
 
         Raises:
             ConfigError: The task's environment cannot be begun without a problem of its own, the default.
@@ -122,13 +122,13 @@ class AgentTask(Task):
     def agent_problem(
         self, name: str, instruction: str, target: Mapping[str, Any], about: Mapping[str, Any]
     ) -> Problem:
-        """A problem.
+        """Return a problem of an agent.
 
         Args:
             name: Its id.
-            instruction: What the agent is asked.
+            instruction: The agent's task in words.
             target: ``reset``, ``seed`` and ``goal``; see the class.
-            about: What else is known of it, for `Problem.meta`.
+            about: All else that is known of it, for `Problem.meta`.
         """
         c = self.config
         told: list[dict[str, Any]] = [
@@ -146,7 +146,8 @@ class AgentTask(Task):
         )
 
     def open(self, problem: Problem, seed: int) -> AgentEpisode:
-        """See `Task.open`. What is random in the environment depends on the problem, and not on ``seed``."""
+        """Open an agent's conversation. All that is random in the environment depends on the problem, and not
+        on ``seed``."""
         target = problem.target
         goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
         unjudged = goal is None and self.done_from is None and self.config.judge.needs_goal

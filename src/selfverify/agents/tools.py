@@ -45,15 +45,15 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What a screen shows at one place.
+    """An element of a screen.
 
     Args:
         id: Names it on its screen; `name_elements` makes ids.
-        kind: What it is, such as ``Switch``; empty for what only groups others.
+        kind: Its kind, such as ``Switch``; empty for what only groups others.
         box: Where it is.
-        actions: What can be done with it, such as ``click``.
+        actions: Its actions, such as ``click``.
         states: How it is, such as ``checked``.
-        texts: What it says: its text, and its description where that says something else.
+        texts: Its words: its text, and its description where that says something else.
         depth: How many of the screen's other elements it stands in.
     """
 
@@ -68,10 +68,10 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is shown at one moment.
+    """The screen at one moment.
 
     Args:
-        app: Whose screen it is, such as a package's name.
+        app: The app of the screen, such as a package's name.
         size: Width and height in pixels, as it is held now.
         elements: From top to bottom, as the app orders them; those inside an element follow it.
     """
@@ -110,7 +110,8 @@ def name_elements(places: Iterator[str] | Sequence[str]) -> list[str]:
     """Ids for elements, in their order: ``n`` and four hexadecimal digits of a hash of each one's place.
 
     Args:
-        places: What tells an element from the others and stays the same, such as its path in the hierarchy.
+        places: A text for each element that tells it from the others and stays the same, such as its path in
+            the hierarchy.
     """
     taken: set[str] = set()
     names = []
@@ -342,7 +343,7 @@ class ScreenTools:
         return [tool.schema for tool in self._tools.values()]
 
     def read(self, call: Call, size: tuple[int, int], boxes: Mapping[str, Box]) -> ScreenAction:
-        """What a call asks for.
+        """Return the action that a call asks for.
 
         Args:
             call: As the agent made it.

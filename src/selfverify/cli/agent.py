@@ -197,7 +197,7 @@ def serve(settings: EnvironmentServerConfig) -> None:
 
 
 def _known(settings: EnvironmentServerConfig) -> dict[str, Factory]:
-    """The environments of the tasks of agents by name; those that are asked for are made at once."""
+    """Return the environments of agents' tasks by name; the requested ones are made at once."""
     from selfverify.agents.task import AgentTask
     from selfverify.core.files import read_regular
     from selfverify.experiments.recipe_yaml import load_yaml
@@ -265,7 +265,7 @@ def watch_turn(turn: int, worked: AgentRecord, said: str, reply: str) -> None:
 
 
 def told(session: AgentRun) -> None:
-    """Say what was handed in, what the judges made of it, and where the page is."""
+    """Print the submission, the judges' verdict and the place of the page."""
     worked, judgement = session.worked, session.worked.judgement
     if worked.message:
         rounds = ", ".join(str(exhibit.seen.round) for exhibit in worked.chosen)

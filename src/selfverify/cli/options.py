@@ -86,7 +86,8 @@ def file_text(settings: BaseModel) -> str:
 
 
 def _laid_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's values with typed ones over them; what is no section in the file is left to fail."""
+    """Return a file's values with typed ones over them; a value that is no section in the file is left for
+    the check to refuse."""
     found = dict(below)
     for name, value in above.items():
         if not isinstance(value, Mapping):

@@ -99,7 +99,7 @@ class Growing:
             self.end()
 
     def end(self) -> None:
-        """Finish it, unless it is; without a reason it is whole if it says something."""
+        """Finish a candidate, unless that was done; without a reason it counts as whole if it has text."""
         if self.over:
             return
         reply, self.over = self.reply, True
@@ -302,7 +302,7 @@ class CandidateSampler:
         return fault
 
     def _saw(self, model: str, candidates: int) -> None:
-        """Remember how many came where several were asked for."""
+        """Remember how many candidates came in a reply to a request for several."""
         self._odd[model] = 0 if candidates > 1 else self._odd[model] + 1
 
 

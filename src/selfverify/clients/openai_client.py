@@ -203,7 +203,7 @@ def seconds_of(retry_after: str | None) -> float | None:
 
 
 class BoundedReply(httpx2.AsyncByteStream):
-    """Return a server's reply, up to ``most`` bytes; more of it is garbage."""
+    """A server's reply, up to ``most`` bytes; a longer one raises."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
         self.inner, self.most, self.size = inner, most, 0
@@ -397,7 +397,7 @@ class OpenAIClient:
                     found = await attempt()
                 self.on_try("ok")
                 return found
-            except asyncio.CancelledError:  # at a deadline, or nobody waits any more
+            except asyncio.CancelledError:  # at a deadline, or the caller has gone
                 on_lost()
                 raise
             except ServerError as error:

@@ -223,7 +223,7 @@ class Completion(Candidate):
 
 
 class Reading(NamedTuple):
-    """Return the parts of a text.
+    """The parts of a reply's text.
 
     Args:
         answer: The answer as a JSON value; None if it cannot be read.
@@ -347,7 +347,7 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def called(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a tool call calls: the ``name`` of a function, or of a custom tool, and what it gets."""
+    """Return the ``name`` of the function, or custom tool, of a tool call, and its arguments."""
     found = call.get("function") or call.get("custom")
     return found if isinstance(found, Mapping) else {}
 

@@ -45,7 +45,7 @@ class McpConfig:
         open_s: Seconds that starting and connecting may take.
         reset_s: Seconds that beginning a task may take.
         act_s: Seconds that a call may take.
-        limits: Limits of the server's content; of one that is a command, images are bounded.
+        limits: Limits of the server's content; a command's images alone are bounded.
     """
 
     command: Sequence[str] = ()
@@ -78,7 +78,7 @@ class McpToolset(RemoteSession):
         self._fresh = False
 
     async def open(self) -> None:
-        """See `RemoteSession`; a server that is a command is started."""
+        """Open a session; a server that is a command is started."""
         self._check_kept()
         if self._serving is not None:
             return

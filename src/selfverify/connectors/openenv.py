@@ -384,7 +384,7 @@ class RemoteSession(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`; they are known once `open` has asked the server."""
+        """The server's tools, known once `open` has asked for them."""
         if self._tools is None:
             raise DataError(f"{self.name}: its tools are known after open() or reset()")
         return self._tools
@@ -506,14 +506,14 @@ class RemoteEnvironment(RemoteSession):
             return StepResult(self._round, error=str(error))  # not counted
 
     async def submitted(self, message: str) -> None:
-        """See `Environment`; a server that does not hear of submissions is told nothing."""
+        """Tell the server the message, unless it does not hear of submissions."""
         self._check_begun()
         if self._ours:
             request = {"type": SUBMITTED, "data": {"message": message}}
             await self._ask(request, self.settings.act_s, SUBMITTED, due=SUBMITTED)
 
     async def state(self) -> dict[str, Any] | None:
-        """See `Environment`; a server that tells nothing sends an empty object."""
+        """Ask for the ground truth; a server that does not tell it sends an empty object."""
         return await self._ask({"type": "state"}, self.settings.act_s, "state", due="state") or None
 
     async def close(self) -> None:

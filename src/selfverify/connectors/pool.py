@@ -367,7 +367,7 @@ class EnvironmentPool:
         raise EnvironmentLost(text[:2000])
 
     def _serve(self) -> None:
-        """Give places with room to those who wait, in order."""
+        """Give places with room to the callers that wait, in order."""
         while self._waiting:
             free = [p for p in self._places if not p.fell.is_set() and p.used < p.source.sessions]
             if not free:

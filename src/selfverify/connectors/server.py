@@ -114,7 +114,7 @@ class Session:
         return shown
 
     async def act(self, call: Call) -> StepResult:
-        """See `Environment.step`.
+        """Carry out a call.
 
         Raises:
             DataError: The session has not been reset to a task yet.
@@ -123,7 +123,7 @@ class Session:
         return await self._do(lambda: self.environment.step(call), call.name)
 
     async def submitted(self, message: str) -> None:
-        """See `Environment.submitted`.
+        """Pass the agent's last message on.
 
         Raises:
             DataError: The session has not been reset to a task yet.
@@ -151,7 +151,7 @@ class Session:
             raise DataError("there is no task yet: reset comes before the first call")
 
     async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
-        """Do one thing after what was asked before.
+        """Carry out one request after the requests before it.
 
         Raises:
             EnvironmentLost: The environment is lost, has raised what it must not raise, or takes too long.

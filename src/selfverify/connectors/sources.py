@@ -49,7 +49,7 @@ class ServerSource(Source):
         return environment
 
     async def healthy(self) -> bool:
-        """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
+        """Ask for ``/health``, which stands at the top of a server of ours."""
         address, limit_s = base_url(self.settings.url), self.settings.health_s
         return await answers(address, limit_s) or await answers(address.origin(), limit_s)
 
@@ -102,7 +102,7 @@ class ProcessSource(Source):
         return await self._server.open()
 
     async def healthy(self) -> bool:
-        """See `Source`: a server that has died, or fails three checks in a row, is replaced."""
+        """Check the server; replace one that has died, or fails three checks in a row."""
         async with self._repairing:
             running = self._process is not None and self._process.returncode is None
             if running and self._server is not None:
@@ -135,7 +135,7 @@ class ProcessSource(Source):
         await self._kill()
 
     async def start(self) -> None:
-        """See `Source`; the first start has to work."""
+        """Start the server; the first start has to work."""
         self._starts.append(time.monotonic())
         self._fails = 0
         key = secrets.token_urlsafe(32)

@@ -165,7 +165,7 @@ class Episode(ABC):
 class RolloutHook(ABC):
     """Follows the conversations of a rollout and measures what is said in them, before episodes reply.
 
-    A place is that of a problem in the batch and of a sample in its group.
+    A conversation is named by the number of its problem in the batch and of its sample in the group.
     """
 
     @abstractmethod

@@ -67,7 +67,7 @@ class OptimConfig(Config):
 
 
 class LossConfig(Config):
-    """What each token's loss is, and which tokens have one."""
+    """The loss of each token, and the choice of tokens that have one."""
 
     denominator: Literal["sequence", "channel", "batch", "trajectory"] = Field(
         "sequence",
@@ -141,7 +141,7 @@ class CheckpointConfig(Config):
 
 
 class LogConfig(Config):
-    """What is measured and told during training. Neither samples nor weights depend on it."""
+    """Measurements and messages during training. Neither samples nor weights depend on it."""
 
     every: int = Field(1, ge=1, description="Steps between lines of metrics.jsonl and on the terminal.")
     channels_every: int = Field(

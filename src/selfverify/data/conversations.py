@@ -46,7 +46,7 @@ def is_conversation(record: Record) -> bool:
 
 
 def convert_conversation(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`.
+    """Convert a conversation.
 
     A row has ``messages``, each with ``role``, ``content`` and, of an assistant, ``calls`` (name and
     arguments), and ``tools``. ``taught`` says whether all the assistant's messages are to be learnt or the
@@ -82,7 +82,7 @@ def shared_fields(record: Record, ids: Sequence[str], sources: Sequence[str], ki
 
 
 def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`: ``conversations`` with ``from`` and ``value``, as well as ``messages``."""
+    """Convert ``conversations`` with ``from`` and ``value``, or ``messages``."""
     if not filled(record.get("messages")):
         given = [with_role(turn) for turn in listed(record.get("conversations"), "conversations")]
         system = [{"role": "system", "content": record["system"]}] if filled(record.get("system")) else []
@@ -344,7 +344,7 @@ def is_agent_task(record: Record) -> bool:
 
 
 def convert_agent_task(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. A task without ``seed`` gets another one in each pass over the file.
+    """Convert an agent's task. One without ``seed`` gets another seed in each pass over the file.
 
     ``instruction`` is what is asked, ``task`` what the environment's reset takes, ``goal`` what has to be so
     in the end (`agents.goals`), ``steps`` how many calls the task takes; the last two where they are known.

@@ -32,14 +32,14 @@ def is_box(record: Record) -> bool:
 
 
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table, and COCO's
+    """Convert boxes in our own columns, VLM-R1's RefCOCO files, VLMEvalKit's RefCOCO table, and COCO's
     columns.
 
     A record's box is, in this order, ``bbox_x1`` ... ``bbox_y2`` or those with ``_norm`` (fractions of width
     and height), ``box``, ``bbox``, ``bbox_2d``, ``solution``, ``answer``, or the model's turn of
     ``conversations``; always ``[x1, y1, x2, y2]`` in pixels of the image, whose header is asked where
     ``width`` and ``height`` are missing. Only beside COCO's other columns is ``bbox`` x, y, width and height;
-    a list ``answer`` beside it is what the box is called (lmms-lab's RefCOCO), each a row.
+    a list ``answer`` beside it has the phrases for the box (lmms-lab's RefCOCO), each of which makes a row.
     """
     row = _with_box(record, place, images)
     named = record.get("answer") if _is_coco(record) else None
@@ -58,7 +58,7 @@ def _asking(row: Row, phrase: Any, name: str) -> Row | DataError:
 
 
 def _with_box(record: Record, place: Place, images: Images) -> Row:
-    """Return a row without its question."""
+    """Return the row of a box, to which the caller adds the question."""
     row = common(record, images, place)
     image = fields.one_image(row["images"])
     if filled(record.get("width")) and filled(record.get("height")):
@@ -110,7 +110,7 @@ IGNORED = 255
 
 
 def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported.
+    """Convert a JSON file of ReasonSeg. ``category`` is ``long`` or ``short``, by which results are reported.
 
     ReasonSeg (LISA) is images and, beside each, a JSON file of the same name with texts and polygons. The
     file has ``text`` (one or more ways to ask for the same thing, each a row), ``is_sentence`` and ``shapes``
@@ -182,7 +182,7 @@ def is_vstar_line(record: Record) -> bool:
 
 
 def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`: a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image.
+    """Convert to a row of a question with ``target_boxes``, (x1, y1, x2, y2) in pixels of its image.
 
     V* (Wu and Xie 2023) has questions about small things in large images, with the boxes of what is asked
     about: either a folder with an image and, beside it, a JSON file of the same name (``question``,

@@ -148,7 +148,7 @@ STEP = ("goal", "step_instruction", "history", "action", "screen", "ui_boxes", "
 
 
 def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts.
+    """Convert steps in canonical form; without ``screen`` the screenshot's size counts.
 
     An optional field is missing if it is None or an empty text.
     """
@@ -179,7 +179,7 @@ def _earlier(step: Any, number: int) -> Action | str:
 
 
 def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes a JSON file, which is one episode with screenshots beside it; each step is a row.
+    """Convert a JSON file, which is one episode with screenshots beside it; each step is a row.
 
     Places are converted from thousandths to pixels of the device's screen.
     """

@@ -26,7 +26,7 @@ def is_preference(record: Record) -> bool:
 
 
 def convert_preference(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. A preference is one beginning and two ways to go on, of which one is better.
+    """Convert a preference: one beginning and two ways to go on, of which one is better.
 
     ``prompt``, ``chosen`` and ``rejected`` are lists of messages, as TRL's conversational preference data
     have them; without a ``prompt`` it is what both sides begin with (TRL's implicit prompts). LLaMA-Factory's

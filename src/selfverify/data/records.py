@@ -247,7 +247,7 @@ class Delimited(_Parts):
         """Rows that have their own images, by index."""
 
     def scan(self) -> Iterator[Record | DataError]:
-        """See `RowSource.scan`. A row may show the image of a later one, so that all are looked at before."""
+        """Read all rows. A row may show the image of a later one, so that all are looked at before."""
         for number, record in enumerate(super().scan()):
             if isinstance(record, DataError):
                 continue

@@ -103,7 +103,7 @@ class HeldOut:
     def settings(
         self, weights: str, max_new_tokens: int, more: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return all that decides what is stored of the problems; a store goes on with the same alone.
+        """Return the settings that decide the stored samples; only a store with equal settings is continued.
 
         Args:
             weights: A text that tells the weights apart (`Policy.fingerprint`); of a served model its

@@ -256,7 +256,7 @@ PROSE = f"the answer has more than {MANY_WORDS} words, which have to be repeated
 UNREADABLE = "the answer cannot be read: given back as it stands it would not be right"
 OUTSIDE = "a box of `ui_boxes` reaches out of the screen"
 REPEATED = "an earlier row has the same id"
-"""Return why a row looks wrong. The answers of `MOST_JUDGED` rows are given back."""
+"""Reasons why a row looks wrong. The answers of `MOST_JUDGED` rows are given back."""
 
 _ASKED = (
     "question", "options", "goal", "step_instruction", "history", "instruction", "task", "seed", "messages",

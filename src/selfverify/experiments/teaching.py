@@ -106,7 +106,7 @@ class Asked:
 
 
 Ask = Callable[[int], Asked]
-"""Return the problem at an index; raises `DataError` where nothing can be."""
+"""Returns the problem at an index; raises `DataError` where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Teaching:
     samples: int = 1
 
     def settings(self) -> dict[str, Any]:
-        """All that decides what is said, for a journal's header."""
+        """Return all settings that decide the conversations, for a journal's header."""
         about = {
             "task": self.task.name,
             "task_options": self.task.config.model_dump(mode="json"),
@@ -266,7 +266,7 @@ def whole(told: TaughtConversation) -> bool:
 
 
 def at_most(task: Task, problems: int) -> int:
-    """How many training problems there are, if so many are wanted.
+    """Return the number of training problems, at most as many as are wanted.
 
     Raises:
         ConfigError: The task's conversations are over after the first answer.

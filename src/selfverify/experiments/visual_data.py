@@ -122,7 +122,7 @@ def _fault(row: TaughtProblem) -> str:
 
 
 class _Beginning(BaseModel):
-    """Return the text in `TaughtProblem.about` on the beginning that a conversation goes on from."""
+    """The part of `TaughtProblem.about` on the beginning that a conversation goes on from."""
 
     told: int = 1
     cuts: list[list[Any]] = []
@@ -186,7 +186,7 @@ def read_pairs(path: Path) -> list[Pair]:
 def stands_twice(id: str, number: int, lines: dict[str, int]) -> str:
     """Return the fault of an id that stands in a line before, since it would be learnt twice; else empty.
 
-    ``lines`` has the ids of the file's lines so far, with their numbers, and takes up this one.
+    ``lines`` has the ids of the file's lines so far, with their numbers; this one is added to it.
     """
     first = lines.setdefault(id, number)
     return "" if first == number else f"{id[:200]} stands in line {first}, too; take one of them out"

@@ -122,7 +122,7 @@ def score_push(
 
 @dataclass(frozen=True, slots=True)
 class BinaryEnd:
-    """Where the binary reward takes scores (`binary_end`).
+    """The shares of answers with a high score to which the binary reward leads (`binary_end`).
 
     Args:
         high_right: Share of the right answers whose score is high.
@@ -139,7 +139,7 @@ def binary_end(right: float, auc: float) -> BinaryEnd:
     """The scores that earn most under ADPO's binary reward (Eq. 4), by what a policy can tell.
 
     A score above the threshold earns its answer's chance of being right, one below it the rest. So a policy
-    does best that scores high all that is right more likely than not, and low all else. What it can tell is
+    does best that scores high all that is right more likely than not, and low all else. Its knowledge is
     taken as one number for each answer, normally distributed with equal variances among right and wrong ones,
     whose AUC is ``auc``: with d = sqrt(2) Phi^-1(auc) its log-likelihood ratio is N(d^2 / 2, d^2) among right
     answers and N(-d^2 / 2, d^2) among wrong ones, and scores are high where it exceeds ln((1 - p) / p). The
@@ -185,7 +185,8 @@ def entangled_margin(right: float, ranked: float, group: int) -> float:
 
 
 def margin_signal(answer_rewards: Tensor, margin: float) -> tuple[float, float]:
-    """What the margin of a contrastive set (ADPO Eq. 7) leaves over, and what it does to the signal in it.
+    """Return the share of pairs that the margin of a contrastive set (ADPO Eq. 7) keeps, and the signal in
+    them.
 
     A weak verifier ranks a pair rightly more often the more its answers differ; to first order the surplus
     over one half grows with the difference, while the noise of a pair does not depend on it. So the mean

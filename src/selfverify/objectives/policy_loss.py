@@ -29,7 +29,7 @@ class SurrogateTerms(NamedTuple):
     """The loss of ``surrogate`` and its diagnostics, all ``[N, R]``.
 
     Args:
-        loss: What to weight, sum and minimise. No other field carries a gradient.
+        loss: Values to weight, sum and minimise. No other field carries a gradient.
         ratio: The importance ratio of the new to the old policy: the token's or its trajectory's.
         clipped: True where clipping has removed the policy's gradient.
         kl: The k3 estimate of KL(policy || reference) in nats, before its coefficient; 0 without a reference.
@@ -176,7 +176,7 @@ class ChoiceTerms(NamedTuple):
     """The loss of ``choice_surrogate``, ``[M]``, and its diagnostics, ``[M, K]``.
 
     Args:
-        loss: What to weight, sum and minimise. No other field carries a gradient.
+        loss: Values to weight, sum and minimise. No other field carries a gradient.
         ratio: The ratio of the new to the old probability of each alternative; 1 at padding.
         clipped: The old probability of each alternative whose gradient clipping has removed, else 0.
     """
@@ -236,7 +236,7 @@ class PairTerms(NamedTuple):
     """The loss of `pairwise` and its diagnostic, ``[B]`` each.
 
     Args:
-        loss: What to weight, sum and minimise.
+        loss: Values to weight, sum and minimise.
         margin: How much more the chosen trajectory is preferred than the rejected one, the argument of the
             sigmoid. It carries no gradient.
     """

@@ -567,7 +567,7 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
 
 
 def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | None:
-    """An opening of one kind; None where the template does not append what is shown."""
+    """Return the opening of one kind; None where the template does not write the shown parts at its end."""
     if not continues:
         prompt = chat_text(loaded, problem, begun=False)
         opening = Opening(prompt, continues)

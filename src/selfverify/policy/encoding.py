@@ -125,7 +125,7 @@ class SpecialTokens:
         """The words that somebody says, cut where they would mean something; see the class.
 
         Args:
-            words: What is said.
+            words: The words.
             role: The role of the speaker.
             named: The name in a warning: a problem, or a part of one.
         """
@@ -341,7 +341,7 @@ class Encoder:
         """Return the assistant's words as tokens, of which none is a special one; see `SpecialTokens`.
 
         Args:
-            words: What is said.
+            words: The words.
             where: The name in errors.
 
         Raises:

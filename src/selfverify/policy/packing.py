@@ -99,7 +99,7 @@ class SharedLayout:
         self._sizes = None
 
     def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
-        """The layout of ``continuations`` without any token yet behind each prefilled prompt."""
+        """Return a layout of ``continuations`` rows behind each prefilled prompt, all of them still empty."""
         lengths, width, keys = self.prompt_lengths, self.prompt_width, self.prompt_keys
         return SharedLayout("grow", lengths, width, continuations, keys, scores_at_once=scores_at_once)
 

@@ -232,7 +232,7 @@ class _Said(LogitsProcessor):
         return chosen_g
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores that leave `generate` the drawn tokens alone."""
+        """Return scores by which `generate` can choose only the tokens that were drawn."""
         chosen_g = self.draw(scores)
         return torch.full_like(scores, float("-inf")).scatter(1, chosen_g[:, None], 0.0)
 

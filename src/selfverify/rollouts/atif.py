@@ -111,7 +111,7 @@ class AtifStep(_Object):
 
 
 class AtifAgent(_Object):
-    """Who acted."""
+    """The agent that acted."""
 
     name: str
     version: str

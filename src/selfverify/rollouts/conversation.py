@@ -149,7 +149,7 @@ class Conversation:
         )  # fmt: skip
 
     def end(self, error: DataError) -> None:
-        """End where something cannot be shown; if it does not fit, what was said counts."""
+        """End where an observation cannot be shown; where it is only too long, the turns so far count."""
         if isinstance(error, ContextFull):
             self._run_out(error)
         else:

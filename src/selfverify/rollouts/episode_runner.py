@@ -317,7 +317,7 @@ def ask(episode: Episode, said: PolicyTurn) -> Observation:
 
 
 def ending_of(episode: Episode, turns: int) -> EpisodeResult:
-    """What an episode says came of a conversation in which the policy spoke ``turns`` times.
+    """Return an episode's checked result of a conversation in which the policy spoke ``turns`` times.
 
     Raises:
         TypeError: It is no `EpisodeResult`, or has a reward or a score that is no number.

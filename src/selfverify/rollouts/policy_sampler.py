@@ -265,7 +265,7 @@ def ask_policy(
 
 
 class _Once(Episode):
-    """Shows something, and keeps the first thing that is said."""
+    """An episode that shows one observation and keeps the policy's first turn."""
 
     def __init__(self, shown: Observation) -> None:
         self.shown = shown

@@ -53,7 +53,7 @@ class RecordedReading:
 
 @dataclass(frozen=True, slots=True)
 class RecordedValue:
-    """Any JSON value that a task has made of what was said."""
+    """A task's verdict or record as a JSON value."""
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -145,7 +145,7 @@ class Gateway:
         calibration: Turns confidences into probabilities, for requests that it was fitted for.
         metrics: The counters.
         example: Makes example problems for the page.
-        looking: What requests with a field ``look`` may ask for; None refuses them.
+        looking: The limits of requests with a field ``look``; None refuses them.
     """
 
     keep_alive_s = 5.0

@@ -1,4 +1,4 @@
-"""What the gateway asks of a backend, which writes candidates and scores them, and how one is chosen.
+"""Backends of the gateway, which write candidates and score them, and the choice among candidates.
 
 `select` draws candidates until the answer is sure, the budget is spent or the time is over; then it chooses.
 """
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 Events = AsyncGenerator[dict[str, Any], None]
-"""What a model server sends: a chat completion, or its chunks."""
+"""The reply of a model server: a chat completion, or its chunks."""
 
 NO_JUDGE = "{!r} reads only what the model wrote itself; leave it out, or name a judge"
-"""What is said of a verifier that cannot score given answers."""
+"""The error's words about a verifier that cannot score given answers."""
 
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
@@ -66,7 +66,7 @@ class AnswerRequest:
         streams: Whether somebody watches the candidates come.
         id: The request's id.
         write: Gets the text of the only candidate in pieces, as far as the backend knows it while it comes.
-        usage: What the question costs.
+        usage: The cost of the question.
         look: How the model looks at the images again; None where it does not.
         looked: Told of each step of looking as it is made, from any thread.
     """
@@ -99,7 +99,7 @@ class Draws:
         fusion: Makes the final scores of those that the verifier gave, and of log-probabilities, which the
             backend then has to get.
         candidates: All so far, in the order in which they came.
-        scoring: What scores the candidates that say the same, once for all of them.
+        scoring: Scores the candidates that say the same, once for all of them.
     """
 
     verifier: str
@@ -128,7 +128,7 @@ class Draws:
             self.tell(place, reply)
 
     def end(self) -> None:
-        """Take those for complete that have not become it in time: they keep the scores that they have."""
+        """Take unfinished candidates for complete at the deadline: they keep the scores that they have."""
         for place in range(len(self.candidates)):
             self._fuse(place)
 
@@ -227,7 +227,7 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was found.
+    """The candidates and the choice.
 
     Args:
         selected: The answers, best first.
@@ -469,16 +469,16 @@ class FreeQuestion(Task):
         self.kind = "continuous" if kind_of_answer == "box" else "discrete"
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """There are no problems but the one that is asked."""
+        """Refuse: a person's question is the only problem."""
         raise DataError("a free question has no problems of its own")
 
     def judge(self, problem: Problem, tagged: Tagged) -> Verdict:
-        """The answer and its key, without a reward: nobody knows whether the answer is right."""
+        """Return the answer and its key, without a reward: the right answer is not known."""
         answer, key = read_answer(tagged.fields.get("answer", ""), self.answers)
         return UNREADABLE if answer is None else Verdict(0.0, False, answer, key)
 
 
 def free_problem(question: str, images: Sequence[Image.Image]) -> Problem:
-    """The problem that a person's question makes: the images, the question, the request for the format."""
+    """Return the problem of a person's question: the images, the question, the request for the format."""
     text = f"{question.strip()} {SCORE_INSTRUCTION}".strip()
     return Problem("question", user_turn(text, len(images)), list(images), meta={"question": question})

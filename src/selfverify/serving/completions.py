@@ -1,4 +1,4 @@
-"""What clients get: chat completions, their chunks and server-sent events.
+"""The replies to clients: chat completions, their chunks and server-sent events.
 
 An own model has written trajectories, which become completions here (`completion_of`). `OwnStream` has its
 text in pieces while it writes, and `likeliest` the likeliest tokens in each place (``top_logprobs``).
@@ -35,7 +35,7 @@ class EventStream:
     """A response of events. It begins with the first one, so that an early error can still set the status.
 
     Args:
-        request: What it responds to.
+        request: The request.
         stall_s: The seconds for which a client may stop reading.
     """
 
@@ -194,7 +194,8 @@ def message(selected: Selected, settings: BestOfConfig) -> dict[str, Any]:
 
 
 def logprobs(selected: Selected, settings: BestOfConfig) -> dict[str, Any] | None:
-    """Return the log-probabilities of the text that is returned; None if that is none that was written."""
+    """Return the log-probabilities of the returned text; None where that text is not one that a candidate
+    wrote."""
     reply, text = selected.reply, visible(selected, settings)
     start = reply.text.find(text)
     if selected.abstained or start < 0 or (settings.content == "answer" and text != reply.text):
@@ -211,7 +212,7 @@ def logprobs(selected: Selected, settings: BestOfConfig) -> dict[str, Any] | Non
 def completion(head: dict[str, Any], ask: AnswerRequest, outcome: Selection) -> dict[str, Any]:
     """Return a chat completion; ``head`` holds its id, time and model.
 
-    What else the server said of the best answer, of its choice and of its reply, is passed on.
+    The server's other fields of the best answer, of its choice and of its reply are passed on.
     """
     with_logprobs = bool(ask.body.get("logprobs"))
     return {
@@ -288,7 +289,7 @@ def likeliest(
 
     Args:
         policy: Wrote the answers.
-        prompt: What they answer.
+        prompt: The prompt of the answers.
         answers: Their tokens.
         most: How many alternatives, from 1; fewer where the model knows fewer tokens.
         temperature: Divides the logits; 0 is read as 1.
@@ -357,7 +358,7 @@ def _entry(policy: Policy, token: int, logprob: float) -> dict[str, Any]:
 class OwnStream:
     """Turns tokens into pieces of text, which together begin the text that `completion_of` makes of them.
 
-    What may still change is held back: characters of which only some bytes are there, and text that may
+    Text that may still change is held back: characters of which only some bytes are there, and text that may
     become a stop. So the last piece may be missing.
 
     Args:

@@ -44,7 +44,7 @@ class ChoosingConfig(CommandConfig):
     strategy: str = Field("weighted", description=f"How the answer is chosen: {_STRATEGIES}.")
 
     verifier: str | None = None
-    """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
+    """The verifier of candidates: `inline` (the model wrote it), `soft` (what the probabilities of the
     model's tokens expect), judge (the model is asked about each answer), `fused` or `fused:A` (soft and A
     times the log-probability; A from the calibration or as given) or `none`. A model that runs here
     also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
@@ -103,8 +103,8 @@ class ChoosingConfig(CommandConfig):
 
 
 class BestOfConfig(ChoosingConfig):
-    """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
-    object too."""
+    """The object `best_of` of a request. Fields that are left out are as the gateway was started, which has
+    such an object too."""
 
     temperature: Annotated[float | None, Temperature] = Field(None, ge=0, le=2)
     """The sampling temperature; it replaces the request's own."""
@@ -117,8 +117,8 @@ class BestOfConfig(ChoosingConfig):
     """Put a request for the answer format and a score behind the question."""
 
     content: Literal["text", "answer", "raw"] = "text"
-    """What is returned: the text without its score, the answer alone, without any tags, or everything. An
-    answer in a `response_format` is always returned as it is."""
+    """The content of replies: the text without its score, the answer alone, without any tags, or everything.
+    An answer in a `response_format` is always returned as it is."""
 
     refusal: Literal["field", "content"] = "field"
     """Where it says that no answer is sure enough: in OpenAI's field of that name, or for clients that do not
@@ -136,7 +136,7 @@ class BestOfConfig(ChoosingConfig):
 
 
 class BackendConfig(CommandConfig):
-    """What writes the candidates: a model that is run here, or a server."""
+    """The backend that writes the candidates: a model that is run here, or a server."""
 
     model: str | None = None
     """Run this model here: `builtin:NAME`, a folder, or a hub id."""
@@ -189,7 +189,7 @@ class GatewayConfig(CommandConfig):
     """How a gateway treats requests."""
 
     best_of: BestOfConfig = BestOfConfig()
-    """What holds for requests that do not set it themselves."""
+    """Defaults of requests that do not set these fields themselves."""
 
     calibration: Path | None = None
     """A file that `selfverify eval` fitted; it serves the requests that it was fitted for."""
@@ -242,11 +242,11 @@ class ServeConfig(CommandConfig):
     listening: ListeningConfig = ListeningConfig()
     gateway: GatewayConfig = GatewayConfig()
     looking: VisualToolConfig = VisualToolConfig()
-    """What requests with a field `look` may ask for."""
+    """The limits of requests with a field `look`."""
 
 
 class QuestionConfig(CommandConfig):
-    """What is asked: a question with images, or a problem of a built-in task."""
+    """The question: a question with images, or a problem of a built-in task."""
 
     question: str | None = Field(None, json_schema_extra={"argument": True})
     """The question."""
@@ -273,7 +273,7 @@ class QuestionConfig(CommandConfig):
 
 
 class AnswererConfig(CommandConfig):
-    """What answers: a model that is loaded here, or one behind a server."""
+    """The model that answers: a model that is loaded here, or one behind a server."""
 
     model: str | None = None
     """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
@@ -314,7 +314,7 @@ class CandidateConfig(ChoosingConfig):
     """The most candidates: sampled answers, of which one is chosen."""
 
     verifier: str = "soft"
-    """What gives each candidate a score: `inline` (the model wrote it), `soft` or `greedy` (what the
+    """The verifier of candidates: `inline` (the model wrote it), `soft` or `greedy` (what the
     probabilities of the model's tokens expect, or the likeliest score), `repeated:K` (the mean of K sampled
     scores), `turns:K` (how often K second turns keep the answer), `judge:MODEL` or `ask:MODEL`; `fused` or
     `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""

@@ -103,7 +103,7 @@ class Job:
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
-        """What jobs have to share to be sampled together."""
+        """The settings that jobs have to share to be sampled together."""
         return (self.sampling, id(self.verifier))
 
 
@@ -189,7 +189,7 @@ class Batcher:
             results = dict.fromkeys(batch, error)
         for job, result in results.items():
             if job.done.done():
-                continue  # nobody waits any more
+                continue  # the client has gone
             if isinstance(result, Exception):
                 job.done.set_exception(result)
             else:
@@ -254,7 +254,7 @@ class Batcher:
         return results
 
     def _likeliest(self, job: Job, prompt: Prompt, group: Group) -> list[Likeliest]:
-        """The alternatives of each candidate's tokens; none where nobody asks for them."""
+        """The alternatives of each candidate's tokens; none where they are not asked for."""
         wanted = job.ask.body.get("top_logprobs", 0)
         if not wanted:
             return [[] for _ in group.trajectories]
@@ -352,7 +352,7 @@ class Local(Backend):
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
 
     async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
-        """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
+        """Draw candidates. The same seed gives those that `selfverify solve` draws with it."""
         body = ask.body
         sampling = SamplingConfig(
             group_size=n,
@@ -383,7 +383,7 @@ class Local(Backend):
         try:
             drawn = await self.batcher.run(job)
             replies = await self.batcher.call(partial(finish, drawn), beside=True)
-        except asyncio.CancelledError:  # at the deadline, or nobody waits any more
+        except asyncio.CancelledError:  # at the deadline, or the client has gone
             rows = [job.finished[place] for place in sorted(job.finished)]
             ask.usage.lost(sum(row.written for row in rows))
             for row in rows:
@@ -428,7 +428,7 @@ class Local(Backend):
             raise ServerError("conversations failed or took too long", 500, "model_failed")
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`. The answers are judged as if the model had written them."""
+        """Score given answers as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
         if not _reads_again(verifier):

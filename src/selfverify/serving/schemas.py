@@ -73,7 +73,7 @@ class ApiError(Exception):
         message: The text for people.
         code: The code for programs, such as ``invalid_image``.
         param: The field of the request that is wrong.
-        headers: What the response says besides, such as when to ask again.
+        headers: Further headers of the response, such as when to ask again.
     """
 
     status: int
@@ -320,7 +320,7 @@ def split_model(name: str) -> tuple[str, dict[str, Any]]:
     """Return a model's name without its suffix, and the suffix's settings; see `best_of`.
 
     Raises:
-        ApiError: What looks like a suffix is none.
+        ApiError: The text behind the name looks like a suffix and is none.
     """
     if found := _SUFFIX.fullmatch(name):
         model, n, settings = found.groups()

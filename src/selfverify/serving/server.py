@@ -26,7 +26,7 @@ from selfverify.serving.upstream import Upstream
 logger = logging.getLogger("selfverify.serving")
 
 http_logger = logging.getLogger("selfverify.serving.http")
-"""What aiohttp logs to: nothing, since it quotes what it cannot read, with keys and prompts."""
+"""The logger of aiohttp: nothing, since it quotes what it cannot read, with keys and prompts."""
 http_logger.setLevel(logging.CRITICAL)
 
 
@@ -48,7 +48,7 @@ def open_gateway(settings: ServeConfig) -> Gateway:
         server = ServerConfig(
             settings.backend.upstream,
             timeout_s=asked.timeout,
-            longest_wait_s=10.0,  # whoever asks the gateway is told at once to come back later
+            longest_wait_s=10.0,  # clients of the gateway are told at once to come back later
         )
         backend = upstream_of(server, metrics)
     else:
@@ -121,7 +121,8 @@ async def run_gateway(gateway: Gateway, listening: ListeningConfig, on_ready: Ca
         logger.warning("everybody who reaches %s may ask: set a key (api_key_file)", listening.host)
     async with AsyncExitStack() as stack:
         port = await start(gateway, listening.host, listening.port, stack, listening.grace)
-        # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.
+        # Entries that are there by now stay: a collection that goes through it stops all requests for 90 to
+        # 280 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)  # what a request makes is freed at its end

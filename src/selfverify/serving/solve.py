@@ -38,7 +38,7 @@ OnCandidate = Callable[[Candidate], None]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What `solve` found.
+    """The result of `solve`.
 
     Args:
         choice: The answer and why it was chosen.
@@ -50,7 +50,7 @@ class Solution:
         verifier: The name of the verifier that scored the candidates.
         tokens: The number of tokens written in all.
         seconds: How long it took.
-        correct: Whether the chosen answer is right; None where nobody knows.
+        correct: Whether the chosen answer is right; None where that is not known.
         looks: By candidate what it looked at, step by step (`VisualStep`).
     """
 
@@ -67,7 +67,7 @@ class Solution:
 
     @classmethod
     def of(cls, found: Selection, tokens: int, begun: float, correct: bool | None) -> Solution:
-        """Return the solution that a selection of one answer is.
+        """Return a solution made from the selection of one answer.
 
         Args:
             found: The selection.

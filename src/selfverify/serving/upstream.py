@@ -68,7 +68,7 @@ class Upstream(Backend):
             raise invalid_value("best_of.verifier", text)
 
     async def pass_on(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
-        """See `Backend`. Where nobody counts, a chunk that says something is a token."""
+        """Pass a request on as it is. Where the server does not count, a chunk with text is a token."""
         if not body.get("stream"):
             reply = await self.client.chat(body, usage.lost, until)
             usage.add(reply.get("usage"), 0)
@@ -86,7 +86,7 @@ class Upstream(Backend):
                 usage.add(counted, pieces)
 
     async def draw(self, ask: AnswerRequest, n: int, first: int, drawing: Draws) -> None:
-        """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
+        """Draw candidates and score them. A judge judges each distinct answer once, as soon as it is there.
 
         ``soft`` reads the score of each distinct candidate in a call of its own where the server continues
         messages, and else from alternatives for all tokens.
@@ -197,7 +197,7 @@ class Upstream(Backend):
         return "stream" if needed else "n"
 
     async def verify(self, ask: AnswerRequest, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`.
+        """Return the scores of given answers.
 
         Raises:
             ServerError: The judge failed on all answers.

@@ -43,7 +43,7 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 
 class ToldLooks(EpisodeWrapper):
-    """Tells of every step of a conversation.
+    """Reports every step of a conversation to a client.
 
     Args:
         look: The conversation.
@@ -63,7 +63,7 @@ class ToldLooks(EpisodeWrapper):
 
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
-"""What a request may say. The rest is the operator's: a path in a request must not load anything."""
+"""The fields of a request. The rest is the operator's: a path in a request must not load anything."""
 _UNFIT = ("tools", "functions", "response_format", "logprobs", "stop")
 """Fields of a request that mean nothing where the model looks again."""
 
@@ -72,8 +72,8 @@ class VisualGate:
     """How the operator lets models look again. Tools and verifier are shared by all requests.
 
     Args:
-        settings: The tools that there are, the most steps and visual tokens, the verifier. What they leave
-            open a request may say.
+        settings: The tools that there are, the most steps and visual tokens, the verifier. A request may set
+            the fields that they leave open.
 
     Raises:
         ConfigError: A tool or a rule does not exist, or is not available here.
@@ -238,13 +238,13 @@ def look_once(
         server: Where the model is.
         fields: The other fields of its requests.
         lock: Held while a verifier listens.
-        over: Whether nobody waits for it any more; it then breaks off before the next turn.
+        over: Says whether the client has gone; it then breaks off before the next turn.
         tell: Told of each step.
         usage: Counts what it costs, turn by turn.
 
     Raises:
         DataError: An image cannot be looked at.
-        ServerError: The server cannot be reached or refuses, or nobody waits.
+        ServerError: The server cannot be reached or refuses, or the client has gone.
     """
     look, rest = looking.look(asked), dict(fields)
     seed = rest.pop("seed", None)

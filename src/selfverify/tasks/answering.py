@@ -194,7 +194,7 @@ class SelfCorrection(SingleTurn):
         return any(judged.correct or judged.unjudged for judged in verdicts)
 
     def result(self) -> EpisodeResult:
-        """See `Episode`. One answer without a verdict loses the trajectory."""
+        """Return the verdicts on the answers; one answer without a verdict loses the trajectory."""
         verdicts = [self._judge(turn) for turn in range(len(self._answers))]
         first = verdicts[0]
         tagged, last = self._answers[-1], verdicts[-1]

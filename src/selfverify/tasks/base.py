@@ -1,4 +1,4 @@
-"""Tasks: it makes problems, says which form an answer has, and rewards answers."""
+"""Tasks make problems, say which form an answer has, and reward answers."""
 
 from __future__ import annotations
 
@@ -286,9 +286,10 @@ class Task(ABC):
         return judged
 
     def text_rules(self, problem: Problem, tagged: Tagged) -> dict[str, float]:
-        """Return by name what rules on the words alone make of a well-formed answer: 1 passes, 0 does not.
+        """Return by name whether a well-formed answer passes rules on its words alone: 1 passes, 0 does not.
 
-        Evaluations tell what choosing by them reaches, beside the model's own score. By default nothing.
+        Evaluations report how well a choice by them does, beside the model's own score. There are none by
+        default.
         """
         return {}
 

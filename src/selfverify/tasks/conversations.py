@@ -80,7 +80,7 @@ class Replayed(Episode):
         ]
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`.
+        """Give the next reply of the conversation.
 
         Raises:
             DataError: An image cannot be read.
@@ -191,7 +191,8 @@ class Conversations(RowTask):
         self._drawn: dict[tuple[Split, int], NDArray[np.int64]] = {}
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`. Training goes through all again and again, each time in another order."""
+        """Return a conversation's problem. Training goes through all again and again, each time in another
+        order."""
         if split != "train":
             return self.numbered(split, seed, index)
         place, turn = training_place(seed, index, len(self._chosen(split, seed)))
@@ -212,7 +213,7 @@ class Conversations(RowTask):
         return self._asked(row, id if self.config.learn == "conversations" else f"{id}/turn-{last + 1}", last)
 
     def ask(self, row: Row, id: str) -> Problem:
-        """See `RowTask.ask`: the whole conversation, up to the assistant's last turn."""
+        """Return a problem of the whole conversation, up to the assistant's last turn."""
         return self._asked(row, id, len(turns_of(row["messages"])) - 1)
 
     def _asked(self, row: Row, id: str, last: int) -> Problem:

@@ -264,7 +264,7 @@ class Math(RowTask):
         return self._pool
 
     def counters(self) -> dict[str, float]:
-        """See `WorkerPool.counters`; empty until math-verify was asked something."""
+        """Return the workers' counters; empty until math-verify was asked something."""
         return self._pool.counters() if self._pool is not None else {}
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
@@ -304,7 +304,7 @@ class Math(RowTask):
         return text if parse_tagged(text, TAGS[self.config.form]).answer_ok else None
 
     def takes(self, row: Mapping[str, Any]) -> bool:
-        """See `RowTask.takes`; with ``solved`` those that can be demonstrated."""
+        """Whether training takes a row; with ``solved`` a row that can be demonstrated."""
         solution = row.get("solution")
         return solution is not None and self._shown(str(solution), str(row["answer"])) is not None
 

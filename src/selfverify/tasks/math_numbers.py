@@ -230,7 +230,7 @@ class Algebra:
         self._bars = self._sums = self._powers = 0
 
     def read(self) -> Exact | None:
-        """Return the value of what is read, behind which ``rest`` is left (from the end), or None."""
+        """Return the value of the tokens before ``rest`` (counted from the end), or None."""
         try:
             return self._sum()
         except (_Unreadable, ValueError, RecursionError):

@@ -87,7 +87,7 @@ def plain(text: str) -> str:
 
 
 def _styled(found: re.Match[str]) -> str:
-    """Return the text in a style; behind a command that takes an argument it stays that argument."""
+    """Return the text of a style such as bold; an argument of a command stays in braces."""
     before = found.string[: found.start()].rstrip()
     return f"{{{found[1]}}}" if before.endswith(_TAKES_AN_ARGUMENT) else f" {found[1]} "
 

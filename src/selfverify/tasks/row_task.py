@@ -153,7 +153,7 @@ class RowTask(Task):
         self._taken: NDArray[np.int64] | None = None
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`; `row` says which row, `ask` what is asked about it."""
+        """Return problem ``index``: `row` chooses its row, and `ask` writes its question."""
         place, turn = self._place(split, seed, index)
         row, id = self.row_at(split, place)
         try:

@@ -268,7 +268,7 @@ def _function(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> tupl
 
 
 def _skip(text: str, start: int) -> int:
-    """Where white space from ``start`` on ends."""
+    """Return the place where white space from ``start`` on ends."""
     space = _SPACE.match(text, start)
     return start if space is None else space.end()
 
@@ -349,7 +349,7 @@ def _call(value: Any) -> ToolCall:
 
 
 def _with_integers(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
-    """A call with integers where the schema says integer, and a text or a number such as 3.0 is one."""
+    """Return a call in which texts and numbers such as 3.0 are integers where the schema says integer."""
     kinds = _parameters(tools, call.name)
     arguments = dict(call.arguments)
     for key, value in arguments.items():

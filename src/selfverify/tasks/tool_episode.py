@@ -77,7 +77,8 @@ class ToolEpisode(SingleTurn):
         return [Observation(role=self.role)]
 
     def step(self, said: PolicyTurn) -> Observation:
-        """See `Episode`. The turn's own ``tool_calls`` and ``tool_errors`` stand in `PolicyTurn.values`."""
+        """Carry out the calls of a turn. Its ``tool_calls`` and ``tool_errors`` stand in
+        `PolicyTurn.values`."""
         called, errors = self.called, self.errors
         reply = self._carried_out(said)
         for name, count in ((TOOL_CALLS, self.called - called), (TOOL_ERRORS, self.errors - errors)):
@@ -112,7 +113,7 @@ class ToolEpisode(SingleTurn):
         return self._told(shown, failed=False)
 
     def result(self) -> EpisodeResult:
-        """See `Episode`; an answer without a verdict loses the trajectory."""
+        """Return the verdict on the answer; without one the trajectory is lost."""
         made = super().result()
         made.rewards |= {TOOL_CALLS: float(self.called), TOOL_ERRORS: float(self.errors)}
         if made.turns:

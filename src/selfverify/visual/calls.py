@@ -86,9 +86,7 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
     thought = text.find("</think>")
     begin = 0 if thought < 0 else thought + len("</think>")
     vts, tag = _VTS.search(text, begin), _TAG.search(text, begin)
-    if vts is not None and (
-        tag is None or vts.start() < tag.start()
-    ):  # else a tag in its thought would hide it
+    if vts is not None and (tag is None or vts.start() < tag.start()):  # else a tag in its thought hides it
         return _vts(text, vts.start())
     if tag is not None:
         return None

@@ -23,19 +23,19 @@ class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """What `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT)."""
+    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWL-ViT)."""
 
     depth_model: str | None = None
-    """What `depth` measures with (Depth Anything, DPT)."""
+    """The model of `depth` (Depth Anything, DPT)."""
 
     segment_model: str | None = None
-    """What `segment` works with (SAM). By default GrabCut."""
+    """The model of `segment` (SAM). By default GrabCut."""
 
     similarity_model: str | None = None
-    """What `similarity` compares with (CLIP, SigLIP)."""
+    """The model of `similarity` (CLIP, SigLIP)."""
 
     caption_model: str | None = None
-    """What `caption` describes with (BLIP, or a model that chats about images)."""
+    """The model of `caption` (BLIP, or a model that chats about images)."""
 
     tool_server: str | None = None
     """The address of a server of visual tools (`selfverify visual serve`), which does the work
@@ -72,7 +72,7 @@ class VisualBaseConfig(ToolModelsConfig):
     """A folder or hub id of a model that hears each step; or URL#MODEL, behind a vLLM server."""
 
     verifier_base: str | None = Field(None, json_schema_extra={"option": "stop_verifier_base"})
-    """What the verifier was trained from; by default the model below its adapter. Behind servers
+    """The model that the verifier was trained from; by default the model below its adapter. Behind servers
     it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})

@@ -200,7 +200,7 @@ def _load(file: Path) -> Any:
 
 
 def _faults(error: ValidationError, named: Mapping[str, str]) -> str:
-    """What is wrong with a task; ``named`` has other names of fields, as the task's author knows them."""
+    """Return the fault of a task; ``named`` has other names of fields, as the task's author knows them."""
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(
         f"{'.'.join(named.get(str(part), str(part)) for part in fault['loc'])}: {fault['msg']}"
@@ -259,7 +259,7 @@ class Trace:
 
         Args:
             view: The screen, with its dump.
-            answers: What the device has answered to the task's questions.
+            answers: The device's answers to the task's questions.
         """
         image = self.home / "Screen" / f"screenshot-{self.steps}-before.png"
         xml = self.home / "xml" / f"{self.steps}.xml"
@@ -282,7 +282,7 @@ class Trace:
         }
 
     def done(self, action: ScreenAction) -> None:
-        """Add what was done on the screen seen last."""
+        """Add an action on the screen that was seen last."""
         name, details = _named(action)
         self._add({"operation": "do", "action": name, **({"kwargs": details} if details else {})})
 

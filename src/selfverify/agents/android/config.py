@@ -21,7 +21,7 @@ def _address(given: str | None) -> str | None:
 
 
 class AndroidResetConfig(CommandConfig):
-    """What makes every session of a task begin alike."""
+    """Settings that make every session of a task begin alike."""
 
     how: Literal["snapshot", "clear", "none"]
     """``snapshot`` loads an emulator's snapshot; only this brings back all that a session has changed.
@@ -75,7 +75,7 @@ class AndroidConfig(CommandConfig):
     server: str = "127.0.0.1:5037"
     """Host and port of the adb server."""
     observations: Literal["xml", "png", "both", "either"] = "xml"
-    """What the agent is shown: the screen in words, as a picture, or both; ``either`` is a picture where
+    """The form of screens for the agent: in words, as a picture, or both; ``either`` is a picture where
     uiautomator gives no words, after all tries."""
     accessibility: tuple[str, ...] = ()
     """Packages whose screens AndroidLab's accessibility app describes, because uiautomator does it poorly:

@@ -46,8 +46,8 @@ class CommandFailed(Exception):
     """A command has ended with another code than 0.
 
     Args:
-        command: What was run.
-        output: What it has printed.
+        command: The command line.
+        output: Its output.
     """
 
     def __init__(self, command: str, output: str) -> None:
@@ -328,7 +328,7 @@ async def _answer(reader: asyncio.StreamReader, command: str) -> str:
 
 
 PACKAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_]*)+")
-"""What the name of a package looks like."""
+"""The form of a package's name."""
 
 KNOWN = {
     "bluecoins": "com.rammigsoftware.bluecoins",

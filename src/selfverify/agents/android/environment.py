@@ -180,7 +180,7 @@ class AndroidEnvironment(Environment):
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """See `Environment`; schemas as SmartSnap released them, without ``submit``."""
+        """The calls, with the schemas that SmartSnap released, without ``submit``."""
         return self._tools.schemas
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
@@ -211,7 +211,7 @@ class AndroidEnvironment(Environment):
         return await self._guarded(self._answer(call))
 
     async def submitted(self, message: str) -> None:
-        """See `Environment`; the session's trace ends with it."""
+        """End the session's trace with the message."""
         if self._trace is not None:
             self._trace.finished(message)
         self._trace, self._over = None, "the session has ended: the work was handed in"
@@ -223,12 +223,13 @@ class AndroidEnvironment(Environment):
         return await self._guarded(self._facts(self._task))
 
     async def close(self) -> None:
-        """See `Environment`. The device stays as it is."""
+        """Give the device back as it is."""
         self._device.close()
         self._lost = self._lost or f"{self._device} was closed"
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
-        """``work``, unless the session is lost; what is cut off in the middle of something is lost, too."""
+        """Await ``work``, unless the session is lost; a session that is cut off in the middle of work is
+        lost, too."""
         if self._lost:
             work.close()
             raise EnvironmentLost(self._lost)
@@ -372,7 +373,7 @@ class AndroidEnvironment(Environment):
         return {"package": focus.package, "activity": focus.activity, "answers": await self._answers(task)}
 
     def _shown(self, view: Capture) -> StepResult:
-        """What is shown, as the agent sees it."""
+        """Return the screen as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations in ("png", "both")
         pictures = pictures or (self.config.observations == "either" and view.screen is None)
         text = "\n".join(
@@ -382,7 +383,7 @@ class AndroidEnvironment(Environment):
         return StepResult(self._round, text, images, info=_info(view))
 
     def _limited(self, observation: StepResult) -> StepResult:
-        """The observation, truncated where the session has made all its calls."""
+        """Return the observation, marked as truncated where the session has made all its calls."""
         if self._round >= self.config.steps:
             self._over = f"the session has ended after {self.config.steps} calls"
             observation.truncated = True
@@ -420,7 +421,7 @@ class DeviceSource(Source):
         return AndroidEnvironment(self.config, self.confirm, self.first_screens, self._told)
 
     async def healthy(self) -> bool:
-        """See `Source`. A device in use is not asked: its session sees what is wrong with it."""
+        """Check the device. One in use is not asked: its session sees its faults."""
         if adb_device(self.config).in_use:
             return True
         if time.monotonic() < self._rests_until:

@@ -1,4 +1,4 @@
-"""What a device shows: its screen in words, as a picture, and which app is in front."""
+"""The screen of a device: its screen in words, as a picture, and which app is in front."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "") -> Screen:
     """The screen that a dump of ``uiautomator`` describes: the views with what can be read or used in them.
 
     Left out are views that are not visible or lie outside of those they are in, and views that neither say
-    anything nor can be used. What stands in a view without an area is cut by what is around that view.
+    anything nor can be used. The contents of a view without an area are cut by the views around it.
     A view that says nothing and holds one other of the same extent is one with it.
 
     Args:
-        dump: What was printed, the file's text in it.
+        dump: The printed text, with the file's text in it.
         size: Width and height of the display in its natural position; the dump says how it is held.
-        app: Whose screen it is; by default the package of the first view.
+        app: The app of the screen; by default the package of the first view.
 
     Raises:
         UnreadableScreen: It is no hierarchy, or one that is too large.
@@ -152,7 +152,7 @@ def _box(node: ElementTree.Element) -> Box | None:
 
 
 def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
-    """What a view says and does; None where that is nothing."""
+    """Return the words and the actions of a view; None where that is nothing."""
     actions = [name for key, name in _ACTIONS.items() if node.get(key) == "true"]
     states = [key for key in _STATES if node.get(key) == "true"]
     if "check" in actions and "checked" not in states:
@@ -169,7 +169,7 @@ def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
 
 
 def _word(name: str) -> str:
-    """A class's name as one word, whatever an app calls its classes."""
+    """Return a class's name as one word, for all names that apps give."""
     return re.sub(r"\W+", "_", name)[:60]
 
 
@@ -229,15 +229,15 @@ class Focus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a device shows at one moment.
+    """The screen of a device at one moment.
 
     Args:
         focus: Which app is in front.
-        dump: What uiautomator has printed; empty where it was not asked.
+        dump: The output of uiautomator; empty where it was not asked.
         screen: The screen that it describes; None where it cannot be read, or was not asked for.
         picture: A screenshot, where one was asked for and there is one.
         png: The same as the device has sent it.
-        lacking: What could not be shown and why, in words for the agent.
+        lacking: The parts that could not be shown and why, in words for the agent.
         size: Width and height in pixels, as the device is held.
     """
 
@@ -299,7 +299,7 @@ class Viewer:
         return Focus(*found[0]) if found else Focus("", "")
 
     async def look(self, words: bool, picture: bool | None) -> Capture:
-        """What is shown now.
+        """Return the screen of this moment.
 
         Args:
             words: Whether the screen is read.

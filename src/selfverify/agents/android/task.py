@@ -120,7 +120,7 @@ class AndroidAgents(AgentTask):
         self._lender = SharedPool(lambda: self._sources(own))
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`.
+        """Return the problem of a task in AndroidLab's files.
 
         Raises:
             ConfigError: The split has no task file.
@@ -162,7 +162,7 @@ class AndroidAgents(AgentTask):
             self.tasks_of(split)
 
     def environment(self) -> PooledEnvironment:
-        """See `AgentTask.environment`: whichever device is free."""
+        """Lend the conversation a free device."""
         return self._lender.lend(self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:

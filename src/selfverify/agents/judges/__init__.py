@@ -1,1 +1,1 @@
-"""Those who say whether evidence proves that a task is done."""
+"""Judges say whether evidence proves that a task is done."""

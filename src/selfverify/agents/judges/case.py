@@ -1,4 +1,4 @@
-"""What judges are asked, what they say, and what comes of several votes."""
+"""Cases for judges, their opinions, and the outcome of several votes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Case:
 
     Args:
         name: The problem's id, for logs.
-        instruction: What the agent was asked to do.
-        submission: What judges read: the message, and the evidence that they are shown.
+        instruction: The agent's task in words.
+        submission: The evidence that judges read: the message, and the evidence that they are shown.
         rounds: How many calls the session has answered.
-        goal: What has to be so, for judges by rules; other judges never see it. None where nobody knows.
-        truth: The ground truth at the end, for the judge that reads the state; None where nobody knows.
+        goal: The task's goal, for judges by rules; other judges never see it. None where that is not known.
+        truth: The ground truth at the end, for the judge that reads the state; None where that is not known.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Ballot:
 
     Args:
         number: Which of a case's votes this is, from 0.
-        vote: What was said; None where nothing came back that counts.
+        vote: The vote itself; None where nothing came back that counts.
         missing: Why there is no vote; empty where there is one.
-        about: What the request cost and how it came about, as plain JSON.
+        about: The cost and the origin of the vote, as plain JSON.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What several votes come to.
+    """The outcome of several votes.
 
     Args:
         valid: Whether the evidence has to do with the task; None where the votes do not decide it.
@@ -79,7 +79,7 @@ class Judgement:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that the votes cost, of the prompt and of the answer; None where nobody counts them."""
+        """Tokens that the votes cost, of the prompt and of the answer; None where they are not counted."""
         counted = [
             ballot.about[kind]
             for ballot in self.ballots
@@ -124,11 +124,11 @@ class Judge(ABC):
         """
 
     def set_cache_folder(self, folder: Path) -> None:
-        """Learn where to keep answers, so that nobody is asked the same twice; see
+        """Learn where to keep answers, so that no question is asked twice; see
         `Task.set_cache_folder`."""
 
     def counters(self) -> dict[str, float]:
-        """What asking has cost so far, by name, for timing.jsonl."""
+        """Return the cost of all requests so far, by name, for timing.jsonl."""
         return {}
 
 
@@ -158,7 +158,7 @@ class Rendered:
     """A case in words.
 
     Args:
-        text: What the judge reads; one `IMAGE` stands for each picture.
+        text: The case as the judge reads it; one `IMAGE` stands for each picture.
         images: The pictures in order.
         rounds: The rounds that it shows.
     """
@@ -246,7 +246,8 @@ def _screen(exhibit: Exhibit) -> str:
 
 
 Quotations = Literal["warn", "invalidate"]
-"""What becomes of a vote that quotes what stands nowhere: it counts and is marked, or counts for nothing."""
+"""The treatment of a vote with a quotation that stands nowhere: it counts and is marked, or counts for
+nothing."""
 
 LONGEST = 100_000
 """Characters of an answer that is read."""
@@ -271,7 +272,7 @@ _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
 class Opinion(NamedTuple):
-    """What an answer comes to.
+    """A judge's opinion, as read from an answer.
 
     Args:
         vote: The vote; None where the answer is none.
@@ -297,8 +298,8 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
     Args:
         text: The final content of the answer; thoughts, up to the last ``</think>`` and from a ``<think>``
             behind it on, are left out.
-        case: What the judge has read.
-        quotations: What becomes of a vote with an altered quotation. The vote's ``about`` counts them.
+        case: The text that the judge has read.
+        quotations: The treatment of a vote with an altered quotation. The vote's ``about`` counts them.
     """
     if len(text) > LONGEST:
         return Opinion(None, f"the answer is longer than {LONGEST} characters")
@@ -323,7 +324,7 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
 
 
 def _meant(final: str, tag: str) -> bool | None:
-    """What a tag says, the same wherever it says anything; else None."""
+    """Return the content of a tag, if it is the same wherever the tag stands; else None."""
     values = [match[2] for match in _VALUE.finditer(final) if match[1].lower() == tag]
     meant = {_MEANT[tag].get(re.sub(r"[\W_]+", "", value).lower()) for value in values if value.strip()}
     return meant.pop() if len(meant) == 1 else None

@@ -31,7 +31,7 @@ class Jury(JudgePanel):
     """Asks one judge several times about one submission (§4.2: three times, two of three decide).
 
     Args:
-        judge: Who votes.
+        judge: The judge.
         config: How many votes are asked for, and how many decide.
     """
 
@@ -83,7 +83,7 @@ class Jury(JudgePanel):
 
 
 def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:
-    """What votes come to: what ``deciding`` of them say holds, of validity and of success apart.
+    """Return the outcome of votes: what ``deciding`` of them say holds, of validity and of success apart.
 
     Ballots without a vote count for neither side. Where either of the two is not decided there is no verdict.
 
@@ -135,12 +135,12 @@ class RulesJudge(Judge):
     """Votes by a task's goal: never wrong about what it is shown, always the same, without a model.
 
     Evidence is relevant where it shows anything of what the goal is about. What it does not show is not
-    assumed: only a goal of which every part is shown to be reached is a success. An admitted failure is one,
-    whatever the evidence shows.
+    assumed: only a goal of which every part is shown to be reached is a success. An admitted failure is one
+        with any evidence.
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Judge`.
+        """Begin to judge a case.
 
         Raises:
             ValueError: The case has no goal.
@@ -195,7 +195,7 @@ class FlippedVotes(Judge):
     from a cache.
 
     Args:
-        judge: Who votes.
+        judge: The judge.
         share: How many of all votes are flipped, from 0 to 1.
     """
 

@@ -25,7 +25,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.tasks.tool_calls import CallForm, written_call
 
 World = Literal["phone", "browser", "tools"]
-"""What an agent operates; each has a file in `prompts/worlds/`."""
+"""The world that an agent operates; each has a file in `prompts/worlds/`."""
 
 _PLACES = {"phone": "an Android phone", "browser": "a web page", "tools": "an environment through its tools"}
 
@@ -38,11 +38,11 @@ def hint_names() -> tuple[str, ...]:
 
 
 def judge_prompt(hints: Sequence[str] = (), world: World = "phone") -> str:
-    """What a judge is told (the paper's Figures 12 and 13, in words of our own).
+    """Return the prompt of a judge (the paper's Figures 12 and 13, in words of our own).
 
     Args:
         hints: Kinds of apps (`hint_names`) of which it is told what is usual.
-        world: What the agent operates.
+        world: The world that the agent operates.
 
     Raises:
         ConfigError: There are no such hints.
@@ -58,14 +58,14 @@ def agent_prompt(
     world: World = "phone",
     calls: CallForm | None = None,
 ) -> str:
-    """What an agent is told: the 3C principles of §3.3 and Figure 8, in words of our own.
+    """Return the prompt of an agent: the 3C principles of §3.3 and Figure 8, in words of our own.
 
     Args:
-        source: Whose evidence is judged; principles of choosing are named where the agent chooses.
+        source: The origin of the evidence; principles of choosing are named where the agent chooses.
         react: Whether the agent says before each call why it makes it (ReAct), or calls only.
         first_screen: Whether the agent asks for the first screen, or is shown it.
         hints: Kinds of apps (`hint_names`) of which it is told what is usual.
-        world: What it operates.
+        world: The world that it operates.
         calls: How calls are written in examples, which are of phones; None shows no examples.
 
     Raises:
@@ -112,7 +112,7 @@ def _templates() -> Templates:
 
 
 class JudgeConfig(Config):
-    """Who judges submissions."""
+    """The judge of submissions."""
 
     kind: Literal["rules", "state", "model", "own"] = Field(
         "rules",
@@ -155,9 +155,9 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World, short: ShortF
     """The jury that a recipe asks for.
 
     Args:
-        config: Who judges.
+        config: Names the judge.
         hints: Kinds of apps of which judges are told where the recipe does not say.
-        world: What the agent operates.
+        world: The world that the agent operates.
         short: Cases in few words, where the task has such a form (`judge.own.form=short`).
 
     Raises:

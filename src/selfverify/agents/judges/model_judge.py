@@ -30,7 +30,7 @@ class VoteCache:
     """Answers of judges in memory and, with a path, in a journal that outlives the process.
 
     The key says everything that decides an answer: the judge, its words and settings, the case with its
-    pictures, and the vote's number. Failures are not kept: whoever asks again may have an answer.
+    pictures, and the vote's number. Failures are not kept: a later request may have an answer.
 
     Args:
         path: See `keep`.
@@ -45,7 +45,7 @@ class VoteCache:
     def keep(self, path: Path, others: Iterable[Path] = ()) -> None:
         """Know the answers in a file, and keep those that come from now on there.
 
-        What is no answer is left out, so that it is asked for again.
+        A failed request is left out, so that it is sent again.
 
         Args:
             path: A file of JSON lines; it is made if it is not there. Several processes may append to one
@@ -84,11 +84,11 @@ VOTES = "votes"
 
 
 class ModelJudge(Judge):
-    """Asks a server for each vote. What fails for good is a ballot without a vote.
+    """Asks a server for each vote. A request that fails for good is a ballot without a vote.
 
     Args:
         config: The server and how it is asked.
-        prompt: What the judge is told (`make_judge.judge_prompt`).
+        prompt: The judge's prompt (`make_judge.judge_prompt`).
 
     Raises:
         ConfigError: The address is none.
@@ -111,7 +111,8 @@ class ModelJudge(Judge):
         return coming.result
 
     def set_cache_folder(self, folder: Path) -> None:
-        """See `Judge`; a cache that the settings name is used instead. Each process has a file of its own."""
+        """Keep answers in a file of this folder, one for each process; a cache that the settings name is used
+        instead."""
         if self.config.cache is None:
             number = ranks.index()
             own = folder / (f"{VOTES}-{number}.jsonl" if number else f"{VOTES}.jsonl")
@@ -161,7 +162,7 @@ class ModelJudge(Judge):
         if key in self._asked:
             return await asyncio.shield(self._asked[key])
         coming = asyncio.get_running_loop().create_future()
-        # An answer that nobody else waits for must not be reported as an error that was never looked at.
+        # An answer without another waiter must not be reported as an error that was never looked at.
         coming.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._asked[key] = coming
         try:

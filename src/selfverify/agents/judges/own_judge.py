@@ -38,7 +38,7 @@ class ShortForm:
     """How cases are shown to a judge too small to follow a prompt, and how its answers are read.
 
     Args:
-        question: What stands before a case.
+        question: The words before a case.
         shown: A case in few words.
         read: The opinion in what the judge has said of what it has read.
     """
@@ -66,8 +66,8 @@ class OwnJudge(Judge):
 
     Args:
         config: How it is sampled.
-        prompt: What it is told (`make_judge.judge_prompt`).
-        short: How it is asked with `form: short`; None where nobody knows cases in few words.
+        prompt: Its prompt (`make_judge.judge_prompt`).
+        short: How it is asked with `form: short`; None where cases in few words are not known.
 
     Raises:
         ConfigError: Several processes train: each would ask at another time. Or there is no short form.
@@ -83,7 +83,7 @@ class OwnJudge(Judge):
         self.config, self.prompt = config, prompt
         self.short = short if config.form == "short" else None
         self.policy: Policy | None = None
-        """Who judges."""
+        """The judge's settings."""
         self._waiting: list[_Request] = []
         self._lock = threading.Lock()
 
@@ -103,7 +103,7 @@ class OwnJudge(Judge):
         return wait
 
     def set_policy(self, policy: object) -> None:
-        """See `Judge`. A judge of its own is loaded now, if there is one.
+        """Take the policy; a judge with weights of its own is loaded now, if there is one.
 
         Raises:
             ConfigError: It cannot be loaded.

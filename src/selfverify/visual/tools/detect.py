@@ -69,14 +69,14 @@ class GroundingArguments(OnImage):
     """Arguments of `GroundingTool`."""
 
     text: Annotated[list[Phrase], Field(min_length=1, max_length=8)]
-    """What to look for: one phrase for each kind of thing."""
+    """The things to look for: one phrase for each kind of thing."""
 
 
 class SearchArguments(OnImage):
     """Arguments of `VisualSearch`."""
 
     objects: Annotated[list[Phrase], Field(min_length=1, max_length=8)]
-    """What to look for: one phrase for each kind of thing."""
+    """The things to look for: one phrase for each kind of thing."""
 
 
 G = TypeVar("G", bound=OnImage)
