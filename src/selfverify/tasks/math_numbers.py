@@ -305,9 +305,10 @@ class Algebra:
         if exponent is None:
             return value
         tower, self._powers = self._powers > powers, self._powers + 1
-        if self.letters and (tower or abs(exponent) >= 1_000 or (summed and abs(exponent) > MOST_POWER)):
+        times = max(exponent, -exponent)
+        if self.letters and (tower or times >= 1_000 or (summed and times > MOST_POWER)):
             return self._beyond()
-        if size(value) * abs(exponent) > MAX_BITS:
+        if size(value) * times > MAX_BITS:
             return self._beyond()
         return _compute(_raise, value, exponent)
 
@@ -344,10 +345,10 @@ class Algebra:
             return _root(self._argument() if text == "\\sqrt" else self._atom(), degree)
         if text == "|":
             self._bars += 1
-            value = abs(self._sum())
+            value = self._sum()
             self._bars -= 1
             if self._take("|"):
-                return value
+                return max(value, -value)
         elif text in OPENING:
             bars, self._bars = self._bars, 0
             value = self._sum()
