@@ -75,9 +75,8 @@ def compare(target: Target, answer: str) -> Comparison:
     gold, own = read(target.text, target.unit), read(answer, target.unit)
     if gold is None or own is None:
         return _verdict(gold is own and words(answer) == words(target.text))
-    if gold == own:  # an expression without letters has a value to vote by
-        valued = isinstance(own, Expression) and not own.signs and len(own.latex) <= MAX_ASKED
-        return Comparison("right", own.latex, own.latex) if valued else RIGHT
+    if gold == own and isinstance(own, Expression) and not own.signs and len(own.latex) <= MAX_ASKED:
+        return Comparison("right", own.latex, own.latex)  # it has a value to vote by
     return compare_values(gold, own, target)
 
 
@@ -87,9 +86,10 @@ def compare_values(gold: Value, own: Value, target: Target) -> Comparison:
         return RIGHT
     if isinstance(gold, Named) or isinstance(own, Named):
         return _compare_named(gold, own, target)
+    if isinstance(gold, Label) and isinstance(own, Label):
+        return _verdict(gold.text.replace(" ", "") == own.text.replace(" ", ""))
     if isinstance(gold, Label) or isinstance(own, Label):
-        same = isinstance(gold, Label) and isinstance(own, Label)
-        return _verdict(same and gold.text.replace(" ", "") == own.text.replace(" ", ""))
+        return WRONG
     if isinstance(gold, Expression) and isinstance(own, Expression) and gold.equation and own.equation:
         return _ask(gold, own)
     if any(isinstance(value, Expression) and value.equation for value in (gold, own)):
@@ -258,7 +258,7 @@ def same_number(gold: Number, answer: Number, target: Target) -> bool:
     decimal = gold.decimal or answer.decimal
     if _near(gold.worth, answer.worth, decimal, target):
         return True
-    if gold.percent == answer.percent or not (gold.percent or abs(gold.value) > 1):
+    if gold.percent == answer.percent or not (gold.percent or max(gold.value, -gold.value) > 1):
         return False
     return _near(gold.value, answer.value, decimal, target)
 

@@ -76,9 +76,10 @@ def written(parts: Sequence[Token]) -> str:
 
 # ------------------------------------------------------------------------------------------------- units
 
-_PREFIXES = frozenset("TGMkhdcmunpf")
-_LONG = {"tera": "T", "giga": "G", "mega": "M", "kilo": "k", "hecto": "h", "deci": "d", "centi": "c"}
-_LONG |= {"milli": "m", "micro": "u", "nano": "n", "pico": "p"}
+_PREFIXES = {
+    "T": "tera", "G": "giga", "M": "mega", "k": "kilo", "h": "hecto", "d": "deci", "c": "centi", "m": "milli",
+    "u": "micro", "n": "nano", "p": "pico", "f": "femto",
+}  # fmt: skip
 _METRIC = {
     "m": "meter metre 米", "g": "gram gramme 克", "s": "second sec 秒", "A": "ampere amp", "mol": "mole",
     "K": "kelvin", "N": "newton", "J": "joule", "W": "watt", "V": "volt", "C": "coulomb", "Hz": "hertz",
@@ -96,11 +97,13 @@ _PLAIN_UNITS = {
     "knot": "", "amu": "", "AU": "", "'": "", '"': "", "cm": "厘米", "mm": "毫米", "km": "千米 公里",
     "kg": "千克 公斤",
 }  # fmt: skip
-_UNITS = {**CURRENCY, **{name: name for name in _METRIC | _PLAIN_UNITS}}
-for _name, _spellings in (_METRIC | _PLAIN_UNITS).items():
-    for _spelling in (_name, *_spellings.split()):
-        # "ms" is no "m", but "mins" is "min".
-        _UNITS |= {_spelling: _name} | ({f"{_spelling}s": _name} if len(_spelling) > 1 else {})
+_UNITS = dict(CURRENCY)
+for _prefix, _long in {"": "", **_PREFIXES}.items():
+    for _name, _spellings in (_METRIC if _prefix else _PLAIN_UNITS | _METRIC).items():
+        _UNITS.setdefault(_prefix + _name, _prefix + _name)  # "ft" is a foot, no femtotonne
+        for _spelling in (_name, *_spellings.split()):
+            _short = len(_spelling) == 1 and _spelling.isascii()
+            _UNITS.setdefault((_prefix if _short else _long) + _spelling, _prefix + _name)
 _RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "fps": ("ft", "s")}
 _SCALES = {"C": "°C", "F": "°F", "celsius": "°C", "fahrenheit": "°F"}
 _SHAPES = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
@@ -120,15 +123,9 @@ Unit = tuple[tuple[str, int], ...]
 
 def unit_name(text: str) -> str | None:
     """Return a unit's usual sign: that of ``kilometers`` is ``km``; None for a word that is no unit."""
-    for spelling in (text, text.lower()) if len(text) > 2 else (text,):
-        if spelling in _UNITS:
-            return _UNITS[spelling]
-        for prefix, sign in _LONG.items():
-            if spelling.startswith(prefix) and _UNITS.get(spelling.removeprefix(prefix)) in _METRIC:
-                return sign + _UNITS[spelling.removeprefix(prefix)]
-    if text[:1] in _PREFIXES and (text[1:] in _METRIC or text[1:] == "L"):
-        return text[0] + _UNITS[text[1:]]
-    return unit_name(text[:-1]) if len(text) > 2 and text.endswith("s") else None
+    found = _UNITS.get(text) or (_UNITS.get(text.lower()) if len(text) > 2 else None)
+    # "ms" is no "m", but "mins" is "min".
+    return found or (unit_name(text[:-1]) if len(text) > 2 and text.endswith("s") else None)
 
 
 def read_unit(parts: Sequence[Token]) -> Unit | None:
@@ -305,9 +302,10 @@ class Algebra:
         if exponent is None:
             return value
         tower, self._powers = self._powers > powers, self._powers + 1
-        if self.letters and (tower or abs(exponent) >= 1_000 or (summed and abs(exponent) > MOST_POWER)):
+        times = max(exponent, -exponent)
+        if self.letters and (tower or times >= 1_000 or (summed and times > MOST_POWER)):
             return self._beyond()
-        if size(value) * abs(exponent) > MAX_BITS:
+        if size(value) * times > MAX_BITS:
             return self._beyond()
         return _compute(_raise, value, exponent)
 
@@ -344,10 +342,10 @@ class Algebra:
             return _root(self._argument() if text == "\\sqrt" else self._atom(), degree)
         if text == "|":
             self._bars += 1
-            value = abs(self._sum())
+            value = self._sum()
             self._bars -= 1
             if self._take("|"):
-                return value
+                return max(value, -value)
         elif text in OPENING:
             bars, self._bars = self._bars, 0
             value = self._sum()
@@ -447,12 +445,11 @@ def _root(value: Exact, degree: Exact) -> Exact:
     if isinstance(degree, float) or degree.denominator != 1 or degree < 2 or (value < 0 and degree % 2 == 0):
         return math.nan
     sign, n = (-1 if value < 0 else 1), int(degree)
-    if isinstance(value, Fraction):
-        parts = [abs(value.numerator), value.denominator]
-        roots = [round(part ** (1 / n)) if part < 2**52 else 0 for part in parts]
-        if [root**n for root in roots] == parts:
-            return Fraction(sign * roots[0], roots[1])
-    return _compute(lambda a, b: sign * abs(float(a)) ** (1 / float(b)), value, degree)
+    root = _compute(lambda a, b: abs(float(a)) ** (1 / float(b)), value, degree)
+    if isinstance(value, Fraction) and math.isfinite(root) and n < 100:
+        exact = Fraction(root).limit_denominator(10**6)
+        root = exact if exact**n == abs(value) else root
+    return sign * root
 
 
 def size(value: Exact) -> int:

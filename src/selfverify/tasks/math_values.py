@@ -319,17 +319,18 @@ def _equal(sides: list[Parts], signs: list[str], unit: str) -> Value | None:
         return Named(name, value) if name and value is not None else value
     # "5-3" alone would be a score.
     values = [_quantity(side, unit) or _read(side, unit) for side in sides]
-    numbers = [value.worth for value in values if isinstance(value, Number)]
+    numbers = [value for value in values if isinstance(value, Number)]
     if len(numbers) < len(values):
         both = [*sides[0], Token("other", "=", True), *sides[1]]
         plain = not name and signs == ["="] and None not in values
         return _equation(both, sides) if plain else None
-    rounded = values.pop() if signs[-1] == "\\approx" else None
-    if any(apart(numbers[0], x) > Fraction(1, 10**9) for x in numbers[: len(values)]):
+    rounded = numbers.pop() if signs[-1] == "\\approx" else None
+    first = numbers[0].worth
+    if any(apart(first, number.worth) > Fraction(1, 10**9) for number in numbers):
         return None
-    if apart(numbers[0], numbers[-1]) > Fraction(1, 50):
+    if rounded is not None and apart(first, rounded.worth) > Fraction(1, 50):
         return None
-    return Named(name, values[-1], rounded)
+    return Named(name, numbers[-1], rounded)
 
 
 def _inequality(sides: list[Parts], order: list[tuple[int, bool]], unit: str) -> Named | None:
