@@ -26,12 +26,13 @@ def test_equal_confidences_share_a_bin():
 
 
 def test_risk_coverage_by_hand():
-    """Right, wrong, right: risks 0, 1/2, 1/3, mean 5/18; joint 0, 0, 1/3, 1/3: (0 + 1/6 + 1/3)/3."""
-    coverage, risk = risk_coverage([0.9, 0.5, 0.2], [1, 0, 1])
+    """Right, wrong, wrong: risks 0, 1/2, 2/3, mean 7/18; joint 0, 0, 1/3, 2/3: (0 + 1/6 + 1/2)/3."""
+    confidence, correct = [0.5, 0.9, 0.2], [0, 1, 0]
+    coverage, risk = risk_coverage(confidence, correct)
     np.testing.assert_allclose(coverage, [1 / 3, 2 / 3, 1])
-    np.testing.assert_allclose(risk, [0, 1 / 2, 1 / 3])
-    assert aurc([0.9, 0.5, 0.2], [1, 0, 1]) == pytest.approx(5 / 18)
-    assert augrc([0.9, 0.5, 0.2], [1, 0, 1]) == pytest.approx(1 / 6)
+    np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
+    assert aurc(confidence, correct) == pytest.approx(7 / 18)
+    assert augrc(confidence, correct) == pytest.approx(2 / 9)
 
 
 def test_ties_are_the_mean_over_orders():
