@@ -288,8 +288,9 @@ def check_rules(text: str) -> None:
             assert abs(obvious_value(content) - 42) < 1e-3, text
     letter = read_choice(text, ANGLES)
     if letter is not None and "\\boxed" not in text:
-        # Of several statements the last one counts.
-        told = re.split("(?i)answer(?: is|:)", text)[-1] if re.match(r"(?i)\W*(the )?answer", text) else text
+        told = text
+        if re.match(r"(?i)\W*(the )?answer", text):  # of several statements the last one counts, to its end
+            told = re.split(r"\.\s+(?=[A-Z]\S*\s+\S)", re.split("(?i)answer(?: is|:)", text)[-1])[0]
         assert set(re.findall(r"(?<![A-Za-z])[A-D](?![A-Za-z])", told)) <= {letter}, text
         assert letter in text.upper() or ANGLES[letter].rstrip("°") in text, text
 
