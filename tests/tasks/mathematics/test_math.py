@@ -274,7 +274,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers on the last side of an answer (42; 84/2; 41 1/1), but for powers of units."""
-    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=cm))\d", " ", text.split("=")[-1])
+    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=m))\d", " ", text.split("=")[-1])
     side = re.sub(r"frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", side)
     return sum(map(Fraction, re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", side))), Fraction())
 
