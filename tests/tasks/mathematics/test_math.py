@@ -274,7 +274,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers on the last side of an answer (42; 84/2; 41 1/1), but for powers of units."""
-    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=cm))\d", " ", text.split("=")[-1])
+    side = re.sub(r"(?:\^\s*\{?\s*-?|(?<=m))\d", " ", text.split("=")[-1])
     side = re.sub(r"frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", side)
     return sum(map(Fraction, re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", side))), Fraction())
 
@@ -288,8 +288,9 @@ def check_rules(text: str) -> None:
             assert abs(obvious_value(content) - 42) < 1e-3, text
     letter = read_choice(text, ANGLES)
     if letter is not None and "\\boxed" not in text:
-        # Of several statements the last one counts.
-        told = re.split("(?i)answer(?: is|:)", text)[-1] if re.match(r"(?i)\W*(the )?answer", text) else text
+        told = text
+        if re.match(r"(?i)\W*(the )?answer", text):  # of several statements the last one counts, to its end
+            told = re.split(r"\.\s+(?=[A-Z]\S*\s+\S)", re.split("(?i)answer(?: is|:)", text)[-1])[0]
         assert set(re.findall(r"(?<![A-Za-z])[A-D](?![A-Za-z])", told)) <= {letter}, text
         assert letter in text.upper() or ANGLES[letter].rstrip("°") in text, text
 
