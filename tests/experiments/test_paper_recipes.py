@@ -146,12 +146,14 @@ def test_every_recipe_at_the_papers_scale_is_in_the_table() -> None:
 
 
 def test_smartsnaps_evaluation_has_a_judge_of_its_own() -> None:
-    """Section 4.2: it reads the whole trajectory; all else is as in training."""
+    """Section 4.2: it is another model and reads the whole trajectory; all else is as in training."""
     for name in ("smartsnap-qwen3-8b", "smartsnap-llama3.1-8b"):
         recipe = load_recipe(name)
         trained, measured = recipe.task.options, recipe.measured_task.options
         assert measured["agent"]["evidence"].pop("judged") == "all"
         del trained["agent"]["evidence"]["judged"]
+        own, other = trained.pop("judge"), measured.pop("judge")
+        assert own["server"]["model"] != other["server"]["model"]
         assert trained == measured
 
 

@@ -206,7 +206,7 @@ def fuzzed() -> Iterator[tuple[str, str]]:
 def test_readings_are_reflexive_symmetric_and_quick() -> None:
     before = ""
     for target, content in itertools.islice(fuzzed(), 10_000):
-        begun = time.process_time()
+        begun = time.thread_time()
         assert compare(Target(content), content).verdict == "right", content
         compare(Target(target), content)
         assert isinstance(answer_key(content), str)
@@ -215,7 +215,7 @@ def test_readings_are_reflexive_symmetric_and_quick() -> None:
             there, back = (compare(Target(a), b) for a, b in ((before, content), (content, before)))
             assert not before or there == back, (before, content)
             before = content
-        assert time.process_time() - begun < 0.5, content
+        assert time.thread_time() - begun < 0.5, content
 
 
 @pytest.mark.slow
