@@ -39,10 +39,10 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.features import ByteCache, tensor_bytes
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy

@@ -28,9 +28,10 @@ from common import arguments, finish, forget_images, make_problems, model_folder
 from PIL import Image
 
 from selfverify.core.config import SamplingConfig
+from selfverify.core.trajectory import SampleIndex
 from selfverify.policy.decoding import TokenSampler
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.recomputing_sessions import RecomputingSession

@@ -17,7 +17,7 @@ from trl.chat_template_utils import qwen3_template
 
 from selfverify.connectors.pool import LocalSource
 from selfverify.core.problem import Problem
-from selfverify.integrations.trl_environment import TrlEnvironments
+from selfverify.integrations.trl import TrlEnvironments
 
 
 class Forced(LogitsProcessor):

@@ -14,7 +14,7 @@ import pytest
 from data_files import png
 from reproduce.convert_android_control import convert, forest_boxes, parse_example
 from selfverify.core.errors import DataError
-from selfverify.data import Rows, open_rows
+from selfverify.data.rows import Rows, open_rows
 
 # CRC32C bit by bit (RFC 3720), so that what is tested does not check itself.
 

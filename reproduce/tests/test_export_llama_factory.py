@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from reproduce import export_llama_factory
 from reproduce.export_llama_factory import export_looks
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.experiments.visual_data import read_pairs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_files import base64_png, png
 from selfverify.core.errors import DataError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 
 
 def write_tsv(path: Path, rows: list[dict[str, Any]], separator: str = "\t") -> Path:

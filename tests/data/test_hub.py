@@ -37,7 +37,7 @@ configs:
 """
 PROGRAM = """\
 import json, sys
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 for asked in json.loads(sys.argv[1]):
     try:
         rows = open_rows(**asked)

@@ -11,8 +11,8 @@ import pytest
 
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import DataError
-from selfverify.data import open_rows
 from selfverify.data.records import JsonList
+from selfverify.data.rows import open_rows
 
 ROW = {"question": "How many?", "answer": "3"}
 

@@ -18,8 +18,8 @@ from data_files import (
     write_odyssey,
 )
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data import open_rows
 from selfverify.data.gui_actions import check_action
+from selfverify.data.rows import open_rows
 
 
 def test_gui_odyssey(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from data_files import base64_png, png, write_jsonl
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.tasks.math import Math
 
 ROW = {"question": "How many?", "answer": "3"}

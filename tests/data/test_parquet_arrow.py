@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
 from data_files import png
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 
 OPEN_R1 = {
     "image": {"bytes": png(40, 30), "path": None},
@@ -193,7 +193,7 @@ def test_a_selection_that_is_saved_is_what_is_read(tmp_path: Path) -> None:
 def test_the_library_is_imported_when_a_file_needs_it(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("question\tanswer\nHow much?\t1.50\n")
     program = (
-        "import sys; from selfverify.data import open_rows; "
+        "import sys; from selfverify.data.rows import open_rows; "
         "assert open_rows('a.tsv')[0]['answer'] == '1.50'; "
         "assert not {'datasets', 'pandas', 'pyarrow'} & sys.modules.keys()"
     )

@@ -22,7 +22,7 @@ from reproduce.tests.test_convert_android_control import android_episode, write_
 from selfverify.agents.android.androidlab import read_tasks
 from selfverify.core.errors import DataError
 from selfverify.core.tags import parse_tagged
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.grounding import Grounding

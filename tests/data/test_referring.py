@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from data_files import base64_png, png, write_jsonl, write_reasonseg
-from selfverify.data import open_rows
 from selfverify.data.grounding import draw_mask
+from selfverify.data.rows import open_rows
 
 ASKED = "Please provide the bounding box coordinate of the region this sentence describes: the lady in blue."
 

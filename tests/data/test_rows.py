@@ -26,8 +26,8 @@ from data_files import (
 )
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EventLog, read_events, story
-from selfverify.data import FORMATS, open_rows
-from selfverify.data.formats import detect
+from selfverify.data.formats import FORMATS, detect
+from selfverify.data.rows import open_rows
 
 ROW = {"question": "How many?", "answer": "3"}
 SHAPES: dict[str, Any] = {"text": "café", "shapes": []}

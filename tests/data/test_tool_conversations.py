@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.data import open_rows
 from selfverify.data.conversations import write_conversations
+from selfverify.data.rows import open_rows
 
 
 def called(number: str, name: str, **arguments: str) -> dict[str, Any]:

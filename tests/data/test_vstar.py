@@ -10,7 +10,7 @@ import pytest
 
 from data_files import png, write_jsonl
 from selfverify.core.errors import DataError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 
 
 def write(folder: Path, name: str, **changes: Any) -> None:

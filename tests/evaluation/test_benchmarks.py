@@ -20,7 +20,7 @@ from data_files import (
 )
 from sampled_threads import drawn, sampled_threads
 from selfverify.core.config import EvaluationConfig
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task

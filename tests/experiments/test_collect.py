@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.config import EvaluationConfig, RolloutLimits, SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.command_config import TeacherConfig

@@ -19,7 +19,7 @@ from data_files import (
 )
 from selfverify.cli.main import app
 from selfverify.core.policy_config import PolicyConfig
-from selfverify.data import open_rows
+from selfverify.data.rows import open_rows
 from selfverify.experiments.data_check import check_rows, summary
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

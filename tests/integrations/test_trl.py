@@ -24,7 +24,7 @@ from tiny_environment import TOOLS, Counter, described
 
 trl = pytest.importorskip("trl", exc_type=ImportError)
 
-from selfverify.integrations.trl_environment import TrlEnvironments, _with_tools  # noqa: E402
+from selfverify.integrations.trl import TrlEnvironments, _with_tools  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,10 @@ from selfverify.core.episode import Observation
 from selfverify.core.policy_config import AdapterConfig, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import TrainerConfig
+from selfverify.core.trajectory import SampleIndex
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.policy.kv_sessions import SampleIndex, SharedKVSession
+from selfverify.policy.kv_sessions import SharedKVSession
 from selfverify.policy.observation_encoding import ReplyEncoder
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy

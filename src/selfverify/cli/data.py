@@ -37,7 +37,7 @@ def check(
     - `selfverify data check refcoco_train.json --images coco --limit 1000`
     """
     from selfverify.core.policy_config import PolicyConfig
-    from selfverify.data import open_rows
+    from selfverify.data.rows import open_rows
     from selfverify.experiments.data_check import check_rows, summary
 
     where = settings.model_dump(exclude={"model", "max_pixels", "samples"})

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Author = Literal["policy", "environment"]
 
 
+SampleIndex = tuple[int, int]
+"""A sample: its problem's place in the batch, and its own in the group."""
+
+
 class Finish(StrEnum):
     """The way in which a turn or a trajectory ended."""
 

@@ -232,7 +232,7 @@ def open_rows(
     Args:
         path: A file, or a folder whose files belong together; where there is none of this name and it looks
             like ``owner/name``, a data set of the Hugging Face hub.
-        format: One of `selfverify.data.FORMATS`; by default what the files contain.
+        format: One of `selfverify.data.formats.FORMATS`; by default what the files contain.
         split: A subfolder, files whose names begin with it, or the value of a column ``split``; for
             GUI-Odyssey a list of ``splits``, such as ``random_split/test``; of the hub a split.
         config: Of the hub: which of its configurations (subsets).

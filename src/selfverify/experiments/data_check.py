@@ -19,10 +19,10 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_config import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.data import BadRow, ImageRef, Rows
 from selfverify.data.fields import Row, filled, shown
-from selfverify.data.images import decode_image
+from selfverify.data.images import ImageRef, decode_image
 from selfverify.data.questions import COLUMNS, GROUPINGS
+from selfverify.data.rows import BadRow, Rows
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.loading import load_structure
 from selfverify.tasks.base import user_turn

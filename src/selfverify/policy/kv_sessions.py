@@ -15,14 +15,11 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.decoding import Sample, TokenSampler, require_finite, uniform_draws
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward, Heard, append, batches, prefill, scores_at_once
 from selfverify.policy.packing import Continuation, SharedLayout
-
-SampleIndex = tuple[int, int]
-"""A thread: its prompt's place in the batch, and its own in the group."""
 
 
 class KVSession(Protocol):

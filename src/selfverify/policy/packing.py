@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from selfverify.policy.families import ImageInput
+if TYPE_CHECKING:
+    from selfverify.policy.families import ImageInput
 
 Masks = tuple[Tensor | None, Tensor | None]
 """Numbers added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""

@@ -17,12 +17,11 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.checks import refused_above
 from selfverify.policy.decoding import Sample, TokenSampler, derived_seed, require_finite, uniforms
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
-from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.policy.packing import Continuation, Continuations
 
 

@@ -23,7 +23,7 @@ from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import HungError
 from selfverify.core.events import note
-from selfverify.policy.kv_sessions import SampleIndex
+from selfverify.core.trajectory import SampleIndex
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyT
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged, token_ends
-from selfverify.core.trajectory import OBSERVATION, Finish, Segment
+from selfverify.core.trajectory import OBSERVATION, Finish, SampleIndex, Segment
 from selfverify.policy.chat import TooLongError, read_message
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy

@@ -21,10 +21,9 @@ from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Group, Trajectory
+from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.conversation import Conversation
 from selfverify.rollouts.episode_runner import (
     AWAITED,

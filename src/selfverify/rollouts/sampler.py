@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from PIL.Image import Image
 
@@ -15,9 +15,10 @@ from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Segment
-from selfverify.policy.encoding import Prompt
-from selfverify.policy.kv_sessions import SampleIndex
+from selfverify.core.trajectory import SampleIndex, Segment
+
+if TYPE_CHECKING:  # other engines hold conversations without our models
+    from selfverify.policy.encoding import Prompt
 
 
 class ContextFull(DataError):

@@ -14,11 +14,11 @@ from selfverify.core.episode import Episode, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
+from selfverify.core.trajectory import OBSERVATION, Finish, SampleIndex, Segment, Trajectory
 from selfverify.policy.chat import turn_end
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.episode_runner import outcome

@@ -26,9 +26,8 @@ from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.images import image_part
 from selfverify.core.problem import BETWEEN, Problem, content_parts, openai_messages
-from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Segment
+from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, SampleIndex, Segment
 from selfverify.policy.decoding import derived_seed
-from selfverify.policy.kv_sessions import SampleIndex
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn
 from selfverify.rollouts.script_sampler import TextSampler
 from selfverify.tasks.tool_calls import read_calls, read_json

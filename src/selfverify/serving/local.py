@@ -19,11 +19,11 @@ from selfverify.clients.replies import Completion
 from selfverify.core.config import SamplingConfig
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, SampleIndex, Segment, Trajectory
 from selfverify.policy.chat import TooLongError, has_too_many_characters
 from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.kv_sessions import SampleIndex, TokenCallback
+from selfverify.policy.kv_sessions import TokenCallback
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite

@@ -23,8 +23,7 @@ from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, Trajectory
-from selfverify.policy.kv_sessions import SampleIndex
+from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler
 from selfverify.rollouts.rollout import rollout

@@ -26,13 +26,13 @@ from selfverify.core.config import Config, PathText
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem, Split
-from selfverify.data import Rows, open_rows, validated
 from selfverify.data.fields import Convert, Images, Place, Row
+from selfverify.data.rows import Rows, open_rows, validated
 from selfverify.tasks.base import Space, Task, TaskConfig
 
 
 class DataFileConfig(Config):
-    """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
+    """A data file or folder, and how it is read (`selfverify.data.rows.open_rows`)."""
 
     path: PathText = Field(
         min_length=1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from PIL.Image import Image
@@ -20,10 +21,12 @@ from torch.nn.utils.rnn import pad_sequence
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Alternatives, Credit, Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
-from selfverify.policy.encoding import Encoder, Prompt
-from selfverify.policy.families import ImageInput
 from selfverify.policy.packing import Continuation
-from selfverify.rollouts.rollout import Rollout
+
+if TYPE_CHECKING:  # other trainers ask for streams without our models
+    from selfverify.policy.encoding import Encoder, Prompt
+    from selfverify.policy.families import ImageInput
+    from selfverify.rollouts.rollout import Rollout
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
-from selfverify.core.trajectory import Finish
+from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.objectives.advantage import step_log_ratios
 from selfverify.policy.encoding import longest_row
-from selfverify.policy.kv_sessions import KVSession, SampleIndex
+from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
