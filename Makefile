@@ -7,15 +7,16 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 VENV ?= .venv
 VLLM ?= .venv-vllm
 OPENENV ?= .venv-openenv
+VERL ?= .venv-verl
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 DISTRIBUTIONS := $(wildcard environments/*/pyproject.toml)
 
 CHECKED := tests/test_layers.py tests/test_house.py tests/core tests/objectives tests/selection tests/data
-ALL ?= lint docs browser test slow vllm openenv quickstart smartsnap
+ALL ?= lint docs browser test slow vllm verl openenv quickstart smartsnap
 
-.PHONY: quickstart smartsnap check test slow goldens vllm openenv docs browser lint format clean all
+.PHONY: quickstart smartsnap check test slow goldens vllm verl openenv docs browser lint format clean all
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -45,6 +46,10 @@ goldens: $(VENV)/.stamp-test
 # What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
 vllm: $(VLLM)/.stamp
 	$(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
+
+# The methods on verl's own trainer, in an environment of its own: verl needs an older transformers than we do.
+verl: $(VERL)/.stamp
+	PYTHONPATH=src:environments/phone:tests/with_verl VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=cpu_platform,cpu_engine $(VERL)/bin/python -W ignore -m pytest -q --noconftest -m 'slow or not slow' tests/with_verl
 
 # OpenEnv's own package against our server and client, in an environment of its own: it needs an older mcp.
 openenv: $(OPENENV)/.stamp
@@ -122,6 +127,15 @@ $(VLLM)/.stamp: constraints-vllm.txt environments/phone/pyproject.toml tests/wit
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -e ./environments/phone
 	cp tests/with_vllm/sitecustomize.py "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
+# torchvision's usual wheel is linked against CUDA; emptied, this file of it lets the rest be imported on a CPU.
+$(VERL)/.stamp: constraints-verl.txt
+	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --disable-pip-version-check -c constraints-verl.txt torch
+	$(VERL)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-verl.txt
+	: > "$$($(VERL)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchvision/_meta_registrations.py"
 	@touch $@
 
 $(OPENENV)/.stamp:

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 LAYERS = (
     *("core", "objectives", "selection", "data", "tasks", "policy", "clients", "connectors", "rollouts"),
     *("agents", "visual", "verifiers", "evaluation", "reports", "methods", "trainer", "serving"),
-    *("integrations", "experiments", "cli"),
+    *("experiments", "integrations", "cli"),
 )
 """The folders from the bottom up. A folder imports itself and folders that stand before it."""
 

@@ -115,6 +115,15 @@ def train(recipe: RecipeName, settings: TrainConfig, overrides: Overrides = None
             typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
         typer.echo(to_yaml(loaded), nl=False)
         return
+    if loaded.engine is not None:
+        if settings.resume or settings.overwrite or settings.replay is not None:
+            raise ConfigError(
+                f"--resume, --overwrite and --replay are our own trainer's; {loaded.engine.name} goes on by "
+                "itself (engine.options: trainer.resume_mode)"
+            )
+        from selfverify.integrations.verl.launch import start
+
+        start(loaded)
     from selfverify.core import ranks
     from selfverify.core.events import EVENTS_FILE, read_events, story
     from selfverify.experiments.run import start_processes

@@ -194,6 +194,29 @@ class SamplingConfig(Config):
         return self
 
 
+class EngineConfig(Config):
+    """Another trainer that runs the recipe, such as for full fine-tuning of models of 7B and more."""
+
+    name: Literal["verl"] = Field("verl", description="verl >= 0.9.1, < 0.10, in an environment of its own.")
+    mode: Literal["sync", "colocate", "async"] = Field(
+        "sync",
+        description="Sample and learn in turn; sample the next batch ahead on the same GPUs; or sample on "
+        "GPUs of their own.",
+    )
+    nodes: int = Field(1, ge=1, description="Machines.")
+    gpus_per_node: int = Field(8, ge=1, description="GPUs of each.")
+    prompt_tokens: int = Field(2048, ge=1, description="The longest prompt, images included.")
+    response_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="The longest conversation behind its prompt, what environments show included; null is "
+        "the turns times `sampling.max_new_tokens`.",
+    )
+    options: dict[str, Any] = Field(
+        {}, description="The engine's own keys with dots, passed as they are; they count last."
+    )
+
+
 class RolloutLimits(Config):
     """Limits of one rollout's conversations."""
 

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, field_validator, model_serializer, 
 
 from selfverify.core.config import (
     Config,
+    EngineConfig,
     EpisodeConfig,
     EvaluationConfig,
     PathText,
@@ -197,6 +198,9 @@ class Recipe(Config):
         default_factory=dict,
         description="Options of the task that differ in evaluations, such as a judge apart from training's; "
         "what is not named here is as in `task`.",
+    )
+    engine: EngineConfig | None = Field(
+        None, description="Another trainer that runs the recipe; null is our own."
     )
     stopping: StoppingConfig | None = Field(
         None,

@@ -21,7 +21,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
-    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -399,6 +398,8 @@ def load(config: PolicyConfig) -> Loaded:
     source = _find(config)
     # A GGUF file is turned into ordinary weights. A quantised model could be neither trained nor saved.
     packed = "gguf_file" in source.options
+    from transformers import GgufConfig  # newer than the transformers of other trainers
+
     unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
     make = partial(
         source.model_class.from_pretrained,

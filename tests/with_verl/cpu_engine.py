@@ -1,0 +1,128 @@
+"""verl's engine and rollouts on a CPU; ``VERL_USE_EXTERNAL_MODULES`` names this module.
+
+It registers verl's FSDP engine for the platform of `cpu_platform`, and a rollout server that is transformers'
+``generate`` in a Ray actor. Two of verl's names are replaced: its group of processes names the device twice
+on a CPU, and offloading to a CPU pins memory, which needs a GPU. Position ids of image models are mended
+where all rows of a batch are equally long (`_mend_position_ids`).
+"""
+
+import os
+
+import ray
+import torch
+import verl.utils.distributed
+import verl.utils.tensordict_utils
+import verl.workers.engine.fsdp.transformer_impl
+from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+
+def _start_group(timeout_second=None, backend=None):
+    if not torch.distributed.is_initialized():
+        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+
+
+def _mend_position_ids(data):
+    """Make M-RoPE's position ids ragged in their length.
+
+    verl 0.9.1 marks them so, but where all rows of a batch are equally long torch has made them ragged in
+    their four axes, and unbinding fails. Only answers as short as those of tests are all equally long.
+    """
+    ids = data.get("position_ids", None)
+    if ids is None or ids.dim() != 3 or not ids.is_nested:
+        return
+    if ids._values.shape[0] != 4:
+        rows = ids._values.unflatten(0, (-1, 4))
+        count, _, length = rows.shape
+        flat = rows.permute(1, 0, 2).reshape(4, count * length).contiguous()
+        ends = torch.arange(count + 1) * length
+        data["position_ids"] = torch.nested.nested_tensor_from_jagged(flat, ends, jagged_dim=2)
+    data["position_ids"]._ragged_idx = 2
+
+
+verl.utils.distributed.initialize_global_process_group_ray = _start_group
+verl.utils.tensordict_utils.maybe_fix_3d_position_ids = _mend_position_ids
+verl.workers.engine.fsdp.transformer_impl.CPUOffloadPolicy = lambda pin_memory=True: CPUOffloadPolicy(
+    pin_memory=False
+)
+EngineRegistry.register("language_model", ["fsdp", "fsdp2"], "cpu")(FSDPEngineWithLMHead)
+
+
+@ray.remote
+class GenerateServer:
+    """Samples one conversation at a time with transformers' ``generate``."""
+
+    def __init__(self, path, limit):
+        torch.set_num_threads(1)
+        self.model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+        self.tokenizer, self.processor = (
+            AutoTokenizer.from_pretrained(path),
+            AutoProcessor.from_pretrained(path),
+        )
+        self.limit, self.steps = limit, 0
+
+    def ready(self):
+        return True
+
+    def load(self, state, global_steps):
+        assert not self.model.load_state_dict(state, strict=False).unexpected_keys
+        self.steps = global_steps
+
+    @torch.no_grad()
+    def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, **more):
+        ids, extra = torch.tensor([list(prompt_ids)]), {}
+        if image_data:
+            made = self.processor.image_processor(images=image_data, return_tensors="pt")
+            extra = {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
+            extra["mm_token_type_ids"] = (ids == self.model.config.image_token_id).long()
+        made = self.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0,
+            top_k=0, top_p=1.0,
+            max_new_tokens=int(sampling_params.get("max_tokens") or self.limit), return_dict_in_generate=True,
+            output_logits=True, pad_token_id=self.tokenizer.pad_token_id, **extra,
+        )  # fmt: skip
+        new = made.sequences[0, ids.shape[1] :].tolist()
+        rows = zip(made.logits, new, strict=True)
+        return TokenOutput(
+            token_ids=new,
+            log_probs=[float(row[0].float().log_softmax(-1)[token]) for row, token in rows],
+            stop_reason="completed" if new[-1] == self.tokenizer.eos_token_id else "length",
+            num_preempted=0,
+            extra_fields={"global_steps": self.steps},
+        )
+
+
+class GenerateReplica(RolloutReplica):
+    async def launch_servers(self):
+        name = f"generate_{self.replica_rank}"
+        server = GenerateServer.options(name=name, max_concurrency=1, num_cpus=0).remote(
+            self.model_config.path, self.config.response_length
+        )
+        await server.ready.remote()
+        self.servers, self._server_handle, self._server_address = [server], server, name
+
+    async def _nothing(self, *args, **kwargs):
+        pass
+
+    wake_up = sleep = abort_all_requests = resume_generation = _nothing
+    clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+
+
+class GenerateRollout(BaseRollout):
+    async def resume(self, tags):
+        pass
+
+    async def release(self):
+        pass
+
+    async def update_weights(self, weights, global_steps=None, **more):
+        state = {name: tensor.detach().float().cpu().clone() for name, tensor in weights}
+        await ray.get_actor(f"generate_{int(os.environ['RANK'])}").load.remote(state, global_steps)
+
+
+RolloutReplicaRegistry.register("generate", lambda: GenerateReplica)
+_ROLLOUT_REGISTRY["generate", "async"] = "cpu_engine.GenerateRollout"
