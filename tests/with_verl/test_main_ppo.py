@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PATHS = [str(path) for path in (HERE, ROOT / "src", ROOT / "environments" / "phone")]
 ENGINE = {
     "data.dataloader_num_workers": 0,
     "actor_rollout_ref.model.use_remove_padding": False,
@@ -59,7 +61,7 @@ def steps_of(folder, method, path, response_tokens):
         "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "cpu_platform,cpu_engine",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "disabled",
-        "RAY_DEDUP_LOGS": "0", "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "RAY_DEDUP_LOGS": "0", "PYTHONPATH": os.pathsep.join(PATHS),
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", "-c", START, json.dumps(recipe)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, cwd=folder)
@@ -88,7 +90,7 @@ def test_adpo_learns_two_steps(tmp_path):
 def test_adapo_asks_again(tmp_path):
     """Two turns: the second request is the environment's, and is not learnt."""
     adapo = {"name": "adapo", "second_turn": "Check the answer.", "kl": 0.03, "kl_scale": 0.05}
-    path = HERE.parents[1] / "reproduce" / "weights" / "digits-two-turns"
+    path = ROOT / "reproduce" / "weights" / "digits-two-turns"
     first, second = steps_of(tmp_path, adapo, str(path), 160)
     assert first["selfverify/accuracy"] == first["critic/score/mean"] > 0
     assert first["actor/grad_norm"] > 0 and second["actor/selfverify_kl_loss"] > 0
