@@ -303,11 +303,11 @@ class TurnsSFT(TwoTurnMethod):
         """Return the second turn that is shown behind ``first``."""
         from selfverify.policy.chat import turn_end
         from selfverify.policy.decoding import Sample
-        from selfverify.rollouts.policy_sampler import sampled_turn
+        from selfverify.rollouts.sampler import sampled_turn
 
         if first.finish != Finish.STOP:
             return first  # which is the last turn
-        tagged = parse_tagged(sampled_turn(policy, first).turn.text, task.tags)
+        tagged = parse_tagged(sampled_turn(policy.tokenizer, first).turn.text, task.tags)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
         if self.config.source == "checked":
             text = task.recheck(problem, tagged, rng)

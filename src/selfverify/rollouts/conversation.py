@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from selfverify.core.episode import Episode, EpisodeResult, Observation
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.tags import channel_lengths
+from selfverify.core.tags import Tagged, channel_lengths
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
-from selfverify.rollouts.episode_runner import ask, begin, outcome
+from selfverify.rollouts.episode_runner import ask, begin, ending_of, outcome
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn
+from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +209,31 @@ class Conversation:
         name = self.problem.id
         message = f"problem {name}: a conversation has reached {error}"
         note(logger, "context_full", message, problem=name, turn=len(self.turns), tokens=error.tokens)
+
+
+def find_results(task: Task, talks: Sequence[Conversation]) -> None:
+    """Ask what came of conversations that are over; the task sees all their answers before."""
+    whole = [(talk, talk.episode) for talk in talks if talk.episode and not talk.error]
+    answers: list[tuple[Problem, Tagged]] = []
+    for talk, episode in whole:
+        given = outcome(partial(_answers, episode))
+        if isinstance(given, Exception):
+            talk.fail(given)
+        else:
+            answers += [(talk.problem, tagged) for tagged in given]
+    task.prepare(answers)
+    for talk, episode in whole:
+        if talk.error is not None:
+            continue
+        ending = outcome(partial(ending_of, episode, len(talk.turns)))
+        if isinstance(ending, Exception):
+            talk.fail(ending)  # as of a reply: no verdict, never a 0
+        else:
+            talk.ending = ending
+
+
+def _answers(episode: Episode) -> list[Tagged]:
+    return list(episode.answers())
 
 
 def _divided(whole: Segment, ends: Sequence[int], channels: Sequence[tuple[str, int]]) -> list[Segment]:

@@ -13,17 +13,16 @@ from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem, Split
-from selfverify.core.tags import Tagged, token_ends
-from selfverify.core.trajectory import OBSERVATION, Finish, SampleIndex, Segment
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish, SampleIndex
 from selfverify.policy.chat import TooLongError, read_message
-from selfverify.policy.decoding import Sample
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.kv_sessions import KVSession
 from selfverify.policy.observation_encoding import ReplyEncoder, without_written_end
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import rollout
-from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn
+from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, sampled_turn
 from selfverify.tasks.base import Task, Verdict
 
 
@@ -188,7 +187,7 @@ class PolicySampler:
         found = {}
         for index, sample in self._kv.generate(turns, more).items():
             here, tools = self._positions[index], self._problems[index[0]].tools
-            said = sampled_turn(self.policy, sample)
+            said = sampled_turn(self.policy.tokenizer, sample)
             said.turn.message = read_message(self.policy.loaded, said.segment.text, tools)
             here.used, here.turns, here.said = here.used + len(sample.tokens), here.turns + 1, sample.tokens
             here.began = True
@@ -208,15 +207,6 @@ class PolicySampler:
             here = self._positions[index]
             here.back()
             here.used, here.turns, here.said = here.before
-
-
-def sampled_turn(policy: Policy, sample: Sample) -> SampledTurn:
-    """Return a sample as a turn of a conversation."""
-    text, ends = token_ends(policy.tokenizer, sample.tokens)
-    segment = Segment(OBSERVATION, sample.tokens, sample.logprobs, text, finish=sample.finish)
-    if sample.finish == Finish.STOP:
-        text = text[: ends[-2] if len(ends) > 1 else 0]  # without the token that ends it
-    return SampledTurn(PolicyTurn(text, list(sample.tokens), sample.finish, 0), segment, ends)
 
 
 def ask_policy(

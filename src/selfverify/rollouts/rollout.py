@@ -20,11 +20,10 @@ from selfverify.core.episode import Episode, Observation, RolloutHook
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, SampleIndex, Trajectory
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.encoding import Prompt
-from selfverify.rollouts.conversation import Conversation
+from selfverify.rollouts.conversation import Conversation, find_results
 from selfverify.rollouts.episode_runner import (
     AWAITED,
     JUDGED,
@@ -32,8 +31,6 @@ from selfverify.rollouts.episode_runner import (
     SAID,
     SHOWN,
     EpisodeRunner,
-    ending_of,
-    outcome,
 )
 from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, Sampler
 from selfverify.tasks.answering import SelfCorrection
@@ -356,36 +353,17 @@ class _Loop:
         awaited = self.runner.watched(AWAITED)
         if self.sampler.lock_step:
             if not (self.waiting or self.talks or awaited) and self.over:
-                self._find_results(self.over)
+                find_results(self.task, [self.over[index] for index in sorted(self.over)])
                 self._keep([*self.over])
             return
         for b in sorted({b for b, _ in self.over} - self.judging - self.broken_off):
             group = [(b, g) for g in range(self.size)]
-            over = {index: self.over[index] for index in group if index in self.over and index not in awaited}
+            over = [index for index in group if index in self.over and index not in awaited]
             if all(index in over or index in self.done for index in group):
                 self.judging.add(b)
+                talks = [self.over[index] for index in over]
                 # Judging may take long, and replies go on coming.
-                self.runner.watch(JUDGED, [*over], self.judge.submit(self._find_results, over))
-
-    def _find_results(self, over: Mapping[SampleIndex, Conversation]) -> None:
-        """Ask what came of conversations; the task sees all their answers before."""
-        whole = [(talk, talk.episode) for _, talk in sorted(over.items()) if talk.episode and not talk.error]
-        answers: list[tuple[Problem, Tagged]] = []
-        for talk, episode in whole:
-            given = outcome(partial(_answers, episode))
-            if isinstance(given, Exception):
-                talk.fail(given)
-            else:
-                answers += [(talk.problem, tagged) for tagged in given]
-        self.task.prepare(answers)
-        for talk, episode in whole:
-            if talk.error is not None:
-                continue
-            ending = outcome(partial(ending_of, episode, len(talk.turns)))
-            if isinstance(ending, Exception):
-                talk.fail(ending)  # as of a reply: no verdict, never a 0
-            else:
-                talk.ending = ending
+                self.runner.watch(JUDGED, over, self.judge.submit(find_results, self.task, talks))
 
     def _keep(self, indices: Sequence[SampleIndex]) -> None:
         """Keep what has come of conversations; those that are lost may be held again."""
@@ -421,10 +399,6 @@ class _Loop:
         start = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - start
-
-
-def _answers(episode: Episode) -> list[Tagged]:
-    return list(episode.answers())
 
 
 def opening(task: Task, second_turn: str | None, retries: int = 0) -> tuple[OpenEpisode, RolloutLimits]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from PIL.Image import Image
 
@@ -15,9 +15,11 @@ from selfverify.core.config import RolloutLimits
 from selfverify.core.episode import Observation, PolicyTurn
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import SampleIndex, Segment
+from selfverify.core.tags import token_ends
+from selfverify.core.trajectory import OBSERVATION, Finish, SampleIndex, Segment
 
 if TYPE_CHECKING:  # other engines hold conversations without our models
+    from selfverify.policy.decoding import Sample
     from selfverify.policy.encoding import Prompt
 
 
@@ -64,6 +66,15 @@ class SampledTurn:
     segment: Segment
     ends: Sequence[int]
     full: ContextFull | None = None
+
+
+def sampled_turn(tokenizer: Any, sample: Sample) -> SampledTurn:
+    """Return a sample as a turn of a conversation."""
+    text, ends = token_ends(tokenizer, sample.tokens)
+    segment = Segment(OBSERVATION, sample.tokens, sample.logprobs, text, finish=sample.finish)
+    if sample.finish == Finish.STOP:
+        text = text[: ends[-2] if len(ends) > 1 else 0]  # without the token that ends it
+    return SampledTurn(PolicyTurn(text, list(sample.tokens), sample.finish, 0), segment, ends)
 
 
 class Sampler(Protocol):

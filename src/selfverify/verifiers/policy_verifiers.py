@@ -24,8 +24,8 @@ from selfverify.policy.observation_encoding import ReplyEncoder, without_written
 from selfverify.policy.packing import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.policy_sampler import sampled_turn
 from selfverify.rollouts.rollout import Rollout
+from selfverify.rollouts.sampler import sampled_turn
 from selfverify.rollouts.score_reading import read_rollout_scores, with_images
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.answering import SECOND_TURN
@@ -259,9 +259,8 @@ class SecondTurns:
         def kept(sample: Sample, group: Group, g: int) -> float | None:
             if sample.finish != Finish.STOP:
                 return None
-            again = self.task.verdict(
-                group.problem, parse_tagged(sampled_turn(self.policy, sample).turn.text, self.task.tags)
-            )
+            text = sampled_turn(self.policy.tokenizer, sample).turn.text
+            again = self.task.verdict(group.problem, parse_tagged(text, self.task.tags))
             return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
 
         return mean_of_samples(self.policy, groups, asked, self.repeats, MAX_NEW_TOKENS, kept)

@@ -12,15 +12,14 @@ import torch
 from torch.utils.data import Dataset
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from selfverify.core.episode import Observation, PolicyTurn
+from selfverify.core.episode import Observation
 from selfverify.core.errors import ConfigError
-from selfverify.core.tags import token_ends
-from selfverify.core.trajectory import OBSERVATION, Finish, Segment
+from selfverify.core.trajectory import Finish
 from selfverify.integrations.verl.streams import FIELD, Settings, as_plain, settings_of
-from selfverify.policy.decoding import derived_seed
-from selfverify.rollouts.conversation import Conversation
-from selfverify.rollouts.episode_runner import ending_of, outcome
-from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn
+from selfverify.policy.decoding import Sample, derived_seed
+from selfverify.rollouts.conversation import Conversation, find_results
+from selfverify.rollouts.episode_runner import outcome
+from selfverify.rollouts.sampler import ContextFull, Encoded, SampledTurn, sampled_turn
 
 T = TypeVar("T")
 
@@ -162,12 +161,8 @@ class EpisodeLoop(AgentLoopBase):
         return await asyncio.to_thread(outcome, call)
 
     def _sampled(self, tokens: list[int], logprobs: list[float]) -> SampledTurn:
-        text, ends = token_ends(self.tokenizer, tokens)
         ended = bool(tokens) and tokens[-1] == self.tokenizer.eos_token_id
-        finish = Finish.STOP if ended else Finish.LENGTH
-        said = text[: ends[-2] if len(ends) > 1 else 0] if ended else text
-        segment = Segment(OBSERVATION, tokens, logprobs, text, finish=finish)
-        return SampledTurn(PolicyTurn(said, list(tokens), finish, 0), segment, ends)
+        return sampled_turn(self.tokenizer, Sample(tokens, logprobs, Finish.STOP if ended else Finish.LENGTH))
 
     async def _finish(self, talk: Conversation, settings: Settings) -> None:
         """Give the environment back, then ask what came of the conversation."""
@@ -177,13 +172,4 @@ class EpisodeLoop(AgentLoopBase):
         awaited = talk.awaited()
         if awaited is not None:
             await asyncio.wrap_future(awaited)
-        episode = talk.episode
-        if episode is None or talk.error is not None:
-            return
-        answers = [(talk.problem, tagged) for tagged in episode.answers()]
-        await self._asked(partial(settings.task.prepare, answers))
-        ending = await self._asked(partial(ending_of, episode, len(talk.turns)))
-        if isinstance(ending, Exception):
-            talk.fail(ending)
-        else:
-            talk.ending = ending
+        await asyncio.to_thread(find_results, settings.task, [talk])

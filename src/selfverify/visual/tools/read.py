@@ -170,7 +170,7 @@ class ImageCaptioner(ModelTool[OnImage]):
 
     def _chatting(self) -> Callable[[list[Image.Image]], list[str]]:
         from selfverify.policy.policy import Policy
-        from selfverify.rollouts.policy_sampler import sampled_turn
+        from selfverify.rollouts.sampler import sampled_turn
 
         policy = Policy.load(place_of(self.named), device=self.device)
         sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=LONGEST)
@@ -180,7 +180,7 @@ class ImageCaptioner(ModelTool[OnImage]):
                 Problem(f"caption/{i}", user_turn(REQUEST), [image]) for i, image in enumerate(images)
             ]
             groups = policy.sample(policy.encode(problems), sampling, seeds=[0] * len(problems))
-            return [sampled_turn(policy, sample).turn.text.strip() for [sample] in groups]
+            return [sampled_turn(policy.tokenizer, sample).turn.text.strip() for [sample] in groups]
 
         return describe
 
