@@ -26,8 +26,8 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.jsonl_store import read_journal
 from selfverify.evaluation.samples import StoredSample, read_samples
 from selfverify.evaluation.visual_metrics import WITHIN, CappedArrays, CappedProblem, as_arrays, outcomes
-from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
-from selfverify.experiments.run import measure, recipe_task
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
+from selfverify.experiments.run import measure
 from selfverify.experiments.train_stopping import CAP_FILE, LOOKING, CappedLooks
 from selfverify.experiments.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.policy.policy import Policy

@@ -24,8 +24,8 @@ from reproduce.statistics import MeasuredRun, difference, pooled
 from reproduce.tables import Column, difference_table, figure_table
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.samples import StoredSample, read_samples
-from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.run import measure, recipe_task
+from selfverify.experiments.recipe import load_recipe, recipe_task
+from selfverify.experiments.run import measure
 from selfverify.policy.policy import Policy
 from selfverify.selection.rules import Floats
 from selfverify_phone.demonstrations import can_be_forgotten

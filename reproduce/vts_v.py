@@ -17,9 +17,9 @@ from selfverify.cli.options import say, settings_as_options
 from selfverify.core.config import CommandConfig
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular, write_json
-from selfverify.experiments.recipe import Recipe, build_recipe
+from selfverify.experiments.recipe import Recipe, build_recipe, recipe_task
 from selfverify.experiments.recipe_yaml import Document
-from selfverify.experiments.run import evaluate_recipe, recipe_task
+from selfverify.experiments.run import evaluate_recipe
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.episode import STEPS
 from selfverify.visual.task import INSTRUCTION

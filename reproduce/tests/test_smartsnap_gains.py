@@ -11,8 +11,7 @@ from reproduce import smartsnap_gains
 from reproduce.smartsnap_gains import RECIPE, SETS, VARIANT, compared, figures_of, forgotten, models_of
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.samples import StoredSample
-from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.run import recipe_task
+from selfverify.experiments.recipe import load_recipe, recipe_task
 
 
 def sample(problem: str, **rewards: float) -> StoredSample:

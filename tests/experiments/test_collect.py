@@ -22,9 +22,8 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.export import export_conversations
-from selfverify.experiments.recipe import Recipe, load_recipe
+from selfverify.experiments.recipe import Recipe, load_recipe, recipe_task
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teaching import collect, reanswer
 from selfverify.policy.policy import Policy
 from serving_servers import FakeUpstream, Loop

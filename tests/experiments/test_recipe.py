@@ -20,9 +20,15 @@ from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Credit, Group
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments import registry
-from selfverify.experiments.recipe import builtin_recipes, load_recipe, recipe_summary, refuse_hidden, to_yaml
+from selfverify.experiments.recipe import (
+    builtin_recipes,
+    load_recipe,
+    recipe_summary,
+    recipe_task,
+    refuse_hidden,
+    to_yaml,
+)
 from selfverify.experiments.recipe_yaml import dump_yaml, load_yaml
-from selfverify.experiments.run import recipe_task
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.tasks.base import Task, Verdict
 

@@ -19,8 +19,7 @@ from selfverify.experiments.command_config import (
     AgentSessionConfig,
     TeacherConfig,
 )
-from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.run import recipe_task
+from selfverify.experiments.recipe import load_recipe, recipe_task
 from selfverify.experiments.teaching import collect
 from selfverify.policy.loading import resolve
 from selfverify.rollouts.server_sampler import ServerMessages

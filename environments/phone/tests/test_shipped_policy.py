@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from selfverify.core.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.experiments.recipe import load_recipe
-from selfverify.experiments.run import recipe_task
+from selfverify.experiments.recipe import load_recipe, recipe_task
 from selfverify.policy.policy import Policy
 
 

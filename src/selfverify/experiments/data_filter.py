@@ -14,9 +14,9 @@ from selfverify.core.trajectory import Finish
 from selfverify.data.preferences import BROKEN, NOT_COUNTED, FilterVerdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems, ServerAnswerer, make_answerer
 from selfverify.evaluation.samples import Progress, ResumableBatches, make_problems
-from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.experiments.run import measuring_engine, recipe_task, start_processes
+from selfverify.experiments.run import measuring_engine, start_processes
 from selfverify.methods.base import Method
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy

@@ -27,8 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from selfverify.core.episode import Observation
 from selfverify.core.problem import Problem
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.run import recipe_task
+from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.methods.base import Method
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.observation_encoding import ReplyEncoder

@@ -18,9 +18,9 @@ from selfverify.core.files import differences, write_json
 from selfverify.evaluation.headline import Headline, Stored, headline
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.samples import read_samples, with_rule_scores
-from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.registry import TASKS
-from selfverify.experiments.run import evaluate_recipe, held_folder, recipe_task, train
+from selfverify.experiments.run import evaluate_recipe, held_folder, train
 from selfverify.experiments.train_stopping import (
     LOOKING,
     VERIFIER,

@@ -405,3 +405,16 @@ def _complete(
         place, about = (written_in or section,), f" ({section} {choice.name})"
         raise ConfigError("\n".join(complaints(error.errors(), model, document, place, about))) from None
     return NamedConfig(name=choice.name, options=options.model_dump())
+
+
+def recipe_task(recipe: Recipe, measured: bool = False) -> Task:
+    """Return the task that a recipe names, with the limits that it sets to conversations.
+
+    ``measured`` asks for the task as evaluations have it.
+    """
+    from selfverify.experiments.registry import make_task
+
+    chosen = recipe.measured_task if measured else recipe.task
+    task = make_task(chosen.name, **chosen.options)
+    task.limits = recipe.episode.changed(task.limits)
+    return task

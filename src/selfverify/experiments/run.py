@@ -31,8 +31,8 @@ from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.recipe import Recipe, missing_packages, to_yaml
-from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, to_yaml
+from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
@@ -213,17 +213,6 @@ def _join_logs(output: Path, stages: Sequence[Training]) -> None:
 
 def _later(on_step: StepCallback, before: int, step: int, steps: int, *figures: Any) -> None:
     on_step(before + step, before + steps, *figures)
-
-
-def recipe_task(recipe: Recipe, measured: bool = False) -> Task:
-    """Return the task that a recipe names, with the limits that it sets to conversations.
-
-    ``measured`` asks for the task as evaluations have it.
-    """
-    chosen = recipe.measured_task if measured else recipe.task
-    task = make_task(chosen.name, **chosen.options)
-    task.limits = recipe.episode.changed(task.limits)
-    return task
 
 
 def build(recipe: Recipe) -> tuple[Policy, Task, Method]:

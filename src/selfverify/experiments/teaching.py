@@ -26,8 +26,8 @@ from selfverify.data.conversations import check_output, journal_of, write_conver
 from selfverify.evaluation.samples import Progress, ResumableBatches
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.export import Keep, asked_messages
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.run import recipe_task, start_processes
+from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.run import start_processes
 from selfverify.policy.decoding import derived_seed
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.policy_sampler import PolicySampler

@@ -39,8 +39,8 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, to_yaml
-from selfverify.experiments.run import clear_run, held_folder, recipe_task, start_processes, train
+from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, to_yaml
+from selfverify.experiments.run import clear_run, held_folder, start_processes, train
 from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy

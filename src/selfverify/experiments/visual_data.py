@@ -45,8 +45,7 @@ from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
 from selfverify.evaluation.samples import IMAGES, Progress, ResumableBatches, written_images
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.run import recipe_task
+from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.teaching import Asked, TaughtProblem, Teaching, at_most
 from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpisode, noted_messages
 from selfverify.tasks.answering import worth_imitating

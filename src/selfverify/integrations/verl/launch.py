@@ -11,8 +11,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.registry import make_method
 from selfverify.policy.loading import resolve
 
 PLUGIN = "selfverify.integrations.verl.trainer"
@@ -54,8 +54,7 @@ def verl_config(recipe: Recipe) -> dict[str, Any]:
     if engine is None:
         raise ConfigError("the recipe has no section engine")
     method = make_method(recipe.method.name, **recipe.method.options)
-    task = make_task(recipe.task.name, **recipe.task.options)
-    turns = (method.limits or recipe.episode.changed(task.limits)).turns
+    turns = (method.limits or recipe_task(recipe).limits).turns
     if method.objective != "surrogate":
         raise ConfigError(f"method.name={method.name}: verl's trainers learn by rewards; take our own")
     if method.config.reads_scores:
@@ -76,8 +75,8 @@ def verl_config(recipe: Recipe) -> dict[str, Any]:
     model: dict[str, Any] = {
         "path": resolve(recipe.policy.path),
         "trust_remote_code": recipe.policy.trust_remote_code,
+        "enable_gradient_checkpointing": recipe.policy.gradient_checkpointing,
     }
-    model["enable_gradient_checkpointing"] = recipe.policy.gradient_checkpointing
     if recipe.policy.lora is not None:
         model |= {"lora_rank": recipe.policy.lora.rank, "lora_alpha": recipe.policy.lora.alpha}
     config: dict[str, Any] = {

@@ -14,8 +14,8 @@ from torch import Tensor
 from selfverify.core.problem import Problem
 from selfverify.core.trainer_config import LossConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory, valid_trajectories
-from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.tasks.base import Task
@@ -57,8 +57,7 @@ def settings_of(config: Any) -> Settings:
 @cache
 def _made(text: str) -> Settings:
     recipe = Recipe.model_validate(json.loads(text))
-    task = make_task(recipe.task.name, **recipe.task.options)
-    task.limits = recipe.episode.changed(task.limits)
+    task = recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     limits = method.limits or task.limits
     return Settings(
