@@ -196,11 +196,15 @@ class Teaching:
         """Hold the conversations, and store those about a problem as soon as all are over."""
         indices, problems = [*made], [asked.problem for asked in made.values()]
         seeds = [derived_seed(self.recipe.seed, index, 0) for index in indices]
-        places = {derived_seed(seeds[b], g): b for b in range(len(seeds)) for g in range(self.samples)}
+        of = {
+            derived_seed(seed, g): asked
+            for seed, asked in zip(seeds, made.values(), strict=True)
+            for g in range(self.samples)
+        }
         opened: dict[int, RecordingEpisode] = {}
 
         def begin(problem: Problem, seed: int) -> Episode:
-            opened[seed] = made[indices[places[seed]]].open(seed)
+            opened[seed] = of[seed].open(seed)
             return opened[seed]
 
         def keep(b: int, done: Rollout) -> None:
@@ -224,10 +228,11 @@ class Teaching:
         if policy is not None:
             sampling = self.recipe.sampling.model_copy(
                 update={
-                    "engine": "own", "group_size": self.samples,
-                    "temperature": teacher.temperature, "max_new_tokens": teacher.max_tokens,
+                    "engine": "own",
+                    "temperature": teacher.temperature,
+                    "max_new_tokens": teacher.max_tokens,
                 }
-            )  # fmt: skip
+            )
             return PolicySampler(policy, sampling)
         if teacher.server is None:
             turns = {}

@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 from selfverify.clients.candidates import CandidateSampler, ScoreReader
@@ -50,6 +51,12 @@ class ServerMessages:
         """The ids of the calls in the last message."""
         self._before = [*self.messages], self._named
         """Both as they were before something was shown last."""
+
+    def copy(self) -> ServerMessages:
+        """Return the same messages, to which others are added."""
+        found = copy(self)
+        found.messages = [*self.messages]
+        return found
 
     def undo(self) -> None:
         """Go back to before something was shown last."""
@@ -247,8 +254,9 @@ class ServerSampler(TextSampler):
         Raises:
             DataError: A problem has more or fewer places than images.
         """
-        for index in indices:
-            self._messages[index] = ServerMessages(self._problems[index[0]])
+        for b, group in groupby(indices, key=lambda index: index[0]):
+            opened = ServerMessages(self._problems[b])  # a problem's images are encoded once for its group
+            self._messages |= {index: opened.copy() for index in group}
 
     def observe(
         self, shown: Mapping[SampleIndex, Observation | None]
