@@ -75,11 +75,11 @@ class VisualBaseConfig(ToolModelsConfig):
     it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
-    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
-    Δr < ε (`signed`); by default as its calibration says."""
+    """Where the verifier has heard enough: Δr < ε (`signed`, Algorithm 1), or |Δr| < ε (`absolute`, §3.4 and
+    Lemma 3.1); by default as its calibration says, without one `signed`."""
 
     epsilon: float | None = None
-    """ε in nats; by default that of the calibration beside the verifier."""
+    """ε in nats, below 0 for most `signed` rules; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
     """Whether the tool of the step with which looking ends still runs, as in the paper's
