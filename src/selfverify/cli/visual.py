@@ -159,8 +159,8 @@ class StopTargetConfig(ListenerConfig):
     """The aim that ε is chosen for."""
 
     rule: Literal["absolute", "signed"] = "signed"
-    """Whether looking ends where Δr < ε (`signed`, the paper's Algorithm 1) or where |Δr| < ε (`absolute`, its
-    §3.4 and Lemma 3.1)."""
+    """Whether looking ends where Δr < ε (`signed`, the paper's Algorithm 1) or where |Δr| < ε (`absolute`,
+    its §3.4 and Lemma 3.1)."""
 
     steps: float | None = Field(None, gt=0)
     """The mean number of steps that may not be exceeded."""

@@ -23,19 +23,19 @@ class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWL-ViT)."""
+    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWLv2)."""
 
     depth_model: str | None = None
     """The model of `depth` (Depth Anything, DPT)."""
 
     segment_model: str | None = None
-    """The model of `segment` (SAM). By default GrabCut."""
+    """The model of `segment` (SAM, SAM 2, SAM 3). By default GrabCut."""
 
     similarity_model: str | None = None
     """The model of `similarity` (CLIP, SigLIP)."""
 
     caption_model: str | None = None
-    """The model of `caption` (BLIP, or a model that chats about images)."""
+    """The model of `caption` (BLIP, Florence-2, or a model that chats about images)."""
 
     tool_server: str | None = None
     """The address of a server of visual tools (`selfverify visual serve`), which does the work
