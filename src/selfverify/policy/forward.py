@@ -24,7 +24,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.loading import Loaded
-from selfverify.policy.packing import Continuations, SharedLayout
+from selfverify.policy.packing import Carrier, Continuations, SharedLayout
 from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers, sharing
 
 
@@ -170,7 +170,7 @@ class Forward:
         with self.attention(ATTENTION), sharing():
             try:
                 hidden = self.family.run_decoder(
-                    self.model, embeddings, positions, finished, shared=layout, **more
+                    self.model, embeddings, positions, finished, shared=Carrier(layout), **more
                 )
             except (SharingError, torch.OutOfMemoryError, torch.AcceleratorError):
                 raise

@@ -30,7 +30,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfverify.policy.flash import Flash, Part, Sizes, flash_for
-from selfverify.policy.packing import Masks, SharedLayout
+from selfverify.policy.packing import Carrier, Masks, SharedLayout
 
 
 def two_part_attention(
@@ -472,7 +472,7 @@ def shared_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    shared: SharedLayout | None = None,
+    shared: Carrier | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -504,17 +504,18 @@ def shared_attention(
     unknown = [name for name, given in kwargs.items() if name not in _KNOWN and given is not None]
     if unknown:
         raise SharingError(f"its layers hand their attention {', '.join(unknown)}")
+    layout = shared.layout
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     number: int = module.layer_idx  # type: ignore[assignment]
-    shared.windows[number] = sliding_window
+    layout.windows[number] = sliding_window
     # Under autocast rotary embeddings have made queries and keys wider again.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    if shared.mode == "prefill":
+    if layout.mode == "prefill":
         # Every new token meets them again: in a layout that is not packed they would be copied each time.
-        shared.prompt_keys[number] = (key.contiguous(), value.contiguous())
-    layer = _Layer(shared, number, query, key, value, scale, sliding_window)
+        layout.prompt_keys[number] = (key.contiguous(), value.contiguous())
+    layer = _Layer(layout, number, query, key, value, scale, sliding_window)
     # Contiguous like what transformers' own functions return, on which a few models rely.
-    return (_grow if shared.mode == "grow" else _packed)(layer).contiguous(), None
+    return (_grow if layout.mode == "grow" else _packed)(layer).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)
@@ -557,7 +558,7 @@ class ReadOnly:
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the layer's attention: note the layout of rows with prompts. Other rows are read whole."""
-        layout = kwargs.get("shared")
+        layout = kwargs["shared"].layout if kwargs.get("shared") else None
         prompts = layout is not None and layout.mode in ("packed", "prefill")
         self._layout = layout if prompts else None
 

@@ -21,20 +21,16 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.utils import tensordict_utils
 from verl.utils import torch_functional as verl_functional
 from verl.utils.model import extract_multi_modal_inputs
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
 from selfverify.core.errors import ConfigError
-from selfverify.policy.packing import SharedLayout
-from selfverify.policy.shared_attention import check_kinds, check_layers, shared_attention
+from selfverify.policy.packing import Carrier, SharedLayout
+from selfverify.policy.shared_attention import ATTENTION, check_kinds, check_layers
 
 VENDOR = "selfverify"
-
-ATTENTION = "selfverify_verl"
 
 _IMAGES = {"pixel_values", "image_grid_thw"}
 """The inputs of images that belong to a prompt as a whole. Others may be per token."""
@@ -132,24 +128,6 @@ def pack(
     layout = SharedLayout("packed", lengths, width, size)
     flat = torch.cat(sources), torch.cat(list(responses)), torch.cat(targets), torch.cat(rows)
     return Packed(layout, ids_bl, places, *flat)
-
-
-class Carrier:
-    """Holds a layout on its way to the layers' attention: FSDP copies dataclasses at every module."""
-
-    def __init__(self, layout: SharedLayout) -> None:
-        self.layout = layout
-
-
-def carried_attention(
-    module: Any, *given: Any, shared: Carrier | None = None, **more: Any
-) -> tuple[Tensor, None]:
-    """`shared_attention` with a layout in its `Carrier`."""
-    return shared_attention(module, *given, shared=None if shared is None else shared.layout, **more)
-
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, carried_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
 
 
 class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
