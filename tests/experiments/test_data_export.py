@@ -1,4 +1,4 @@
-"""Samples and rollouts become files in ATIF, and come back as they were."""
+"""Samples and rollouts become files in ATIF, from which all of them can be read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from atif_rules import Document
@@ -27,8 +28,7 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.samples import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
 from selfverify.experiments.export import Exported, Portion, export_atif
 from selfverify.experiments.registry import TASKS, make_task
-from selfverify.rollouts.atif import read_atif, rollout_from_atif
-from selfverify.rollouts.recording import RecordedGroup, record
+from selfverify.rollouts.recording import RecordedGroup, RecordedTrajectory, record
 from selfverify.tasks.answering import Verdict
 
 SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
@@ -300,7 +300,30 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "problems was None and is now 1" in " ".join(wrong.stderr.split())
 
 
-def test_rollouts_come_back(tmp_path: Path) -> None:
+def segments_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The segments of a rollout's file: each takes its share of what its step or result joins."""
+    found = []
+    for step in document["steps"]:
+        for told in (step, *step.get("observation", {"results": []})["results"]):
+            about, numbers = told["extra"]["selfverify"], told.get("metrics", {})
+            content = told.get("message", told.get("content"))
+            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            whole: dict[str, Any] = {
+                "tokens": about.get("tokens", numbers.get("completion_token_ids")),
+                "logprobs": about.get("logprobs", numbers.get("logprobs", [])),
+                "text": "".join(part["text"] for part in parts if part["type"] == "text"),
+                "images": [Path(part["source"]["path"]).stem for part in parts if part["type"] == "image"],
+            }
+            for part in about["segments"]:
+                own = {"author": about["author"], "turn": about["turn"], **part}
+                for name in whole:
+                    own[name], whole[name] = whole[name][: part[name]], whole[name][part[name] :]
+                found.append(own)
+            assert not any(whole.values())
+    return found
+
+
+def test_a_whole_rollout_is_in_its_file(tmp_path: Path) -> None:
     """To the last bit: tokens, log-probabilities, channels, verdicts; a lost one, too."""
     picture = Image.new("RGB", (6, 4), "teal")
     verdict = Verdict(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
@@ -328,17 +351,13 @@ def test_rollouts_come_back(tmp_path: Path) -> None:
     made = documents(out)
     assert [*made] == [f"step-000012-problem-0003-sample-0{n}.json" for n in range(3)]
     written = read_journal(log, RecordedGroup)[1][3].trajectories
-    for number, name in enumerate(made):
-        back = rollout_from_atif(read_atif(out / name))
-        assert back is not None
-        about, trajectory = back
-        assert trajectory == written[number] and repr(trajectory) == repr(written[number])
-        assert (about["problem"], about["index"], about["number"], about["settings"]) == (
-            "p/1",
-            3,
-            number,
-            header,
-        )
+    for number, document in enumerate(made.values()):
+        about = document["extra"]["selfverify"]
+        plain = {"segments": segments_in(document)} | {k: about[k] for k in ("scores", "rewards", "parsed")}
+        again = TypeAdapter(RecordedTrajectory).validate_json(json.dumps(plain))
+        assert again == written[number] and repr(again) == repr(written[number])
+        assert (about["problem"], about["index"], about["number"]) == ("p/1", 3, number)
+        assert about["settings"] == header
     acts, answers = made["step-000012-problem-0003-sample-00.json"]["steps"]
     assert acts["metrics"]["completion_token_ids"] == [5, 6] and acts["metrics"]["logprobs"] == [-0.5, -1 / 3]
     assert answers["message"] == "a\u20280.5" and answers["metrics"]["completion_tokens"] == 3
