@@ -113,7 +113,7 @@ def test_faults_say_where_and_what(tmp_path: Path, text: str, words: list[str], 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.yaml")])
-    assert result.exit_code == 2 and "none.yaml: cannot read this settings file" in result.output
+    assert result.exit_code == 2 and "none.yaml: No such file" in result.output
 
 
 # --- options that come from settings models -----------------------------------------------------------------

@@ -277,7 +277,9 @@ def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> No
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "there is no such recipe file" in refusal(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
-    assert "cannot read" in refusal(tmp_path / "latin.yaml")
+    assert "latin.yaml: broken YAML: a value does not fit its tag, or it is not UTF-8" in refusal(
+        tmp_path / "latin.yaml"
+    )
     assert "holds no recipe.yaml" in refusal(tmp_path)
 
 

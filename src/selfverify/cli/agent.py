@@ -199,13 +199,12 @@ def serve(settings: EnvironmentServerConfig) -> None:
 def _known(settings: EnvironmentServerConfig) -> dict[str, Factory]:
     """Return the environments of agents' tasks by name; the requested ones are made at once."""
     from selfverify.agents.task import AgentTask
-    from selfverify.core.files import read_regular
-    from selfverify.experiments.recipe_yaml import load_yaml
+    from selfverify.experiments.recipe_yaml import read_document
     from selfverify.experiments.registry import TASKS
 
     options, asked = {}, settings.environments
     if settings.options is not None:
-        read = load_yaml(read_regular(settings.options).decode("utf-8"), str(settings.options))
+        read = read_document(settings.options, "file of options").data
         options = {"judge": {"kind": "own"}, **read}  # whoever judges does so elsewhere
 
     def later(name: str) -> Factory:

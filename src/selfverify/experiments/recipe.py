@@ -34,13 +34,7 @@ from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import naming
 from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.experiments.recipe_yaml import (
-    Document,
-    complaints,
-    dump_yaml,
-    overridden_name,
-    read_document,
-)
+from selfverify.experiments.recipe_yaml import Document, dump_yaml, load_yaml, read_document
 
 if TYPE_CHECKING:
     from selfverify.methods.base import Method
@@ -320,6 +314,13 @@ def _stay_in(folder: Path, document: Document) -> None:
     document.data["output"] = str(folder)
 
 
+def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
+    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
+    parts = [override.partition("=") for override in overrides]
+    names = [text for key, _, text in parts if key.strip() == f"{section}.name"]
+    return str(load_yaml(names[-1], f"override {section}.name")) if names else None
+
+
 def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
     """Empty the section ``task`` or ``method`` if an override changes its ``name``."""
     renamed, written = overridden_name(section, overrides), document.data.get(section)
@@ -338,7 +339,7 @@ def build_recipe(document: Document) -> Recipe:
     try:
         recipe = Recipe.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError("\n".join(complaints(error.errors(), Recipe, document))) from None
+        raise ConfigError("\n".join(document.complaints(error.errors(), Recipe))) from None
     # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
     from selfverify.experiments import registry
 
@@ -385,10 +386,7 @@ def _locate(path_or_name: str | Path) -> Path:
 
 
 def _complete(
-    section: Literal["task", "method"],
-    choice: NamedConfig,
-    document: Document,
-    written_in: str | None = None,
+    section: Literal["task", "method"], choice: NamedConfig, document: Document, written_in: str | None = None
 ) -> NamedConfig:
     """Return a task or method with all its options; refuse an unknown name or option.
 
@@ -403,7 +401,7 @@ def _complete(
         raise ConfigError(f"{document.place((section, 'name'))}: {error}") from None
     except ValidationError as error:
         place, about = (written_in or section,), f" ({section} {choice.name})"
-        raise ConfigError("\n".join(complaints(error.errors(), model, document, place, about))) from None
+        raise ConfigError("\n".join(document.complaints(error.errors(), model, place, about))) from None
     return NamedConfig(name=choice.name, options=options.model_dump())
 
 
