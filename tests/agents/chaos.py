@@ -15,7 +15,7 @@ import numpy as np
 from tests.agents.told import Told
 
 from selfverify.agents.episode import AgentEpisode
-from selfverify.agents.session import SharedPool
+from selfverify.agents.session import PooledEnvironment, SharedPool
 from selfverify.connectors.openenv import RemoteEnvironment
 from selfverify.connectors.pool import PoolConfig, Source
 from selfverify.connectors.sources import ProcessSource
@@ -49,7 +49,7 @@ class Experts(PhoneAgents):
         return Told(inner, [turn.text for turn in turns])
 
     def _phone(self) -> Environment:
-        return self.lender.lend(self.tools())
+        return PooledEnvironment(self.lender, self.tools())
 
 
 class Vandal:

@@ -12,7 +12,6 @@ from PIL import Image
 from selfverify.agents.episode import AgentConfig, AgentEpisode
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.case import JudgePanel
 from selfverify.agents.judges.config import JuryConfig
 from selfverify.agents.judges.jury import Jury, RulesJudge
 from selfverify.core.episode import (
@@ -160,7 +159,7 @@ def submit(*rounds: Any, message: Any = "The oven's lamp is on.") -> str:
 
 def episode(
     make: Callable[[], Environment] = Lamps,
-    panel: JudgePanel = RULES,
+    jury: Jury | None = RULES,
     settings: AgentConfig | None = None,
     turns: int = 8,
     task: Mapping[str, Any] = TASK,
@@ -170,7 +169,7 @@ def episode(
     """An episode in the rooms."""
     settings = settings or AgentConfig()
     looking = frozenset({"look"})
-    return AgentEpisode(problem, make, task, 3, panel, settings, turns, goal, looking)
+    return AgentEpisode(problem, make, task, 3, jury, settings, turns, goal, looking)
 
 
 def hold(

@@ -120,14 +120,13 @@ def test_a_goal_that_is_reached_by_nothing_or_never_is_refused(data: dict[str, A
 
 
 def test_lists() -> None:
-    """What names one, what is in it, what it covers, and when all of it was shown."""
+    """What names one, what is in it, and when all of it was shown."""
     assert listing("contact/7") is None and listing("alarm") == Listing("alarm")
     assert listing("contact?name~bob/x=1") == Listing("contact", "name", "~", "bob/x=1")
     assert Listing.of("contact", "star", "=", "True") == "contact?star=True"
     bobs = Listing("contact", "name", "~", "bob")
     assert [bobs.has(record) for record in ({"name": "Bob Lee"}, {"name": "Ann"}, {})] == [True, False, None]
     assert Listing("contact", "star", "=", "True").has({"star": True}) is True
-    assert bobs.covers({"name": "Bob Lee"}) and not bobs.covers({"phone": "1"})
     empty = Seen([exhibit(1, ("contact?name~bob", "count", 0))])
     assert (
         empty.whole("contact", {"name": "Bob Lee"}) == (set(), 1)

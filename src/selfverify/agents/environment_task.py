@@ -172,7 +172,7 @@ class EnvironmentAgents(AgentTask, RowTask):
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
-        self.looking = frozenset(c.looking)
+        self.looking, self.done_from = frozenset(c.looking), c.done_from
         self._lender = SharedPool(
             lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s)
         )
@@ -212,7 +212,7 @@ class EnvironmentAgents(AgentTask, RowTask):
 
     def environment(self) -> PooledEnvironment:
         """Lend the conversation a free session."""
-        return self._lender.lend(self.tools())
+        return PooledEnvironment(self._lender, self.tools())
 
     def tools(self) -> Sequence[dict[str, Any]]:
         """Return the tools of the sources; one session is asked, once.
@@ -234,7 +234,3 @@ class EnvironmentAgents(AgentTask, RowTask):
                 )
             self._known = found
         return self._known
-
-    @property
-    def done_from(self) -> float | None:
-        return self.config.done_from

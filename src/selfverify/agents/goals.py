@@ -254,10 +254,7 @@ class Answer(Config):
             case "yes-no":
                 fits, form = self.value in ("yes", "no"), "yes or no"
             case "number":
-                fits, form = (
-                    _PLAIN_NUMBER.fullmatch(self.value) is not None,
-                    "a number in digits, such as -1200.5",
-                )
+                fits, form = bool(_PLAIN_NUMBER.fullmatch(self.value)), "a number in digits, such as -1200.5"
             case "time":
                 found = _TIME.fullmatch(self.value)
                 fits, form = _minutes(found) is not None, "a time of day such as 07:30"

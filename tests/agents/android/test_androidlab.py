@@ -47,7 +47,7 @@ def test_tasks_are_read(tmp_path: Path) -> None:
     assert tasks[3].instruction == "Wake me up at 6:45."
     assert tasks[3].queries == ("adb shell settings get global airplane_mode_on",)
     assert read_task(tasks[3].model_dump(mode="json")) == tasks[3]
-    assert read_tasks([tmp_path / "b.yaml"]) == tasks[2:]
+    assert read_tasks(tmp_path / "b.yaml") == tasks[2:]
 
 
 def test_ids_that_are_numbers_get_the_name_of_the_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from selfverify.agents.evidence import Exhibit, Submission, Vote
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge
 from selfverify.agents.judges.config import JuryConfig
-from selfverify.agents.judges.jury import FlippedVotes, Jury, RulesJudge, admits_failure, tally
+from selfverify.agents.judges.jury import Jury, RulesJudge, admits_failure, tally
 from selfverify.core.episode import Call, StepResult
 
 S, F, I = Vote(True, True), Vote(True, False), Vote(False, False)  # noqa: E741
@@ -129,7 +129,7 @@ CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in
 
 def wrong(vote: Vote, votes: int, share: float = 0.1) -> float:
     """The share of verdicts that are not what an unflipped judge would say."""
-    jury = Jury(FlippedVotes(Written(vote), share), JuryConfig(votes=votes, deciding=votes // 2 + 1))
+    jury = Jury(Written(vote), JuryConfig(votes=votes, deciding=votes // 2 + 1), share)
     return float(np.mean([jury.ask(case)().success is not vote.success for case in CASES]))
 
 
@@ -141,28 +141,30 @@ def test_three_votes_err_less_than_one(vote: Vote) -> None:
     assert wrong(vote, 1, share=0.0) == 0.0
 
 
+def cast(case: Case, vote: Vote | None, votes: int, share: float) -> list[Ballot]:
+    """The ballots of a jury of which a share is flipped."""
+    return [*Jury(Written(vote), JuryConfig(votes=votes, deciding=votes), share).ask(case)().ballots]
+
+
 def test_a_flipped_vote_says_so_and_stays_possible() -> None:
-    juror = FlippedVotes(Written(Vote(False, False, "The hall.", (1,))), 1.0)
-    [ballot] = juror.ask(CASES[0], [2])()
+    ballot = cast(CASES[0], Vote(False, False, "The hall.", (1,)), 3, 1.0)[2]
     # There is no success by irrelevant evidence.
     assert ballot.vote == Vote(True, True, "The hall.", (1,)) and ballot.about["flipped"] is True
     assert ballot.number == 2
-    [back] = FlippedVotes(Written(Vote(True, True)), 1.0).ask(CASES[0], [0])()
-    assert back.vote == Vote(True, False)
-    [missing] = FlippedVotes(Written(None), 1.0).ask(CASES[0], [0])()
+    assert cast(CASES[0], Vote(True, True), 1, 1.0)[0].vote == Vote(True, False)
+    [missing] = cast(CASES[0], None, 1, 1.0)
     assert missing.vote is None and "flipped" not in missing.about
 
 
 def test_the_same_case_is_judged_the_same_and_numbers_are_apart() -> None:
-    juror = FlippedVotes(Written(Vote(True, True)), 0.5)
-    votes = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
-    again = [[ballot.vote for ballot in juror.ask(case, range(3))()] for case in CASES[:200]]
+    right = Vote(True, True)
+    votes, again = ([[b.vote for b in cast(case, right, 3, 0.5)] for case in CASES[:200]] for _ in range(2))
     assert votes == again
     said = np.array([[vote.success for vote in row if vote] for row in votes])
     assert abs(np.corrcoef(said.T)[0, 1]) < 0.2
     # A message of other words is another case.
     other = Case("phone/0", "Set an alarm.", Submission("It is set.", []), 1)
-    drawn = [[b.about.get("flipped") for b in juror.ask(c, range(20))()] for c in (CASES[0], other)]
+    drawn = [[b.about.get("flipped") for b in cast(case, right, 20, 0.5)] for case in (CASES[0], other)]
     assert drawn[0] != drawn[1]
 
 

@@ -163,8 +163,18 @@ class AdbDevice:
             await asyncio.sleep(_POLL)
 
     async def console(self, command: str, token: Path, seconds: float) -> str:
-        """Run a command in its emulator's console; see `ask_console`."""
-        host, _, port = (self._console or f"{self.host}:{console_port(self.serial)}").rpartition(":")
+        """Run a command in its emulator's console, whose port its serial number holds; see `ask_console`.
+
+        Raises:
+            ConfigError: The device is no local emulator, and has no tunnel to one.
+        """
+        kind, _, port = self.serial.partition("-")
+        if self._console is None and (kind != "emulator" or not port.isdecimal()):
+            raise ConfigError(
+                f"device {self.serial} has no emulator's console: snapshots and places need a device that "
+                "`adb devices` lists as emulator-PORT"
+            )
+        host, _, port = (self._console or f"{self.host}:{port}").rpartition(":")
         return await ask_console(host, int(port), command, token, seconds)
 
     def close(self) -> None:
@@ -254,21 +264,6 @@ class AdbDevice:
             if isinstance(error, TimeoutError | adbutils.AdbTimeout):
                 said = "it did not answer in time"
             raise EnvironmentLost(f"{self} is lost: {said}; `adb devices` lists what is there") from None
-
-
-def console_port(serial: str) -> int:
-    """The port of an emulator's console, which its serial number holds.
-
-    Raises:
-        ConfigError: The device is no local emulator.
-    """
-    kind, _, port = serial.partition("-")
-    if kind != "emulator" or not port.isdecimal():
-        raise ConfigError(
-            f"device {serial} has no emulator's console: snapshots and places need a device that "
-            "`adb devices` lists as emulator-PORT"
-        )
-    return int(port)
 
 
 async def ask_console(host: str, port: int, command: str, token: Path, seconds: float) -> str:

@@ -23,14 +23,12 @@ from selfverify.tasks.tool_calls import ToolError
 CLOCK_SLACK = timedelta(minutes=2)
 """How far a phone's clock may be from the date that was set."""
 
-_EMULATORS = frozenset(("goldfish", "ranchu"))
-
 
 async def is_emulator(device: AdbDevice) -> bool:
     """Whether a device is an emulator, by what its system says."""
     said = await device.shell("getprop ro.kernel.qemu; getprop ro.boot.qemu; getprop ro.hardware")
     lines = said.split("\n")
-    return "1" in lines[:2] or bool(_EMULATORS & set(lines))
+    return "1" in lines[:2] or not {"goldfish", "ranchu"}.isdisjoint(lines)
 
 
 async def reset_device(device: AdbDevice, hands: Hands, config: AndroidConfig, task: AndroidTask) -> None:
