@@ -109,7 +109,7 @@ def test_a_story_names_what_was_skipped_and_counts_the_rest(tmp_path: Path) -> N
 
 def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    with pytest.raises(DataError, match="not an event"):
+    with pytest.raises(DataError, match=r"line \d+: it holds no event"):
         read_events(tmp_path / "events.jsonl")
     assert read_events(tmp_path / "none.jsonl") == []
 

@@ -136,7 +136,7 @@ def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder:
     checked = check_rows(open_rows(path), PolicyConfig(path=str(tiny_folder)))
     assert [bad.line for bad in checked.broken] == [2, 4] and checked.rows == 2
     assert "is 64 x 48, the file says 128 x 96" in checked.broken[0].reason
-    assert "one of them is turned" in checked.broken[1].reason
+    assert "one is turned" in checked.broken[1].reason
 
 
 def test_columns_and_what_looks_wrong(tmp_path: Path) -> None:

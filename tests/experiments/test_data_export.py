@@ -215,7 +215,7 @@ def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
     assert names == sorted(path.relative_to(out) for path in out.rglob("*"))
     assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in names if name.suffix)
     assert export_atif(run, out) == Exported(6, 0, 3, UNKNOWN)
-    with pytest.raises(ConfigError, match=r"an export of something else: limit was None and is now 3"):
+    with pytest.raises(ConfigError, match=r"holds another export: limit was None and is now 3"):
         export_atif(run, out, Portion(limit=3))
 
 

@@ -31,7 +31,7 @@ from selfverify.core.config import CommandConfig, Seed
 from selfverify.experiments.command_config import AgentSessionConfig, TeacherConfig
 
 if TYPE_CHECKING:
-    from selfverify.agents.episode import AgentRecord
+    from selfverify.agents.reward import AgentRecord
     from selfverify.agents.task import AgentTask
     from selfverify.connectors.pool import Factory
     from selfverify.core.problem import Problem
@@ -164,7 +164,7 @@ def run(settings: AgentSessionConfig) -> None:
     try:
         from selfverify.experiments.agent_session import run_agent
     except ImportError as error:
-        raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
+        raise ConfigError(f"`agent run` needs: pip install 'selfverify[serve]' ({error})") from None
     task = _task(settings.task.environment, settings.options())
     session = run_agent(task, settings, watch_begin, watch_turn)
     told(session)

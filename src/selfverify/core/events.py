@@ -103,7 +103,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     rows = read_rows(path, skip_corrupt=True)
     for number, row in enumerate(rows, start=1):
         if "event" not in row:
-            raise DataError(f"{path}, line {number}: not an event")
+            raise DataError(f"{path}, line {number}: it holds no event; restore the file or delete it")
     return rows
 
 

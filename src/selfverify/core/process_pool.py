@@ -187,7 +187,8 @@ class WorkerPool:
     ) -> None:
         module, name = function.__module__, function.__qualname__
         if timeout_s <= 0 or workers < 1 or retries < 0:
-            raise ConfigError(f"timeout_s={timeout_s}, workers={workers}, retries={retries}: too small")
+            text = f"timeout_s={timeout_s}, workers={workers}, retries={retries}: at least one is too small"
+            raise ConfigError(f"{text}; take a time above 0, 1 worker or more, and 0 retries or more")
         try:
             known = module != "__main__" and child.resolve(module, name) is function
         except (ImportError, AttributeError):

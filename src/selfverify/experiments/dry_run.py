@@ -246,21 +246,12 @@ class DryRun(TorchDispatchMode):
     Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
     """
 
-    making_weights = False
-
     @classmethod
     @contextmanager
     def running(cls) -> Iterator[DryRun]:
         """A context in which tensors that depend on weights have no values."""
         with cls() as dry, _Place():
             yield dry
-
-    @contextmanager
-    def weights(self) -> Iterator[None]:
-        """A context in which every new floating-point tensor is a weight."""
-        self.making_weights = True
-        yield
-        self.making_weights = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -269,10 +260,8 @@ class DryRun(TorchDispatchMode):
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not tree_any(_is_empty, (args, kwargs)) and not self._makes_weight(args, kwargs):
+        if not tree_any(_is_empty, (args, kwargs)):
             return func(*args, **({**kwargs, "device": CPU} if "device" in kwargs else kwargs))
-        if func in _DRAWS:
-            return args[0]
         if func is aten._local_scalar_dense.default:
             # Losses, norms and largest differences go into logs and checks, and never into a shape.
             return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
@@ -285,12 +274,6 @@ class DryRun(TorchDispatchMode):
             return args[0].new_empty(args[2])
         return func(*args, **({**kwargs, "device": META} if "device" in kwargs else kwargs))
 
-    def _makes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not self.making_weights or tree_any(lambda x: isinstance(x, Tensor), (args, kwargs)):
-            return False
-        dtype = kwargs.get("dtype") or torch.get_default_dtype()
-        return "device" in kwargs and bool(dtype.is_floating_point)
-
 
 CHECKPOINTING = {
     "use_reentrant": False,
@@ -299,9 +282,6 @@ CHECKPOINTING = {
 }
 """The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
 outside of function modes, so the mode that names the device is entered again."""
-
-_DRAWS = {aten.uniform_.default, aten.normal_.default}
-"""The operations that fill new weights with random values."""
 
 _INDEXED = {
     aten.index.Tensor,

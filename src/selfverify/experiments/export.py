@@ -424,9 +424,7 @@ def _begin(output: Path, about: dict[str, Any]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{marker} is damaged; choose another folder, or delete this one") from None
     if changed:
-        raise ConfigError(
-            f"{output} holds an export of something else: {'; '.join(changed)}; choose another folder"
-        )
+        raise ConfigError(f"{output} holds another export: {'; '.join(changed)}; choose another folder")
     (output / SHOWN_IMAGES).mkdir(exist_ok=True)
 
 
@@ -499,7 +497,7 @@ def export_conversations(
             for sample in row.samples:
                 if written.conversations == limit:
                     return
-                line = _unwanted(sample, keep) or _row(remade, row, sample, settings)
+                line = _unwanted(sample, keep) or _row(remade, row, sample, str(settings.get("task", "")))
                 if isinstance(line, str):
                     written.left_out[line] = written.left_out.get(line, 0) + 1
                 else:
@@ -525,9 +523,7 @@ def _unwanted(sample: StoredSample, keep: Keep) -> str:
     return "" if sample.steps or sample.text else "nothing was said"
 
 
-def _row(
-    remade: Remade, row: StoredProblem, sample: StoredSample, settings: dict[str, Any]
-) -> dict[str, Any] | str:
+def _row(remade: Remade, row: StoredProblem, sample: StoredSample, source: str) -> dict[str, Any] | str:
     """A line of the file, or why there is none."""
     problem = remade.problem(row)
     if isinstance(problem, str):
@@ -548,15 +544,24 @@ def _row(
         messages.append({"role": str(record["role"]), "content": step.text[start:end]})
     if not sample.steps:
         messages.append({"role": "assistant", "content": without_end(sample.text)})
+    name = f"{sample.problem}#{sample.sample}"
+    return conversation_row(problem, messages, name, source, sample.rewards, sample.correct)
+
+
+def conversation_row(
+    problem: Problem,
+    messages: list[dict[str, Any]],
+    name: str,
+    source: str,
+    rewards: Mapping[str, float],
+    correct: bool,
+) -> dict[str, Any]:
+    """A line of a file for fine-tuning: a conversation about a problem of the task called ``source``."""
+    category = str(problem.meta.get("category") or "")
     return {
-        "messages": messages,
-        "tools": problem.tools,
-        "id": f"{sample.problem}#{sample.sample}",
-        "data_source": str(settings.get("task", "")),
-        "category": str(problem.meta.get("category") or ""),
-        "reward": float(sample.rewards.get("answer", 0.0)),
-        "correct": sample.correct,
-    }
+        "messages": messages, "tools": problem.tools, "id": name, "data_source": source, "category": category,
+        "reward": float(rewards.get("answer", 0.0)), "correct": correct,
+    }  # fmt: skip
 
 
 def asked_messages(problem: Problem) -> list[dict[str, str]]:

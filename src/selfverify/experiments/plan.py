@@ -63,9 +63,11 @@ class PlannedStep:
         self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
         # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
         settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
-        with DryRun.running() as dry, self.meter:
-            with dry.weights(), self.meter.span("weights"):
-                self.policy = policy = Policy(load_structure(settings), settings)
+        with torch.device("meta"):
+            loaded = load_structure(settings.model_copy(update={"device": "meta"}))
+        with DryRun.running(), self.meter:
+            self.policy = policy = Policy(loaded, settings)
+            self.meter.relabel((*policy.model.parameters(), *policy.model.buffers()), "weights")
             if settings.gradient_checkpointing:
                 policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
             self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]

@@ -69,9 +69,7 @@ def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
     if method.teaches_scores:
         faults.append(f"task.score=false: method {method.name} teaches scores; grpo and adapo go without")
     if reading != "soft":
-        faults.append(
-            f"evaluation.score={reading}: with task.score=false there are no scores to read; set soft"
-        )
+        faults.append(f"evaluation.score={reading}: task.score=false leaves no scores to read; set soft")
     return faults
 
 
@@ -343,12 +341,9 @@ def build_recipe(document: Document) -> Recipe:
     # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
     from selfverify.experiments import registry
 
-    recipe = recipe.model_copy(
-        update={
-            "task": _complete("task", recipe.task, document),
-            "method": _complete("method", recipe.method, document),
-        }
-    )
+    whole = {"task": _complete("task", recipe.task, document)}
+    whole["method"] = _complete("method", recipe.method, document)
+    recipe = recipe.model_copy(update=whole)
     _complete("task", recipe.measured_task, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = [fault] if (fault := _model_path_fault(recipe.policy.path)) else []

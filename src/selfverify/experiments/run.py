@@ -301,18 +301,16 @@ def train(
         folder = recipe.folder
         if replay is not None:
             ranks.on_first(lambda: _check_replay(replay, folder))
-        ranks.on_first(lambda: _prepare(folder, recipe, resume))
+        if not resume:
+            ranks.on_first(lambda: clear_run(folder))
+        ranks.on_first(lambda: write_text(folder / "recipe.yaml", to_yaml(recipe)))
         policy, task, method = build(recipe)
         exam = _exam(recipe, task)
         evaluated = method.measured or before is not None
 
-        def progress(phase: str) -> Callable[[int, int], None] | None:
-            return None if on_phase is None else partial(on_phase, phase)
-
         if evaluated and before is None:
-            before = measure(
-                policy, exam, recipe, folder / "samples-before.jsonl", "before", progress("before")
-            )
+            store, told = folder / "samples-before.jsonl", of_phase(on_phase, "before")
+            before = measure(policy, exam, recipe, store, "before", told)
         learn(
             policy,
             task,
@@ -330,11 +328,17 @@ def train(
         if evaluated:
             weights = policy.whole(policy.fingerprint)
             ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
-            after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+            store, told = folder / "samples-after.jsonl", of_phase(on_phase, "after")
+            after = measure(policy, exam, recipe, store, "after", told)
             settings = recipe.model_dump(mode="json")
             found = {"before": before, "after": after, "settings": settings, "version": __version__}
             ranks.on_first(lambda: write_json(folder / "metrics.json", found))
         return folder
+
+
+def of_phase(on_phase: Any, name: str) -> Progress | None:
+    """Return the progress of one phase, for a caller that is told of all."""
+    return None if on_phase is None else partial(on_phase, name)
 
 
 def start_processes(recipe: Recipe) -> None:
@@ -346,12 +350,6 @@ def start_processes(recipe: Recipe) -> None:
     if missing := missing_packages(recipe):
         raise ConfigError("\n".join(missing))
     ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
-
-
-def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
-    if not resume:
-        clear_run(folder)
-    write_text(folder / "recipe.yaml", to_yaml(recipe))
 
 
 def _check_replay(replay: Path, folder: Path) -> None:

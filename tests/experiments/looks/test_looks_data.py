@@ -159,7 +159,7 @@ def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, servers: Loo
     path.write_text(path.read_text().replace('"2:"', '"3:"'))
     url, _ = wrong_server(servers)
     done = branch_looks(far_recipe(), TeacherConfig(server=url, model="m"), tmp_path, "branched")
-    assert done.lost == 1 and "replied to otherwise" in done.reason
+    assert done.lost == 1 and "gets another reply than" in done.reason
 
 
 def test_examples_are_put_before_the_question_in_words(tmp_path: Path, servers: Loop) -> None:
