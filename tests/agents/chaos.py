@@ -93,9 +93,9 @@ class Vandal:
 
     def _rage(self) -> None:
         number = 0
-        while self.done.total() < self.most and not self._stop.wait(
-            self.rng.uniform(0.5, 1.5) * self.pause_s
-        ):
+        while self.done.total() < self.most:
+            if self._stop.wait(self.rng.uniform(0.5, 1.5) * self.pause_s):
+                return
             harm = self.harms[number % len(self.harms)]
             number += 1
             with suppress(Exception):  # the victim was gone already
@@ -112,9 +112,7 @@ class Vandal:
     async def connection(self) -> bool:
         pool = self.task.lender._pool
         lent = [lease.environment for lease in pool._lent] if pool is not None else []
-        known = [
-            e for e in lent if isinstance(e, RemoteEnvironment) and e._http is not None and e._round >= 0
-        ]
+        known = [e for e in lent if isinstance(e, RemoteEnvironment) and e._http and e._round >= 0]
         if known:
             await self.rng.choice(known)._http.close()  # type: ignore[union-attr]
         return bool(known)

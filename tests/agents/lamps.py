@@ -30,11 +30,8 @@ from selfverify.tasks.base import user_turn
 
 def schema(name: str, **properties: str) -> dict[str, Any]:
     """A tool whose arguments have these types."""
-    parameters = {
-        "type": "object",
-        "properties": {key: {"type": kind} for key, kind in properties.items()},
-        "required": [*properties],
-    }
+    typed = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": typed, "required": [*properties]}
     return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
 
 

@@ -47,7 +47,7 @@ def group(policy: Policy) -> Group:
             told(policy, *DONE),
             told(policy, KITCHEN, submit(1)),
             told(policy, KITCHEN, "Done."),
-            told(policy, *DONE, panel=Jury(Asked(None))),
+            told(policy, *DONE, jury=Jury(Asked(None))),
             told(policy, LOOK, KITCHEN, cut=True),
         ],
     )

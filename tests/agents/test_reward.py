@@ -64,12 +64,8 @@ def test_a_format_error_is_the_penalty_and_nothing_else() -> None:
     for penalty in (-1.0, -0.5):
         settings = AgentConfig(reward=RewardConfig(format_error=penalty))
         found = parts(KITCHEN, submit(1, 1), settings=settings)
-        assert [found[name] for name in ("format_error", "validity", "complete", "concise")] == [
-            penalty,
-            0,
-            0,
-            0,
-        ]
+        terms = [found[name] for name in ("format_error", "validity", "complete", "concise")]
+        assert terms == [penalty, 0, 0, 0]
         assert found["answer"] == penalty
     with pytest.raises(ValueError, match="not relevant"):
         composite(False, True, 1, PAPER)

@@ -94,18 +94,8 @@ def test_calls_are_read() -> None:
         assert tools.read(made, SIZE, {}) == action
     assert Box(462, 1693, 619, 1870).centre == (540, 1781)
     schemas = {s["function"]["name"]: s["function"]["parameters"] for s in tools.schemas}
-    assert {*schemas} == {
-        "tap",
-        "long_press",
-        "swipe",
-        "get_current_xml",
-        "type",
-        "back",
-        "home",
-        "enter",
-        "wait",
-        "launch",
-    }
+    names = "tap long_press swipe get_current_xml type back home enter wait launch"
+    assert {*schemas} == {*names.split()}
     assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction"]
     assert schemas["swipe"]["properties"]["direction"]["enum"] == ["up", "down", "left", "right"]
     assert schemas["type"]["properties"]["text_input"]["type"] == "string"
@@ -147,10 +137,7 @@ def test_elements_are_named_by_option() -> None:
         (call("tap", x1=10, y1=2, x2=3, y2=4), "x1 <= x2"),
         (call("tap", x1=1080, y1=0, x2=1090, y2=10), "outside the screen of 1080 x 2400"),
         (call("tap", x1=-9, y1=0, x2=-5, y2=10), "outside the screen"),
-        (
-            call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"),
-            "'direction': Input should be",
-        ),
+        (call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"), "'direction': Input"),
         (call("wait", seconds=1e9), "less than or equal to 60"),
         (call("wait", seconds=float("nan")), "seconds"),
         (call("wait", seconds="3"), "valid number"),

@@ -35,9 +35,8 @@ SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature":
 with pytest.raises(ConfigError) as _missing:
     make_task("rooms")
 UNKNOWN = {"rooms/2": str(_missing.value)}
-CALL = (
-    '<think>Hm.</think><tool_call>{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}</tool_call>'
-)
+LOOKS = '{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}'
+CALL = f"<think>Hm.</think><tool_call>{LOOKS}</tool_call>"
 
 
 def png(colour: str, folder: Path, size: tuple[int, int] = (20, 12)) -> str:
@@ -52,12 +51,10 @@ def png(colour: str, folder: Path, size: tuple[int, int] = (20, 12)) -> str:
 
 def talk(*images: str) -> list[StoredStep]:
     """A conversation of two turns with tools and one without."""
-    end = "<|im_end|>"
+    end, two = "<|im_end|>", "\u2028<|image_pad|>two<|image_pad|>"
     return [
         StoredStep("policy", 0, "action", CALL + end, [], "stop", {"tool_calls": 1.0, "delta": 1 / 3}, None),
-        StoredStep(
-            "environment", 1, "observation", "\u2028<|image_pad|>two<|image_pad|>", [*images], None, {}, None
-        ),
+        StoredStep("environment", 1, "observation", two, [*images], None, {}, None),
         StoredStep("policy", 1, "action", "I call nothing.", [], "stop", {}, None),
         StoredStep("environment", 2, "observation", "A wall.", [], None, {}, None),
         StoredStep("policy", 2, "answer", "42", [], "stop", {}, StoredVerdict([4, 2.5, None], None, False)),
@@ -76,10 +73,8 @@ def run(tmp_path: Path) -> Path:
     for number, images in enumerate(((first, second), (second, second))):
         steps = talk(*images)
         text = "".join(step.text for step in steps)
-        scores = {"soft": 0.25, "sampled": None, "greedy": 0.0}
-        samples.append(
-            sample("rooms/0", number, bool(number), 0.5, steps=steps, text=text, scores=scores, key=None)
-        )
+        more = {"scores": {"soft": 0.25, "sampled": None, "greedy": 0.0}, "key": None}
+        samples.append(sample("rooms/0", number, bool(number), 0.5, steps=steps, text=text, **more))
     samples += [
         sample("rooms/1", n, True, 0.25 * n, text="<answer>é\n\u2028</answer>", answer=[1, 2.0, "x"])
         for n in range(2)
@@ -125,11 +120,8 @@ def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
     assert [about["index"] for about in made] == [0, 0, 1, 1, 2, 2]
     [first, *_] = documents(out).values()
     told = [step["extra"]["selfverify"] for step in first["steps"][1:]]
-    told += [
-        r["extra"]["selfverify"]
-        for s in first["steps"]
-        for r in s.get("observation", {"results": []})["results"]
-    ]
+    seen = [step["observation"] for step in first["steps"] if "observation" in step]
+    told += [result["extra"]["selfverify"] for each in seen for result in each["results"]]
     for step in json.loads(json.dumps([asdict(step) for step in samples[0].steps])):
         assert {name: value for name, value in step.items() if name not in ("text", "images")} in told
     shown = {name for s in samples for step in s.steps for name in step.images}
@@ -139,11 +131,8 @@ def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
     asked = (out / "images" / "problem-000000.png").read_bytes()
     assert asked == (run / "gallery" / "00000.png").read_bytes()
     entry = made[0]["entry"]
-    assert (entry["question"], entry["target"], entry["image"]) == (
-        "Where??",
-        [1.5, None],
-        "problem-000000.png",
-    )
+    shown_entry = [entry[name] for name in ("question", "target", "image")]
+    assert shown_entry == ["Where??", [1.5, None], "problem-000000.png"]
     assert made[4]["entry"] is None and json.loads((out / "export.json").read_text())["complete"] is True
 
 
@@ -241,9 +230,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: No such"):
         export_atif(run, tmp_path / "first")
     os.mkfifo(run / "gallery" / "00000.png")
-    with pytest.raises(
-        DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: this is a pipe"
-    ):
+    with pytest.raises(DataError, match=r"problem rooms/0: .*00000\.png cannot be read: this is a pipe"):
         export_atif(run, tmp_path / "pipe")
     (run / "asked").rename(run / "gallery" / "00000.png")
     (run / "images" / image).rename(run / "kept")

@@ -150,9 +150,7 @@ class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
     @model_validator(mode="after")
     def _check(self) -> EnvironmentAgentsConfig:
         if self.judge.kind == "state" and self.done_from is None:
-            raise ValueError(
-                "judge.kind=state: say with done_from which of the environment's rewards is enough"
-            )
+            raise ValueError("judge.kind=state: say with done_from which of its rewards is enough")
         return self
 
 
@@ -173,9 +171,8 @@ class EnvironmentAgents(AgentTask, RowTask):
         super().__init__(config)
         c = self.config
         self.looking, self.done_from = frozenset(c.looking), c.done_from
-        self._lender = SharedPool(
-            lambda: [source.make() for source in c.sources], PoolConfig(wait_s=c.wait_s)
-        )
+        pool = PoolConfig(wait_s=c.wait_s)
+        self._lender = SharedPool(lambda: [source.make() for source in c.sources], pool)
         self._known: list[dict[str, Any]] | None = None
         sessions = sum(source.sessions for source in c.sources)
         self.limits = self.limits.model_copy(update={"concurrent": sessions})

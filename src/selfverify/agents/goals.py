@@ -71,9 +71,8 @@ class Has(Config):
     def on_state(self, records: Records) -> list[bool]:
         """Whether each sub-goal is reached; of several records that match, the best one counts."""
         found = [record for _, record in self._candidates(records.get(self.kind, {}))]
-        best = max(
-            ([same(r.get(a), v) for a, v in self.values.items()] for r in found), key=sum, default=None
-        )
+        reached = [[same(record.get(a), v) for a, v in self.values.items()] for record in found]
+        best = max(reached, key=sum, default=None)
         return [best is not None] * self._exists + (best or [False] * len(self.values))
 
     def shown(self, seen: Seen) -> list[Finding]:
@@ -365,9 +364,7 @@ class Goal(Config):
         if self.kind == "operation" and self.answer is not None:
             raise ValueError("an `answer` belongs to a query; set `kind` to query")
         if self.kind == "operation" and all(isinstance(need, Listed) for need in self.needs):
-            raise ValueError(
-                "an operation needs a need of type has or absent; else it is done from the start"
-            )
+            raise ValueError("an operation needs a need of type has or absent, or is done from the start")
         return self
 
     @classmethod

@@ -51,9 +51,7 @@ class AgentTaskConfig(TaskConfig):
     @model_validator(mode="after")
     def _check_calls(self) -> AgentTaskConfig:
         if self.react and self.calls != "tagged":
-            raise ValueError(
-                f"calls={self.calls} is a message that is nothing but JSON: set react=false with it"
-            )
+            raise ValueError(f"calls={self.calls} leaves messages no room for words: set react=false with it")
         return self
 
 

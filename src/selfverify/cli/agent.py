@@ -125,9 +125,8 @@ def reanswer(
     from selfverify.experiments.teaching import reanswer as run
 
     with bar("turns", hidden=as_json) as progress:
-        written, lost, reason = run(
-            source, settings.teacher, settings.output, settings.sample, settings.seed, progress
-        )
+        amount = settings.output, settings.sample, settings.seed
+        written, lost, reason = run(source, settings.teacher, *amount, progress)
     if as_json:
         print_json({"written": written, "lost": lost, "reason": reason}, indent=None)
         return

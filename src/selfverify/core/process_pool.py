@@ -223,9 +223,8 @@ class WorkerPool:
         except (TypeError, ValueError) as error:
             return CallOutcome("refused", reason=f"the arguments are not JSON: {error}")
         if len(request) > self.max_input:
-            return CallOutcome(
-                "refused", reason=f"the arguments take {len(request)} of {self.max_input} bytes"
-            )
+            reason = f"the arguments take {len(request)} of {self.max_input} bytes"
+            return CallOutcome("refused", reason=reason)
         with self._lock:
             found = self._cache.get(request)
             if found is not None:
@@ -257,13 +256,8 @@ class WorkerPool:
             if self._closings > closings:
                 break
             if attempt:
-                note(
-                    logger,
-                    "call_retried",
-                    f"{self.name}: {outcome.reason}; the call is made again",
-                    function=self.name,
-                    attempt=attempt + 1,
-                )
+                text = f"{self.name}: {outcome.reason}; the call is made again"
+                note(logger, "call_retried", text, function=self.name, attempt=attempt + 1)
             try:
                 worker = self._take(closings)
             except (ConfigError, OSError) as error:
@@ -280,13 +274,8 @@ class WorkerPool:
                 self._all.discard(worker)
                 self.restarts += 1
                 self.timeouts += outcome.status == "timed_out"
-            note(
-                logger,
-                "worker_restarted",
-                f"{self.name}: {outcome.reason}; its worker process is replaced",
-                function=self.name,
-                reason=outcome.reason,
-            )
+            text = f"{self.name}: {outcome.reason}; its worker process is replaced"
+            note(logger, "worker_restarted", text, function=self.name, reason=outcome.reason)
         return outcome
 
     def _take(self, closings: int) -> Worker:

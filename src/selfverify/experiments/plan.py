@@ -160,10 +160,8 @@ class PlannedStep:
 
     def _grow(self, layout: SharedLayout, kept: int, width: int) -> None:
         """Forward ``width`` tokens behind ``kept`` ones of each conversation."""
-        axes, shape = (
-            self.policy.loaded.family.position_axes,
-            (len(layout.prompt_lengths), layout.continuations),
-        )
+        axes = self.policy.loaded.family.position_axes
+        shape = len(layout.prompt_lengths), layout.continuations
         ids = torch.zeros(*shape, width, dtype=torch.long)
         layout.place(ids[..., 0], max(kept, 0), True)
         self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)

@@ -195,9 +195,7 @@ def calibrate_stopping(
     """
     folder = Path(looks.verifier).expanduser()
     if not folder.is_dir():
-        raise ConfigError(
-            f"{looks.verifier} is no folder here; name one, since ε is stored beside the weights"
-        )
+        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside a verifier's weights")
     looked = looks.hold("validation", progress)
     stepped = looked.lengths > 0
     if not stepped.any():

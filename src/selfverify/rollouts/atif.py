@@ -233,9 +233,8 @@ _WHOLE = ("tokens", "logprobs", "text", "images")
 def rollout_to_atif(settings: Mapping[str, Any], row: RecordedGroup, number: int) -> AtifTrajectory:
     """Return trajectory ``number`` of a line of a rollout log whose header has these ``settings``."""
     trajectory = row.trajectories[number]
-    messages = [
-        _message(list(own)) for _, own in groupby(trajectory.segments, key=lambda s: (s.author, s.turn))
-    ]
+    turns = groupby(trajectory.segments, key=lambda s: (s.author, s.turn))
+    messages = [_message(list(own)) for _, own in turns]
     steps = to_steps(messages)
     written = sum(len(s.tokens) for s in trajectory.segments if s.author == "policy")
     step = settings.get("step", 0)
@@ -263,11 +262,10 @@ def _message(segments: list[RecordedSegment]) -> Message:
     first, last = segments[0], segments[-1]
     tokens = [token for s in segments for token in s.tokens]
     logprobs = [value for s in segments for value in s.logprobs]
-    parts = [
-        {name: len(value) if name in _WHOLE else value for name, value in asdict(s).items()} for s in segments
-    ]
-    for part in parts:
-        del part["author"], part["turn"]
+    parts = []
+    for own in map(asdict, segments):
+        del own["author"], own["turn"]
+        parts.append(own | {name: len(own[name]) for name in _WHOLE})
     about: dict[str, Any] = {"author": first.author, "turn": first.turn, "segments": parts}
     metrics = None
     if first.author == "policy":

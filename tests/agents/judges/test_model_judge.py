@@ -78,9 +78,8 @@ def test_an_outage_is_a_ballot_without_a_vote(make: Make, how: Any) -> None:
     judge = make(FakeUpstream(fault=lambda body: how), timeout_s=0.2)
     found = Jury(judge).ask(case())()
     assert not found.decided and found.success is None
-    assert all(
-        b.vote is None and b.missing.startswith("outage: ") and b.about["outage"] for b in found.ballots
-    )
+    for one in found.ballots:
+        assert one.vote is None and one.missing.startswith("outage: ") and one.about["outage"]
 
 
 def test_a_vote_that_takes_too_long_is_missing(make: Make) -> None:
@@ -166,9 +165,7 @@ def test_nobody_is_asked_the_same_twice(make: Make, tmp_path: Path) -> None:
     assert len(fake.seen) == 7
 
 
-def test_the_folder_of_a_run_keeps_answers(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_a_run_keeps_answers(make: Make, tmp_path: Path, monkeypatch: Any) -> None:
     """Each process has a file of its own and knows all; who is told a file elsewhere keeps to it."""
     fake = FakeUpstream(write=lambda body, i: SUCCESS)
     judge = make(fake)

@@ -101,9 +101,7 @@ async def _set_locale(device: AdbDevice, locale: str, boot_seconds: float) -> No
     await asyncio.sleep(1)
     await device.wait(boot_seconds)
     if (now := await _locale(device)) != locale:
-        raise CommandFailed(
-            "setprop", f"the language is {now}, not {locale}; only root may set it (reset.root)"
-        )
+        raise CommandFailed("setprop", f"the language is {now}, not {locale}; root may set it (reset.root)")
 
 
 async def _locale(device: AdbDevice) -> str:
@@ -374,9 +372,8 @@ class AndroidEnvironment(Environment):
         """Return the screen as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations in ("png", "both")
         pictures = pictures or (self.config.observations == "either" and view.screen is None)
-        text = "\n".join(
-            [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
-        )
+        said = [view.words] if words and view.words else []
+        text = "\n".join([*said, *(f"({why})" for why in view.lacking)])
         images = [view.picture] if pictures and view.picture is not None else []
         return StepResult(self._round, text, images, info=_info(view))
 

@@ -313,9 +313,8 @@ def _named_rounds(words: str) -> set[int]:
         number = _CHINESE.find(match[1]) + 1
         lists += f" {number or match[1]}"
     lists += "".join(f" {match[1]} {match[2]}" for match in _FROM_TO.finditer(plain))
-    return {int(match[1]) for match in _ONE_ROUND.finditer(plain)} | {
-        int(number) for number in re.findall(r"\d+", lists)
-    }
+    single = [match[1] for match in _ONE_ROUND.finditer(plain)]
+    return {int(number) for number in (*single, *re.findall(r"\d+", lists))}
 
 
 def _quotations(words: str) -> list[str]:

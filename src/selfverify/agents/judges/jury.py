@@ -96,9 +96,8 @@ class Jury:
         due = asked // LOOKED_AT > (asked - len(verdict.ballots)) // LOOKED_AT
         if due and missing > MOST_MISSING * asked:
             shares = ", ".join(f"{_NAMES[v]} {self._missing[v] / n:.1%}" for v, n in self._asked.items())
-            logger.warning(
-                "%d of %d votes are missing (%s); events vote_missing say why", missing, asked, shares
-            )
+            text = "%d of %d votes are missing (%s); events vote_missing say why"
+            logger.warning(text, missing, asked, shares)
 
 
 def tally(ballots: Sequence[Ballot], deciding: int) -> Judgement:

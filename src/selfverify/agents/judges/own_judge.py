@@ -75,9 +75,7 @@ class OwnJudge(Judge):
 
     def __init__(self, config: OwnJudgeConfig, prompt: str, short: ShortForm | None = None) -> None:
         if ranks.count() > 1:
-            raise ConfigError(
-                "the policy can judge itself in a run of one process only; take judge.kind=model"
-            )
+            raise ConfigError("judge.kind=own works in a run of one process only; take judge.kind=model")
         if config.form == "short" and short is None:
             raise ConfigError("judge.own.form=short: this task has no cases in few words; take form=full")
         self.config, self.prompt = config, prompt
