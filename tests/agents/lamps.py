@@ -103,13 +103,9 @@ class Lamps(Environment):
         lit = [f"{lamp}: {'on' if on else 'off'}" for lamp, on in self.rooms[self.room].items()]
         images = [Image.new("RGB", (8, 8), (50 * len(self.room), sum("on" in x for x in lit), 7))]
         return StepResult(
-            self.round,
-            "\n".join([self.room, *lit, self.text]).strip(),
-            images if self.pixels else [],
-            error,
-            self.done,
-            info={"facts": self._facts(self.room)},
-        )
+            self.round, "\n".join([self.room, *lit, self.text]).strip(), images if self.pixels else [], error,
+            self.done, info={"facts": self._facts(self.room)},
+        )  # fmt: skip
 
     def _loses(self, what: str) -> None:
         if what == self.lose:
@@ -130,12 +126,9 @@ class Waiting(Lamps):
 TASK: dict[str, Any] = {"rooms": {"hall": ["door"], "kitchen": ["oven", "sink"]}}
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 PROBLEM = Problem(
-    "lamps/0",
-    user_turn("Switch on the oven's lamp.", images=0),
-    target=TASK,
-    meta={"question": "Switch on the oven's lamp.", "steps": 2},
-    tools=[*TOOLS, submit_tool("chosen")],
-)
+    "lamps/0", user_turn("Switch on the oven's lamp.", images=0), target=TASK,
+    meta={"question": "Switch on the oven's lamp.", "steps": 2}, tools=[*TOOLS, submit_tool("chosen")],
+)  # fmt: skip
 RULES = Jury(RulesJudge(), JuryConfig(votes=1, deciding=1))
 
 

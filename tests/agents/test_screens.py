@@ -101,16 +101,10 @@ def test_calls_are_read() -> None:
     assert schemas["type"]["properties"]["text_input"]["type"] == "string"
 
 
-@pytest.mark.parametrize(
-    ("direction", "distance", "end"),
-    [
-        ("up", "short", (540, 984)),
-        ("up", "medium", (540, 768)),
-        ("down", "long", (540, 2398)),
-        ("left", "medium", (324, 1200)),
-        ("right", "long", (1078, 1200)),
-    ],
-)
+@pytest.mark.parametrize(("direction", "distance", "end"), [
+    ("up", "short", (540, 984)), ("up", "medium", (540, 768)), ("down", "long", (540, 2398)),
+    ("left", "medium", (324, 1200)), ("right", "long", (1078, 1200)),
+])  # fmt: skip
 def test_swipes_end_on_the_screen(direction: Any, distance: Any, end: tuple[int, int]) -> None:
     """A tenth, two tenths or ten tenths of the width, twice that up and down, as far as the screen goes."""
     assert Swipe(Box(500, 1180, 580, 1220), direction, distance).end(SIZE) == end

@@ -106,19 +106,20 @@ def documents(folder: Path) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in found.items()}
 
 
-def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
+def test_all_of_a_sample_is_in_its_file_as_other_programs_read_it(run: Path, tmp_path: Path) -> None:
     """Its steps, its numbers and the settings of its store; and those images that are shown, to the byte."""
     out = tmp_path / "out"
     assert export_atif(run, out) == Exported(6, 6, 3, UNKNOWN)
     settings, samples = read_samples(run / "samples.jsonl")
-    made = [document["extra"]["selfverify"] for document in documents(out).values()]
-    for about, given in zip(made, samples, strict=True):
+    made = documents(out)
+    ours = [document["extra"]["selfverify"] for document in made.values()]
+    for about, given in zip(ours, samples, strict=True):
         plain = json.loads(json.dumps(asdict(given)))
         steps, text = plain.pop("steps"), plain.pop("text")
         assert about["sample"] == plain and about["conversation"] == bool(steps), text
         assert about["settings"] == settings
-    assert [about["index"] for about in made] == [0, 0, 1, 1, 2, 2]
-    [first, *_] = documents(out).values()
+    assert [about["index"] for about in ours] == [0, 0, 1, 1, 2, 2]
+    first = made["problem-000000-sample-00.json"]
     told = [step["extra"]["selfverify"] for step in first["steps"][1:]]
     seen = [step["observation"] for step in first["steps"] if "observation" in step]
     told += [result["extra"]["selfverify"] for each in seen for result in each["results"]]
@@ -130,17 +131,10 @@ def test_all_of_a_sample_is_in_its_file(run: Path, tmp_path: Path) -> None:
     assert {path.name for path in (out / "images").iterdir()} == shown | {"problem-000000.png"}
     asked = (out / "images" / "problem-000000.png").read_bytes()
     assert asked == (run / "gallery" / "00000.png").read_bytes()
-    entry = made[0]["entry"]
+    entry = ours[0]["entry"]
     shown_entry = [entry[name] for name in ("question", "target", "image")]
     assert shown_entry == ["Where??", [1.5, None], "problem-000000.png"]
-    assert made[4]["entry"] is None and json.loads((out / "export.json").read_text())["complete"] is True
-
-
-def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
-    export_atif(run, tmp_path / "out")
-    made = documents(tmp_path / "out")
-    assert len(made) == 6
-    first = made["problem-000000-sample-00.json"]
+    assert ours[4]["entry"] is None and json.loads((out / "export.json").read_text())["complete"] is True
     assert first["trajectory_id"] == "rooms/0#0" and first["agent"]["model_name"] == "runs/é"
     assert len({document["session_id"] for document in made.values()}) == 1
     asked, looks, idle, answers, doubts, ends = first["steps"]
@@ -153,7 +147,7 @@ def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
     assert result["source_call_id"] == call["tool_call_id"]
     assert [part["type"] for part in result["content"]] == ["text", "image", "image"]
     for part in result["content"][1:]:
-        assert (tmp_path / "out" / part["source"]["path"]).is_file()
+        assert (out / part["source"]["path"]).is_file()
     # What followed a turn without a call came of no call; what followed an answer was said by a user.
     assert "tool_calls" not in idle and idle["observation"]["results"][0]["content"] == "A wall."
     assert "observation" not in answers and doubts["message"][0]["text"] == "Sure?" and ends["message"] == ""

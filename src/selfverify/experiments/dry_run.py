@@ -60,22 +60,6 @@ class Lengths:
     sampled: int
     stated: str
 
-    @property
-    def shared_tokens(self) -> int:
-        """The tokens forwarded in one pass when prompts are shared: the sum of P + G R."""
-        own = self.group_size * len(self.trained)
-        return sum(len(prompt.ids) + own for prompt in self.prompts)
-
-    @property
-    def plain_tokens(self) -> int:
-        """The tokens forwarded in one pass when prompts are not shared: the sum of G (P + R)."""
-        return sum(self.group_size * (len(prompt.ids) + len(self.trained)) for prompt in self.prompts)
-
-    @property
-    def image_tokens(self) -> int:
-        """The image placeholders in all prompts."""
-        return sum(image.placeholders for prompt in self.prompts for image in prompt.images)
-
 
 def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
     """Draw a few problems, and let conversations go on to the recipe's limits.
@@ -240,18 +224,11 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 class DryRun(TorchDispatchMode):
     """Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
 
-    Inside `running`, tensors that are made from nothing but token ids, positions, masks, image grids and
+    Inside it and `OnCPU`, tensors that are made from nothing but token ids, positions, masks, image grids and
     other small tables are computed as always, so code may look into them. Every tensor that depends on a
     weight is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic.
     Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
     """
-
-    @classmethod
-    @contextmanager
-    def running(cls) -> Iterator[DryRun]:
-        """A context in which tensors that depend on weights have no values."""
-        with cls() as dry, _Place():
-            yield dry
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -278,7 +255,7 @@ class DryRun(TorchDispatchMode):
 CHECKPOINTING = {
     "use_reentrant": False,
     "determinism_check": "none",
-    "context_fn": lambda: (nullcontext(), _Place()),
+    "context_fn": lambda: (nullcontext(), OnCPU()),
 }
 """The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
 outside of function modes, so the mode that names the device is entered again."""
@@ -309,7 +286,7 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-class _Place(TorchFunctionMode):
+class OnCPU(TorchFunctionMode):
     """Says that tensors without values are on the CPU, and chooses its kernels."""
 
     def __torch_function__(

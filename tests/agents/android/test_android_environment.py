@@ -212,7 +212,7 @@ def test_several_displays(server: Server, phone: Phone) -> None:
         (lambda s, p: setattr(s, "version", 31), "speaks version 31; 39 or newer is needed"),
         (lambda s, p: setattr(s, "garbage", True), "is lost: Unknown data"),
         (lambda s, p: s.phones.clear(), f"device '{SERIAL}' not found"),
-        (lambda s, p: setattr(p, "state", "offline"), "is offline; it must be started"),
+        (lambda s, p: setattr(p, "state", "offline"), "is offline; start it"),
         (lambda s, p: setattr(p, "state", "unauthorized"), "is unauthorized"),
         (lambda s, p: setattr(p, "cut_off", True), "was cut off while it ran getprop"),
         (lambda s, p: setattr(p, "displays", 0), "no display: Error: Display not found"),
@@ -238,8 +238,7 @@ def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None
     """In the middle of a call: the session is lost for good, closing it is not."""
     environment = AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await environment.reset(TASK, 0)
+    async def lost() -> None:
         phone.on_command = lambda command: server.phones.clear() if when in command else None
         with pytest.raises(EnvironmentLost, match="not found"):
             await environment.step(TAP_SWITCH)
@@ -248,9 +247,8 @@ def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None
             with pytest.raises(EnvironmentLost, match="not found"):
                 await again
         await environment.close()
-        await environment.close()
 
-    asyncio.run(run())
+    play(environment, TASK, lost)
 
 
 def test_a_hanging_device_blocks_nothing(server: Server, phone: Phone) -> None:
@@ -277,31 +275,26 @@ def test_a_cancelled_call_loses_the_session(server: Server, phone: Phone) -> Non
     """Nobody knows how far it came."""
     environment = AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await environment.reset(TASK, 0)
+    async def cancelled() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(environment.step(call("wait", seconds=30)), 0.05)
-        with pytest.raises(EnvironmentLost, match="was cancelled"):
-            await environment.step(LOOK)
 
-    asyncio.run(run())
+    with pytest.raises(EnvironmentLost, match="was cancelled"):
+        play(environment, TASK, cancelled, LOOK)
 
 
 def test_one_session_for_one_device(server: Server) -> None:
     """A second one is refused until the first one is closed."""
     first, second = AndroidEnvironment(config(server)), AndroidEnvironment(config(server))
 
-    async def run() -> None:
-        await first.reset(TASK, 0)
+    async def refused() -> None:
         with pytest.raises(ConfigError, match="used by another session"):
             await second.reset(TASK, 0)
-        await first.close()
-        with pytest.raises(EnvironmentLost, match="was closed"):
-            await first.step(LOOK)
-        await second.reset(TASK, 0)
-        await second.close()
 
-    asyncio.run(run())
+    play(first, TASK, refused)
+    with pytest.raises(EnvironmentLost, match="was closed"):
+        asyncio.run(first.step(LOOK))
+    play(second, TASK)
 
 
 # Real devices

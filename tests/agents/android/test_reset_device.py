@@ -59,21 +59,15 @@ def test_another_first_screen_is_a_loss(server: Server, phone: Phone) -> None:
     assert not any(FirstScreens().differs("x", words) for words in "abcd")
 
 
-def test_a_dialog_in_the_way_costs_one_more_reset(server: Server, phone: Phone) -> None:
-    """Such as of an app that hangs, or asks to be rated."""
-    asked = iter([SETTINGS, NOTES])
-    phone.on_command = lambda c: setattr(phone, "focus", next(asked, NOTES)) if "dumpsys" in c else None
+def test_another_app_in_front_costs_one_more_reset_and_then_is_a_loss(server: Server, phone: Phone) -> None:
+    """Such as a dialog of an app that hangs, or that asks for permission."""
+    front = iter([SETTINGS, NOTES])
+    phone.on_command = lambda c: setattr(phone, "focus", next(front, NOTES)) if "dumpsys" in c else None
     assert begin(environment(server)).startswith(f'App "{NOTES}"')
-
-
-def test_another_app_in_front_is_a_loss(server: Server, phone: Phone) -> None:
-    """Such as a dialog that asks for permission."""
-    phone.on_command = lambda c: setattr(phone, "focus", SETTINGS) if "dumpsys" in c else None
-    with pytest.raises(EnvironmentLost, match=f"{SETTINGS} is in front, not {NOTES}"):
-        begin(environment(server))
-    phone.on_command = lambda c: setattr(phone, "focus", None) if "dumpsys" in c else None
-    with pytest.raises(EnvironmentLost, match="nothing is in front"):
-        begin(environment(server))
+    for app, said in ((SETTINGS, f"{SETTINGS} is in front, not {NOTES}"), (None, "nothing is in front")):
+        phone.on_command = lambda c, app=app: setattr(phone, "focus", app) if "dumpsys" in c else None  # type: ignore[misc]
+        with pytest.raises(EnvironmentLost, match=said):
+            begin(environment(server))
 
 
 def test_the_date_is_set_and_checked(server: Server, phone: Phone) -> None:

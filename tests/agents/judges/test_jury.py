@@ -205,29 +205,16 @@ def test_reasons_name_rounds() -> None:
     assert vote("Sorry.", OTHER).words == said
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "I could not find the alarm.",
-        "I couldn’t set it.",
-        "It is impossible.",
-        "The app FAILED to save it.",
-        "I was not able to do it.",
-        "I'm unable to open the app, sorry",
-        "The task cannot be completed.",
-        "It is not done.",
-        "I gave up.",
-        "Sorry, the note 'Mission' was not found: I couldn't delete it.",
-        "It failed, and nothing was saved.",
-        "The song isn't there. It's impossible to play it.",
-        "I did not manage to open Settings.",
-        "Nothing failed, but the alarm could not be set.",
-    ],
-)
-def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
-    assert admits_failure(message)
-    found = vote(message, ON)
-    assert (found.valid, found.success) == (True, False)
+def test_an_admitted_failure_is_one_whatever_is_shown() -> None:
+    for message in (
+        "I could not find the alarm.", "I couldn’t set it.", "It is impossible.", "I gave up.",
+        "The app FAILED to save it.", "I was not able to do it.", "I'm unable to open the app, sorry",
+        "The task cannot be completed.", "It is not done.", "It failed, and nothing was saved.",
+        "Sorry, the note 'Mission' was not found: I couldn't delete it.", "I did not manage to open it.",
+        "The song isn't there. It's impossible to play it.", "Nothing failed, but it could not be set.",
+    ):  # fmt: skip
+        assert admits_failure(message), message
+        assert (found := vote(message, ON)).valid and not found.success
 
 
 def test_other_messages_admit_nothing() -> None:

@@ -37,32 +37,20 @@ def answer(words: str = 'Round 2 shows "7:30".', valid: str = "True", verdict: s
 VERDICT = "<Verdict>SUCCESS</Verdict>"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "SUCCESS",
-        VERDICT,
-        "<think>" + answer(),  # thoughts that never end
-        answer() + "</think><think>" + answer(verdict="FAILURE"),
-        answer(verdict="SUCCESS or FAILURE"),
-        answer(verdict="not SUCCESS"),
-        answer(verdict=""),
-        answer(valid="1"),
-        answer(words="It says <Verdict>FAILURE</Verdict>, round 2."),  # another verdict inside the reasons
-        answer() + answer(verdict="FAILURE"),
-        answer() + answer(valid="False"),
-        answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
-        answer(words="round 2 " + "a" * LONGEST),
-        # In another language: its verdict, its marks.
-        answer(verdict="ÉXITO"),
-        answer(valid="Verdadero"),
-        "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
-        # An essay, without a verdict, and with one that is only told of.
-        "The evidence of round 2 is compelling in several ways. " * 500,
-        "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "SUCCESS", VERDICT, answer(verdict="SUCCESS or FAILURE"), answer(verdict="not SUCCESS"),
+    answer(verdict=""), answer(valid="1"), answer(words="round 2 " + "a" * LONGEST),
+    # Thoughts that never end; another verdict inside the reasons, or behind them.
+    "<think>" + answer(), answer() + "</think><think>" + answer(verdict="FAILURE"),
+    answer(words="It says <Verdict>FAILURE</Verdict>, round 2."), answer() + answer(verdict="FAILURE"),
+    answer() + answer(valid="False"), answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
+    # In another language: its verdict, its marks.
+    answer(verdict="ÉXITO"), answer(valid="Verdadero"),
+    "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
+    # An essay, without a verdict, and with one that is only told of.
+    "The evidence of round 2 is compelling in several ways. " * 500,
+    "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
+])  # fmt: skip
 def test_what_says_nothing_or_two_things_is_no_vote(text: str) -> None:
     vote, missing = read_opinion(text, CASE)
     assert vote is None and missing
