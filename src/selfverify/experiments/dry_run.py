@@ -224,7 +224,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 class DryRun(TorchDispatchMode):
     """Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
 
-    Inside it and `OnCPU`, tensors that are made from nothing but token ids, positions, masks, image grids and
+    Inside it and `Host`, tensors that are made from nothing but token ids, positions, masks, image grids and
     other small tables are computed as always, so code may look into them. Every tensor that depends on a
     weight is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic.
     Code that asks such a tensor for its device is told that it is the CPU, so it chooses as it would there.
@@ -255,7 +255,7 @@ class DryRun(TorchDispatchMode):
 CHECKPOINTING = {
     "use_reentrant": False,
     "determinism_check": "none",
-    "context_fn": lambda: (nullcontext(), OnCPU()),
+    "context_fn": lambda: (nullcontext(), Host()),
 }
 """The arguments of ``torch.utils.checkpoint``. When autograd computes a forward pass again, it does so
 outside of function modes, so the mode that names the device is entered again."""
@@ -286,7 +286,7 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-class OnCPU(TorchFunctionMode):
+class Host(TorchFunctionMode):
     """Says that tensors without values are on the CPU, and chooses its kernels."""
 
     def __torch_function__(

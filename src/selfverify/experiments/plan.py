@@ -20,9 +20,9 @@ from selfverify.core.trajectory import Trajectory
 from selfverify.experiments.dry_run import (
     CHECKPOINTING,
     DryRun,
+    Host,
     Lengths,
     Meter,
-    OnCPU,
     Span,
     lengths_of,
     samples,
@@ -74,7 +74,7 @@ class PlannedStep:
         settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
         with torch.device("meta"):
             loaded = load_structure(settings.model_copy(update={"device": "meta"}))
-        with DryRun(), OnCPU(), self.meter:
+        with DryRun(), Host(), self.meter:
             self.policy = policy = Policy(loaded, settings)
             self.meter.relabel((*policy.model.parameters(), *policy.model.buffers()), "weights")
             if settings.gradient_checkpointing:
