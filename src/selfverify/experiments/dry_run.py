@@ -1,6 +1,6 @@
 """A training step's real code without weights: how long its conversations are, and what it would hold.
 
-`lengths_of` finds how long a step's prompts and conversations are, from a few problems of the recipe's and
+`Lengths.of` finds how long a step's prompts and conversations are, from a few problems of the recipe's and
 its limits. `Meter` counts the bytes that tensors hold and `count_flops` the floating-point operations on
 them, real or empty.
 """
@@ -60,46 +60,46 @@ class Lengths:
     sampled: int
     stated: str
 
+    @classmethod
+    def of(cls, recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
+        """Draw a few problems, and let conversations go on to the recipe's limits.
 
-def lengths_of(recipe: Recipe, method: Method, policy: Policy, groups: int, heard: int | None) -> Lengths:
-    """Draw a few problems, and let conversations go on to the recipe's limits.
+        Args:
+            recipe: The recipe.
+            method: Its method.
+            policy: Encodes the prompts.
+            groups: How many problems the step has.
+            heard: The tokens of what an environment says at a time.
 
-    Args:
-        recipe: The recipe.
-        method: Its method.
-        policy: Encodes the prompts.
-        groups: How many problems the step has.
-        heard: The tokens of what an environment says at a time.
-
-    Raises:
-        DataError: The task cannot make its problems.
-    """
-    task = recipe_task(recipe)
-    task.set_coordinate_space(policy.coordinate_space)
-    problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
-    drawn = [policy.encoder.prompt(problem) for problem in problems]
-    prompts = [
-        replace(prompt, images=[replace(image, key=f"{n}/{image.key}") for image in prompt.images])
-        for n, prompt in enumerate(islice(cycle(drawn), groups))
-    ]
-    stated = f"{len(drawn)} problems of {task.name} were drawn"
-    if not samples(recipe, method):
-        return Lengths(prompts, problems, 1, [], 0, 0, stated)
-    limits = method.limits or task.limits
-    begins = any(problem.environment_begins for problem in problems)
-    words = recipe.method.options.get("second_turn")
-    if heard is None and words is not None and not begins:
-        asked = Problem("planned", user_turn("", 0))
-        heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
-    stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
-    if heard is None and (begins or limits.turns > 1):
-        stated += ", and what their environment says is NOT counted: say how long it is"
-    reply, said = [False] * (heard or 0), [True] * recipe.sampling.max_new_tokens
-    trained = [*(reply if begins else []), *(said + reply) * (limits.turns - 1), *said]
-    if limits.tokens is not None:
-        trained = trained[: max(limits.tokens - min(len(prompt.ids) for prompt in prompts), 1)]
-    group = recipe.sampling.group_size
-    return Lengths(prompts, problems, group, trained, len(reply), sum(trained), stated)
+        Raises:
+            DataError: The task cannot make its problems.
+        """
+        task = recipe_task(recipe)
+        task.set_coordinate_space(policy.coordinate_space)
+        problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
+        drawn = [policy.encoder.prompt(problem) for problem in problems]
+        prompts = [
+            replace(prompt, images=[replace(image, key=f"{n}/{image.key}") for image in prompt.images])
+            for n, prompt in enumerate(islice(cycle(drawn), groups))
+        ]
+        stated = f"{len(drawn)} problems of {task.name} were drawn"
+        if not samples(recipe, method):
+            return cls(prompts, problems, 1, [], 0, 0, stated)
+        limits = method.limits or task.limits
+        begins = any(problem.environment_begins for problem in problems)
+        words = recipe.method.options.get("second_turn")
+        if heard is None and words is not None and not begins:
+            asked = Problem("planned", user_turn("", 0))
+            heard = len(ReplyEncoder(policy.encoder).encode(asked, Observation(words), 1).tokens)
+        stated += f", conversations go on to sampling.max_new_tokens in each of {limits.turns} turns"
+        if heard is None and (begins or limits.turns > 1):
+            stated += ", and what their environment says is NOT counted: say how long it is"
+        reply, said = [False] * (heard or 0), [True] * recipe.sampling.max_new_tokens
+        trained = [*(reply if begins else []), *(said + reply) * (limits.turns - 1), *said]
+        if limits.tokens is not None:
+            trained = trained[: max(limits.tokens - min(len(prompt.ids) for prompt in prompts), 1)]
+        group = recipe.sampling.group_size
+        return cls(prompts, problems, group, trained, len(reply), sum(trained), stated)
 
 
 def samples(recipe: Recipe, method: Method) -> bool:

@@ -48,20 +48,15 @@ from selfverify.policy.chat import text_only
 from selfverify.reports.run_data import read_entries
 from selfverify.rollouts.atif import (
     EXPORT_FILE,
-    OURS,
     SHOWN_IMAGES,
     VERSION,
-    AtifContent,
-    AtifFinalMetrics,
     AtifMetrics,
-    AtifStep,
     AtifTrajectory,
-    Content,
     Message,
-    image_part,
-    our_agent,
     rollout_to_atif,
+    to_question,
     to_steps,
+    to_trajectory,
     without_end,
     without_surrogates,
 )
@@ -195,7 +190,7 @@ def sample_to_atif(
         numbers = AtifMetrics(completion_tokens=sample.tokens)
         about = {"author": "policy", "turn": 0, "finish": sample.finish}
         messages = [Message(sample.text, [], about, "", sample.finish, numbers)]
-    steps = to_steps(messages, [] if entry is None else [_asked(entry)])
+    steps = to_steps(messages, [] if entry is None else [to_question(entry)])
     ours = {
         "kind": "sample",
         "settings": dict(settings),
@@ -206,23 +201,9 @@ def sample_to_atif(
         "entry": entry,
     }
     text = json.dumps(settings, sort_keys=True).encode("utf-8", "replace")
-    return AtifTrajectory(
-        schema_version=VERSION,
-        session_id=f"{OURS}-{hashlib.blake2b(text, digest_size=8).hexdigest()}",
-        trajectory_id=f"{sample.problem}#{sample.sample}",
-        agent=our_agent(settings.get("model")),
-        steps=steps,
-        final_metrics=AtifFinalMetrics(total_completion_tokens=sample.tokens, total_steps=len(steps)),
-        extra={OURS: without_surrogates(ours)},
-    )
-
-
-def _asked(entry: Mapping[str, Any]) -> AtifStep:
-    """The problem as the first step: its image, if there is one, before the question."""
-    message: Content = str(entry.get("question") or "")
-    if image := entry.get("image"):
-        message = [image_part(str(image)), AtifContent(type="text", text=message)]
-    return AtifStep(step_id=1, source="user", message=message, extra={OURS: {"prompt": True}})
+    session = hashlib.blake2b(text, digest_size=8).hexdigest()
+    name = f"{sample.problem}#{sample.sample}"
+    return to_trajectory(session, name, settings.get("model"), steps, sample.tokens, ours)
 
 
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")

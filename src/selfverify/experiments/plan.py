@@ -17,16 +17,7 @@ import torch
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
-from selfverify.experiments.dry_run import (
-    CHECKPOINTING,
-    DryRun,
-    Host,
-    Lengths,
-    Meter,
-    Span,
-    lengths_of,
-    samples,
-)
+from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Host, Lengths, Meter, Span, samples
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.encoding import Encoder, Prompt
@@ -80,7 +71,7 @@ class PlannedStep:
             if settings.gradient_checkpointing:
                 policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
             self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-            self.lengths = lengths_of(recipe, self.method, policy, groups, heard)
+            self.lengths = Lengths.of(recipe, self.method, policy, groups, heard)
             self._run()
 
     def _run(self) -> None:

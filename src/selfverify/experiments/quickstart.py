@@ -21,13 +21,7 @@ from selfverify.evaluation.samples import read_samples, with_rule_scores
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, recipe_task
 from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import evaluate_recipe, held_folder, train
-from selfverify.experiments.train_stopping import (
-    LOOKING,
-    VERIFIER,
-    CappedLooks,
-    compare_stopping,
-    train_stopping,
-)
+from selfverify.experiments.train_stopping import VERIFIER, CappedLooks, compare_stopping, train_stopping
 from selfverify.reports.report import write_overview, write_report
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.trainer.logging import TrainingProgress
@@ -191,7 +185,7 @@ def _looked(
     """Train a verifier of when to stop looking, compare it with other rules, and let it end conversations."""
     folder = train_stopping(recipe, resume, progress.on_step, progress.on_phase)
     verifier = str(folder / VERIFIER / MODEL_FOLDER)
-    looks = CappedLooks(recipe, recipe.policy.path, verifier, output=folder / LOOKING)
+    looks = CappedLooks(recipe, recipe.policy.path, verifier)
     found = compare_stopping(looks, {}, partial(progress.on_phase, "what ends looking"))
     options = recipe.task.options | {"stop": "verifier", "verifier": verifier}
     task = recipe.task.model_copy(update={"options": options})

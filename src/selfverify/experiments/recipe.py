@@ -31,7 +31,7 @@ from selfverify.core.config import (
     how_to_get,
 )
 from selfverify.core.errors import ConfigError, FileError
-from selfverify.core.files import naming
+from selfverify.core.files import naming, write_text
 from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.recipe_yaml import Document, dump_yaml, load_yaml, read_document
@@ -251,6 +251,11 @@ def refuse_hidden(recipe: Recipe, overrides: Sequence[str]) -> None:
 def to_yaml(recipe: Recipe) -> str:
     """Return the recipe as YAML, defaults included; `load_recipe` reads an equal recipe from it."""
     return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """Write the resolved recipe into a run's folder."""
+    write_text(folder / RECIPE_FILE, to_yaml(recipe))
 
 
 def recipe_folder() -> Path:

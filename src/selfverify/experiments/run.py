@@ -17,21 +17,14 @@ from selfverify.core import ranks
 from selfverify.core.config import EvaluationConfig, SamplingConfig
 from selfverify.core.errors import ConfigError, __version__
 from selfverify.core.events import EVENTS_FILE
-from selfverify.core.files import (
-    held_by_another,
-    make_output_folder,
-    only_writer,
-    require_held,
-    write_json,
-    write_text,
-)
+from selfverify.core.files import held_by_another, make_output_folder, only_writer, require_held, write_json
 from selfverify.core.jsonl_store import read_rows
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.data.preferences import read_verdicts
 from selfverify.evaluation.answerers import Answerer, make_answerer
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.samples import IMAGES, Progress, read_samples, timing_file
-from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, to_yaml
+from selfverify.experiments.recipe import Recipe, missing_packages, recipe_task, write_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, StepCallback, Training
 from selfverify.methods.star import clear_iterations
@@ -303,7 +296,7 @@ def train(
             ranks.on_first(lambda: _check_replay(replay, folder))
         if not resume:
             ranks.on_first(lambda: clear_run(folder))
-        ranks.on_first(lambda: write_text(folder / "recipe.yaml", to_yaml(recipe)))
+        ranks.on_first(lambda: write_recipe(recipe, folder))
         policy, task, method = build(recipe)
         exam = _exam(recipe, task)
         evaluated = method.measured or before is not None

@@ -28,7 +28,7 @@ import numpy as np
 from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import file_digests, naming, write_json, write_text
+from selfverify.core.files import file_digests, naming, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
     VERIFIER_WEIGHTS,
@@ -38,7 +38,7 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, to_yaml
+from selfverify.experiments.recipe import NamedConfig, Recipe, recipe_task, write_recipe
 from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
 from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
@@ -292,11 +292,11 @@ def train_stopping(
             clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / RECIPE_FILE, to_yaml(recipe))
+        write_recipe(recipe, folder)
         _make_pairs(recipe, how, of_phase(on_phase, "what the policy looks at"))
         train(recipe.model_copy(update=changed), resume, on_step, on_phase)
         verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
+        looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
         calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 

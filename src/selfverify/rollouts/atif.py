@@ -152,9 +152,28 @@ class Message:
     metrics: AtifMetrics | None = None
 
 
-def our_agent(model: Any) -> AtifAgent:
-    """Return who acted: the policy, in this version of the library."""
-    return AtifAgent(name=OURS, version=__version__, model_name=str(model) if model else None)
+def to_trajectory(
+    session: str, name: str, model: Any, steps: list[AtifStep], tokens: int, ours: Mapping[str, Any]
+) -> AtifTrajectory:
+    """Return a file's whole content.
+
+    Args:
+        session: The name of the run.
+        name: The name of the trajectory.
+        model: The policy that acted, if it has a name.
+        steps: Its steps.
+        tokens: How many tokens the policy has written.
+        ours: All that ATIF has no field for.
+    """
+    return AtifTrajectory(
+        schema_version=VERSION,
+        session_id=f"{OURS}-{session}",
+        trajectory_id=name,
+        agent=AtifAgent(name=OURS, version=__version__, model_name=str(model) if model else None),
+        steps=steps,
+        final_metrics=AtifFinalMetrics(total_completion_tokens=tokens, total_steps=len(steps)),
+        extra={OURS: without_surrogates(ours)},
+    )
 
 
 def content(text: str, images: Sequence[str]) -> Content:
@@ -168,6 +187,14 @@ def image_part(name: str) -> AtifContent:
     """Return the part that shows an image of the folder of images."""
     kind = _MEDIA_TYPES.get(PurePosixPath(name).suffix.lower(), "image/png")
     return AtifContent(type="image", source=AtifSource(media_type=kind, path=f"{SHOWN_IMAGES}/{name}"))
+
+
+def to_question(entry: Mapping[str, Any]) -> AtifStep:
+    """Return a problem as the first step: its image, if there is one, before the question."""
+    told: Content = str(entry.get("question") or "")
+    if image := entry.get("image"):
+        told = [image_part(str(image)), AtifContent(type="text", text=told)]
+    return AtifStep(step_id=1, source="user", message=told, extra={OURS: {"prompt": True}})
 
 
 def to_steps(messages: Sequence[Message], before: Sequence[AtifStep] = ()) -> list[AtifStep]:
@@ -247,15 +274,8 @@ def rollout_to_atif(settings: Mapping[str, Any], row: RecordedGroup, number: int
         "number": number,
         **{name: value for name, value in asdict(trajectory).items() if name != "segments"},
     }
-    return AtifTrajectory(
-        schema_version=VERSION,
-        session_id=f"{OURS}-{settings.get('weights', '')}",
-        trajectory_id=f"step-{step}/{row.index}/{row.problem}#{number}",
-        agent=our_agent(None),
-        steps=steps,
-        final_metrics=AtifFinalMetrics(total_completion_tokens=written, total_steps=len(steps)),
-        extra={OURS: json.loads(json.dumps(ours))},
-    )
+    name = f"step-{step}/{row.index}/{row.problem}#{number}"
+    return to_trajectory(settings.get("weights", ""), name, None, steps, written, ours)
 
 
 def _message(segments: list[RecordedSegment]) -> Message:
