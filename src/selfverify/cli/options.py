@@ -216,9 +216,8 @@ def _parameter(
         flag = _option(name)
         flag += f"/--no-{flag[2:]}" if kind is bool and (opposites or default) else ""
         declared = typer.Option(flag, help=said, min=least, max=most)  # type: ignore[arg-type]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
-    )
+    typed: Any = Annotated[kind, declared]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=typed)
 
 
 def _given(context: typer.Context | None, values: dict[str, Any]) -> set[str]:

@@ -355,10 +355,7 @@ def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Ite
     folder = source if source.name == ROLLOUTS_FOLDER else source / ROLLOUTS_FOLDER
     files = sorted(path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
-        raise ConfigError(
-            f"{source} holds no rollout log; a run writes one with learner.checkpoint.rollout_log=all (or "
-            "recent)"
-        )
+        raise ConfigError(f"{source} holds no rollout log; learner.checkpoint.rollout_log=all writes one")
     read = [(path, *read_journal(path, RecordedGroup)) for path in files]
     for path, header, _ in read:
         if not isinstance(header.get("step", 0), int):

@@ -163,9 +163,11 @@ def quickstart(
     return report
 
 
-def _trained(
-    recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress
-) -> tuple[dict[str, Any], Headline]:
+Told = tuple[dict[str, Any], Headline]
+"""All figures, and those that come first."""
+
+
+def _trained(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress) -> Told:
     """Train, measured before and after; returns all figures, and those that come first."""
     folder = train(recipe, resume, progress.on_step, progress.on_phase)
     metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
@@ -179,9 +181,7 @@ def _trained(
     return metrics, table
 
 
-def _looked(
-    recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress
-) -> tuple[dict[str, Any], Headline]:
+def _looked(recipe: Recipe, shown: Showcase, resume: bool, progress: TrainingProgress) -> Told:
     """Train a verifier of when to stop looking, compare it with other rules, and let it end conversations."""
     folder = train_stopping(recipe, resume, progress.on_step, progress.on_phase)
     verifier = str(folder / VERIFIER / MODEL_FOLDER)

@@ -349,10 +349,7 @@ def _check_replay(replay: Path, folder: Path) -> None:
     if replay.resolve() == folder.resolve():
         raise ConfigError(f"{replay} is the folder of this run; resume it to go on with it and its log")
     if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
-        raise ConfigError(
-            f"{replay}: there is no rollout log to replay; a run writes one with "
-            "learner.checkpoint.rollout_log=all"
-        )
+        raise ConfigError(f"{replay} holds no rollout log; learner.checkpoint.rollout_log=all writes one")
 
 
 def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> None:

@@ -273,14 +273,10 @@ def train_stopping(
     if how is None:
         raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
     if recipe.method.name != "dpo":
-        raise ConfigError(
-            f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "
-            "method.name=dpo"
-        )
+        raise ConfigError(f"stopping: method {recipe.method.name} learns from no pairs; set method.name=dpo")
     if recipe.policy.lora is None:
         raise ConfigError(
-            "stopping: the verifier is compared with what it was trained from, the model below its adapter; "
-            "set policy.lora"
+            "stopping: a verifier is compared with the model below its adapter; set policy.lora"
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
