@@ -17,7 +17,7 @@ import torch
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
-from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Lengths, Meter, Span, lengths_of, samples
+from selfverify.experiments.dry_run import CHECKPOINTING, DryRun, Host, Lengths, Meter, Span, samples
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.encoding import Encoder, Prompt
@@ -63,13 +63,15 @@ class PlannedStep:
         self.meter, self.phases, self.flops = Meter(), dict[str, Span](), dict[str, float]()
         # Offloaded activations are taken away in `_learn`: on a CPU they would stay in its memory.
         settings = recipe.policy.model_copy(update={"device": "cpu", "activation_offload": False})
-        with DryRun.running() as dry, self.meter:
-            with dry.weights(), self.meter.span("weights"):
-                self.policy = policy = Policy(load_structure(settings), settings)
+        with torch.device("meta"):
+            loaded = load_structure(settings.model_copy(update={"device": "meta"}))
+        with DryRun(), Host(), self.meter:
+            self.policy = policy = Policy(loaded, settings)
+            self.meter.relabel((*policy.model.parameters(), *policy.model.buffers()), "weights")
             if settings.gradient_checkpointing:
                 policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=CHECKPOINTING)
             self.meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-            self.lengths = lengths_of(recipe, self.method, policy, groups, heard)
+            self.lengths = Lengths.of(recipe, self.method, policy, groups, heard)
             self._run()
 
     def _run(self) -> None:
@@ -158,10 +160,8 @@ class PlannedStep:
 
     def _grow(self, layout: SharedLayout, kept: int, width: int) -> None:
         """Forward ``width`` tokens behind ``kept`` ones of each conversation."""
-        axes, shape = (
-            self.policy.loaded.family.position_axes,
-            (len(layout.prompt_lengths), layout.continuations),
-        )
+        axes = self.policy.loaded.family.position_axes
+        shape = len(layout.prompt_lengths), layout.continuations
         ids = torch.zeros(*shape, width, dtype=torch.long)
         layout.place(ids[..., 0], max(kept, 0), True)
         self.policy.forward.grow(ids, ids.expand(axes, *ids.shape), layout)
@@ -347,8 +347,10 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan in words for people."""
         at, count = self.lengths, len(self.lengths.prompts)
-        shared, plain = at.shared_tokens * self.gpus, at.plain_tokens * self.gpus
-        sizes = [len(prompt.ids) for prompt in at.prompts]
+        sizes, own = [len(prompt.ids) for prompt in at.prompts], count * len(at.trained)
+        shared = self.gpus * (sum(sizes) + at.group_size * own)  # the sum of P + G R over all prompts
+        plain = self.gpus * at.group_size * (sum(sizes) + own)
+        shown = sum(image.placeholders for prompt in at.prompts for image in prompt.images)
         width = max(map(len, self.memory))
         kind = "sharded" if self.sharded else "whole on each"
         where = f" on each of {self.gpus} GPUs (the model {kind})" if self.gpus > 1 else ""
@@ -356,7 +358,7 @@ class Plan:
             f"{self.parameters[0]:,} parameters, of which {self.parameters[1]:,} learn",
             f"step: {count * self.gpus} problems x {at.group_size} conversations of {len(at.trained)} tokens",
             f"prompts of {sum(sizes) / count:.0f} tokens, at most {max(sizes)}, "
-            f"{at.image_tokens / count:.0f} of them for images",
+            f"{shown / count:.0f} of them for images",
             f"tokens of a pass: {shared:,}; with prompts written out {plain:,}",
             at.stated,
             f"GB that tensors hold{where} at the worst moment of each phase, most in {self.worst}:",
