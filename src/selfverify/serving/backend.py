@@ -17,12 +17,12 @@ from PIL import Image
 from selfverify.clients.replies import (
     Completion,
     Reader,
+    Usage,
     finish_reading,
     read_text,
     shown_answer,
     without_score,
 )
-from selfverify.clients.usage import Usage
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem, Split
 from selfverify.core.tags import Tagged

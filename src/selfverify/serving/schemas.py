@@ -34,7 +34,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from selfverify.clients.usage import MOST_TOKENS
+from selfverify.clients.replies import MOST_TOKENS
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.images import to_rgb
 from selfverify.core.tags import SCORE_INSTRUCTION
