@@ -311,7 +311,7 @@ class RowTask(Task):
         if self._space is None:
             raise ConfigError(
                 f"task {self.name}: how the policy writes places is not known; call "
-                "task.use_space(policy.coordinate_space) before making problems (learn and evaluate do)"
+                "task.set_coordinate_space(policy.coordinate_space) before making problems (learn and evaluate do)"
             )
         try:
             return self._space(size)
