@@ -56,7 +56,7 @@ BY_BOTH: list[tuple[str, list[Body], str]] = [
     (CHAT, [{"best_of": {"instruction": "off"}}], "best_of.instruction"),
     (CHAT, [{"best_of": {"confidence": v}} for v in ("0.9", 2)], "best_of.confidence"),
     (CHAT, [{"best_of": {"temperature": 5e-324}}], "best_of.temperature"),
-    (CHAT, [{"best_of": {"verifier": v}} for v in ("no", "fused:nan", "fused:1e308", "fused")],
+    (CHAT, [{"best_of": {"verifier": v}} for v in ("no", "fused:nan", "fused:x", "fused:1e308", "fused")],
      "best_of.verifier"),
     (CHAT, [{"best_of": {"colour": 1}}, {"model": "m@bo2,colour=1"}], "best_of.colour"),
     (CHAT, [{"best_of": {"strategy": "oracle"}}, {"model": "m@bo8,strategy=nice"}], "best_of.strategy"),
