@@ -29,33 +29,17 @@ def over(rows: list[dict[str, Any]] = ROWS) -> Math:
     return Math(rows={"train": rows, "test": rows})
 
 
-def order(seed: int, epoch: int, given: Math | None = None) -> list[Any]:
-    given = given or over()
-    return [given.row("train", seed, epoch * 5 + i)[0]["id"] for i in range(5)]
-
-
-def test_every_epoch_passes_all_rows_in_an_order_of_its_own() -> None:
-    orders = [order(seed, epoch) for seed in (0, 1) for epoch in range(4)]
-    assert all(sorted(found) == ["r0", "r1", "r2", "r3", "r4"] for found in orders)
-    assert len({tuple(found) for found in orders}) > 4
-
-
-def test_order_depends_on_seed_and_index_alone() -> None:
-    given = over()
-    backwards = [given.row("train", 3, i)[0]["id"] for i in reversed(range(40))]
-    assert backwards[::-1] == [over().row("train", 3, i)[0]["id"] for i in range(40)]
-
-
-def test_problems_of_a_step_have_different_ids() -> None:
-    """Also where one epoch ends and the next begins with the same row."""
-    given = over()
-    assert len({given.row("train", 0, i)[1] for i in range(50)}) == 50
-    assert given.row("test", 0, 3)[1] == "math/test/r3"
-
-
-def test_evaluation_keeps_the_files_order() -> None:
-    given = over()
-    assert [given.row("test", 9, i)[0]["id"] for i in range(5)] == ["r0", "r1", "r2", "r3", "r4"]
+def test_training_passes_all_rows_again_and_again_in_orders_of_their_own() -> None:
+    """By seed and index alone. No two ids of a step are the same, also where two passes meet in one row."""
+    given, all_ids = over(), ["r0", "r1", "r2", "r3", "r4"]
+    made = {seed: [given.row("train", seed, i) for i in reversed(range(40))][::-1] for seed in (0, 1)}
+    orders = [[row["id"] for row, _ in rows[at : at + 5]] for rows in made.values() for at in range(0, 40, 5)]
+    assert all(sorted(order) == all_ids for order in orders) and len(set(map(tuple, orders))) > 8
+    assert made[1] == [over().row("train", 1, i) for i in range(40)]
+    assert len({id for _, id in made[0]}) == 40
+    # The other splits keep the file's order, whatever the seed.
+    kept = [given.row("test", 9, i) for i in range(5)]
+    assert [(row["id"], id) for row, id in kept] == [(id, f"math/test/{id}") for id in all_ids]
     with pytest.raises(DataError, match=r"has 5 rows, not 6"):
         given.row("test", 0, 5)
 
