@@ -19,8 +19,9 @@ from selfverify.data.images import ImageRef
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Verdict
 from selfverify.tasks.grounding import Grounding
-from selfverify.tasks.math import Math
+from selfverify.tasks.math import Math, MathConfig
 from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.row_task import DataFileConfig
 
 ROWS = [{"id": f"r{i}", "question": "?", "answer": "1"} for i in range(5)]
 
@@ -112,6 +113,35 @@ def test_rows_in_memory_are_read_as_a_files_are(tmp_path: Path) -> None:
         one, other = (task.problem("test", 0, index) for task in (filed, given))
         assert one.messages == other.messages and one.target == other.target
         assert one.meta.pop("source") == "a" and one.meta == other.meta
+
+
+@pytest.mark.parametrize(
+    ("options", "problems"),
+    [({"solved": True}, ["a", "a/pass-2", "a/pass-3"]), ({"uniform_over": "category"}, ["a", "b", "c"])],
+)
+def test_rows_in_memory_are_chosen_from_as_a_files_are(
+    tmp_path: Path, options: dict[str, Any], problems: list[str]
+) -> None:
+    """By what their columns mean, whatever these are called; a broken row is left out or named."""
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "problem": "?", "solution": "<think>2+1</think><answer>3</answer>", "subject": "sums"},
+        {"id": "b", "problem": "?", "answer": "4", "subject": "products"},
+        {"id": "c", "problem": "?", "answer": "5", "subject": "powers"},
+    ]
+    config = MathConfig(**options)
+    filed = Math(
+        config.model_copy(update={"train": DataFileConfig(path=str(write_jsonl(tmp_path / "r", rows)))})
+    )
+    given = Math(config, {"train": rows})
+    ids = [[task.problem("train", 0, i).id for i in range(3)] for task in (filed, given)]
+    assert sorted(ids[1]) == [f"math/train/{id}" for id in problems]
+    assert [id.replace("/r/", "/") for id in ids[0]] == ids[1] and filed.count("train") == given.count(
+        "train"
+    )
+    broken = Math(
+        config, {"train": [*rows, {"problem": "?", "solution": "<answer>7</answer>", "hint": ["x"]}]}
+    )
+    assert broken.count("train") == given.count("train") + ("solved" not in options)
 
 
 @pytest.mark.parametrize(
