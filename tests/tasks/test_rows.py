@@ -168,7 +168,9 @@ def test_wrong_values_of_questions_are_named(changes: dict[str, Any], message: s
 def test_empty_cells_of_a_table_are_missing_fields() -> None:
     """As pandas hands them over: NaN in the columns that other rows fill."""
     empty = ("options", "hint", "unit", "precision", "category", "categories", "source", "answer_type")
-    given = over([{"id": 3, "question": "How many?", "answer": 1.0, **dict.fromkeys(empty, math.nan)}])
+    row = {"id": 3, "question": "How many?", "answer": 1.0, **dict.fromkeys(empty, math.nan)}
+    given = over([row, row | {"id": math.nan}])
+    assert given.problem("test", 0, 1).id == "math/test/1"
     problem = given.problem("test", 0, 0)
     assert problem.target == "1" and problem.id == "math/test/3"
     assert problem.meta == {"question": "How many?", "answer": "1", "categories": {}}

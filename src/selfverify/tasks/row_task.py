@@ -26,7 +26,7 @@ from selfverify.core.config import Config, PathText
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem, Split
-from selfverify.data.fields import Convert, Images, Place, Row
+from selfverify.data.fields import Convert, Images, Place, Row, filled
 from selfverify.data.rows import Rows, open_rows, validated
 from selfverify.tasks.base import Space, Task, TaskConfig
 
@@ -275,7 +275,7 @@ class RowTask(Task):
         rows = self.rows(split)
         given = dict(rows[place])
         name = given.get("id")
-        id = f"{self.name}/{split}/{place if name is None else name}"
+        id = f"{self.name}/{split}/{name if filled(name) else place}"
         found: Row | DataError = given
         if not isinstance(rows, Rows):
             # Errors about images begin with the place, here the problem's id.
