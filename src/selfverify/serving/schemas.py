@@ -558,6 +558,8 @@ def _plain(part: Any, place: str) -> dict[str, Any]:
     if not _is_text(part) and kind != "image_url":
         text = f"a part of type {kind!r} is not understood by this model; there are text and image_url"
         raise invalid_value(place, text)
-    for name in part.keys() - {"type", kind, "cache_control"}:
+    inner = part[kind] if isinstance(part[kind], Mapping) else {}
+    lost = [f"image_url.{name}" for name in inner.keys() - {"url"} if inner[name] not in (None, "auto")]
+    for name in [*(part.keys() - {"type", kind, "cache_control"}), *lost]:
         raise unsupported(f"{place}.{name[:64]}", "a model that runs here does not read it; leave it out")
     return {"type": "text", "text": part["text"]} if kind == "text" else {"type": "image"}
