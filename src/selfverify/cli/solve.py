@@ -64,7 +64,7 @@ def solve(settings: SolveConfig, as_json: Json = False) -> None:
         from selfverify.serving.solve import solve_here as answer
     else:
         import selfverify.clients.openai_client  # noqa: F401  (says which extra is missing)
-        from selfverify.serving.solve_server import solve_on_server as answer
+        from selfverify.serving.solve import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:

@@ -461,7 +461,7 @@ async def _ask(index: int, problem: Problem, teacher: TeacherConfig, seed: int) 
     """The teacher's answer to one turn."""
     from selfverify.clients.candidates import read_choices
     from selfverify.clients.openai_client import OpenAIClient, ServerConfig
-    from selfverify.clients.usage import Usage
+    from selfverify.clients.replies import Usage
     from selfverify.rollouts.server_sampler import ServerMessages, finish_of
 
     assert teacher.server is not None

@@ -16,8 +16,7 @@ from selfverify.agents.judges.case import Awaited, Ballot, Case, Judge, Rendered
 from selfverify.agents.judges.config import ModelJudgeConfig
 from selfverify.clients.candidates import read_choices
 from selfverify.clients.openai_client import OpenAIClient, ServerConfig, server_url
-from selfverify.clients.replies import ending
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Usage, ending
 from selfverify.core import event_loop, ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.images import image_part
