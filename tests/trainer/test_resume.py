@@ -1,27 +1,22 @@
-"""Invariant 5: a run that is killed and resumed ends with the same bits as one that was not.
-
-As a program it is such a run: test_resume.py STEPS OUTPUT MODEL. A run that OUTPUT holds is resumed.
-"""
+"""Invariant 5: a run that is killed and resumed ends with the same bits as one that was not."""
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from killed_runs import finish_killed, rows, same_figures, same_weights, start, train
+from killed_runs import begin, finish_killed, rows, same_figures, same_weights, train
 from selfverify.core.config import SamplingConfig
 from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny_models import write_tiny
-
-PROGRAM = Path(__file__)
 
 
 def run(steps: int, output: Path, model: Path, lora: AdapterConfig | None = None) -> None:
@@ -46,16 +41,16 @@ def model(tmp_path: Path) -> Path:
 
 def test_interrupted_and_killed_at_random_moments(model: Path, tmp_path: Path, one_thread: None) -> None:
     """Ctrl-C lets the step end and writes a checkpoint; SIGKILL comes between steps or inside them."""
-    whole, broken, log = tmp_path / "whole", tmp_path / "broken", tmp_path / "log"
-    run(8, whole, model)
-    process = start(PROGRAM, 8, broken, model, log=log)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=280)
-    assert process.returncode != 0
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(6, whole, model)
+    process, said = begin(run, 6, broken, model)
+    next(line for line in said if line.startswith("step"))
+    os.kill(process.pid, signal.SIGINT)
+    said.read()
+    process.join()
+    assert process.exitcode != 0
     assert (broken / "checkpoints" / f"checkpoint-{len(rows(broken)):06d}").is_dir()
-    hit = finish_killed(PROGRAM, 8, 2, broken, model, pause_s=0.15, log=log)
+    hit = finish_killed(run, 6, 2, broken, model, pause_s=0.15)
     assert hit, "the run always ended before it could be killed"
     assert same_weights(whole, broken) and same_figures(whole, broken)
 
@@ -70,8 +65,3 @@ def test_a_seed_decides_what_an_adapter_drops(model: Path, tmp_path: Path) -> No
     assert same_figures(whole, parts)
     one, other = (load_file(output / "model" / "adapter_model.safetensors") for output in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one | other)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

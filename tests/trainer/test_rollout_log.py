@@ -1,13 +1,8 @@
-"""A killed run ends with the bits of one that was left alone, whatever its environment says.
-
-As a program it is a run whose environment never says the same again: test_rollout_log.py STEPS OUTPUT. A run
-that OUTPUT holds is resumed.
-"""
+"""A killed run ends with the bits of one that was left alone, whatever its environment says."""
 
 from __future__ import annotations
 
 import random
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +119,7 @@ def assert_same(one: Path, other: Path) -> None:
 def check(steps: int, kills: int, folder: Path) -> None:
     """Kill a run at random moments; then replay its log at one go, which has to end the same."""
     broken = folder / "broken"
-    hit = finish_killed(Path(__file__), steps, kills, broken, pause_s=0.6, log=folder / "broken.log")
+    hit = finish_killed(run, steps, kills, broken, pause_s=0.6)
     assert hit >= kills - 1, "the run ended before it could be killed"
     resumed = [e for e in read_events(broken / "events.jsonl") if e["event"] in ("started", "resumed")]
     assert len(resumed) == kills + 1
@@ -237,8 +232,3 @@ def test_who_logs_by_default(
     policy: Any = None
     training = Training(policy, task, make_method("grpo"), learner, SamplingConfig(), tmp_path)
     assert wants_log(training) == logged
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(int(sys.argv[1]), Path(sys.argv[2]))
