@@ -21,7 +21,7 @@ from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
-from selfverify.trainer.batch import TokenStreams, make_streams, select, stack, stack_choices
+from selfverify.trainer.batch import TokenStreams, select, stack, stack_choices
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
@@ -334,30 +334,6 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
     for channel in (0, 1):
         sizes = logits.grad[channels == channel].abs().amax(-1)
         assert bool((sizes == 0).all() if channel in silent else (sizes > 1e-6).all())
-
-
-def test_a_credit_reaches_its_own_tokens_only(load_policy: Any) -> None:
-    policy = load_policy()
-    prompt, group = make_group(policy, 2, *BOTH)
-    group.trajectories[0].segments.insert(1, Segment("observation", [20, 21], author="environment"))
-    group.trajectories[0].segments.append(Segment("answer", [22], author="environment"))
-    method = make_method("adpo", kl=0.1)
-    credits = method.credit(group, valid_trajectories(group, False))
-    streams = make_streams(prompt, group, credits)
-    for i, trajectory in enumerate(group.trajectories):
-        place = 0
-        for segment in trajectory.segments:
-            number = {"answer": 0, "score": 1}.get(segment.channel, -1)
-            number = number if segment.author == "policy" else -1
-            for _ in segment.tokens:
-                assert int(streams.channel_gr[i, place]) == number
-                wanted = float(credits[number].advantage[i]) if number >= 0 else 0.0
-                assert float(streams.advantage_gr[i, place]) == pytest.approx(wanted, abs=1e-6)
-                assert float(streams.kl_coef_gr[i, place]) == pytest.approx(0.1 * (number >= 0))
-                place += 1
-        assert bool((streams.channel_gr[i, place:] == -1).all())
-    # Tokens that the environment wrote have no sampling log-probs, so neither has the group.
-    assert streams.sampler_logprobs_gr is None
 
 
 # --- invariant 2: our GRPO is TRL's ---------------------------------------------------------------------
