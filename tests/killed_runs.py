@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from safetensors.torch import load_file
 
 from selfverify.core.config import SamplingConfig
@@ -64,7 +63,6 @@ def begin(run: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Te
 def _printing(told: Connection, run: Callable[..., None], *arguments: object) -> None:
     os.dup2(told.fileno(), 1)
     os.dup2(told.fileno(), 2)
-    torch.set_num_threads(1)
     run(*arguments)
 
 

@@ -165,6 +165,6 @@ def is_worker(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_hundred_steps_and_ten_kills(tmp_path: Path, one_thread: None) -> None:
+def test_two_hundred_steps_and_ten_kills(tmp_path: Path) -> None:
     """All at once; in the ordinary tests each fault is looked at by itself."""
     print("\n".join(check(200, 10, tmp_path)))
