@@ -133,17 +133,6 @@ def test_second_turns(servers: Loop, tmp_path: Path) -> None:
     assert row.answer == 7 and [step.author for step in row.steps] == ["policy", "environment", "policy"]
 
 
-def test_thoughts_that_a_server_takes_out_return(servers: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parser of thoughts leaves the answer alone in the message."""
-
-    def apart(name: str, message: Body) -> Body:
-        thoughts, _, rest = message["content"].partition("</think>")
-        return told(name, {**message, "content": rest, "reasoning_content": thoughts[7:]})
-
-    monkeypatch.setattr(serving_servers, "told", apart)
-    assert measured(served(servers, FakeUpstream(write=numbered)))["format_rate"] == 1.0
-
-
 def test_own_gateway_answers_as_the_policy(servers: Loop, tmp_path: Path) -> None:
     """Greedy answers, all their scores and log-probabilities are the same; nothing may choose among them."""
     policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")

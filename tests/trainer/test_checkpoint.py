@@ -152,16 +152,15 @@ def test_the_newest_good_one_stays_beside_altered_ones_of_later_steps(tmp_path: 
     assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000005"]
 
 
-def tear(path: Path) -> None:
-    os.truncate(path / "optimizer.safetensors", 10)
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda path: (path / "complete.json").unlink(), "there is no complete.json"),
         (lambda path: (path / MODEL_FOLDER / "model.safetensors").unlink(), "there is no model.safetensors"),
-        (tear, "optimizer.safetensors has 10 bytes instead of"),
+        (
+            lambda path: os.truncate(path / "optimizer.safetensors", 10),
+            "optimizer.safetensors has 10 bytes instead of",
+        ),
         (lambda path: (path / "complete.json").write_text("{"), "is damaged"),
         (lambda path: (path / "complete.json").write_text('{"format": 9}'), "has format 9"),
     ],

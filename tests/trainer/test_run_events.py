@@ -63,14 +63,10 @@ class Recorder(ADPO):
         return super().metrics(groups) | {"drawn": float(np.random.rand())}
 
 
-def config(steps: int) -> TrainerConfig:
-    return TrainerConfig(
-        steps=steps, groups_per_step=3, loss={"drop_zero_advantage": False}, checkpoint={"every": 1}
-    )
-
-
 def train(folder: Path, output: Path, task: DigitsPick, method: ADPO, steps: int = 1, **more: Any) -> None:
-    learn(Policy.load(str(folder)), task, method, config(steps), SAMPLING, output=output, **more)
+    settings = {"groups_per_step": 3, "loss__drop_zero_advantage": False, "checkpoint__every": 1}
+    config = trainer_config(steps=steps, **settings)
+    learn(Policy.load(str(folder)), task, method, config, SAMPLING, output=output, **more)
 
 
 def test_one_unusable_problem_is_named_and_the_others_sample_as_ever(
@@ -183,7 +179,7 @@ def test_first_turns_that_were_cut_off_are_counted(load_policy: Any, tmp_path: P
 def events_of(
     folder: Path, tmp_path: Path, sampling: SamplingConfig | None = None, **changes: Any
 ) -> list[dict[str, Any]]:
-    """Train, or go on, and return the events_of's events so far."""
+    """Train, or go on, and return the run's events so far."""
     settings = {"steps": 1, "groups_per_step": 1, "optim__learning_rate": 1e-3} | changes
     learn(
         Policy.load(str(folder)), make_task("digits-pick"), make_method("sft"), trainer_config(**settings),
@@ -198,14 +194,8 @@ def test_what_has_changed_is_told_once(
     """Settings, and what prepares images."""
     [begun] = [event for event in events_of(tiny_folder, tmp_path) if event["event"] == "started"]
     assert begun["image_backend"] == "Qwen2VLImageProcessorPil"
-    same = {
-        "steps": 2,
-        "checkpoint__every": 1,
-        "checkpoint__keep_last": 9,
-        "log__every": 2,
-        "time_limit_s": 1e9,
-    }
-    told = {event["event"] for event in events_of(tiny_folder, tmp_path, **same)}
+    same = {"checkpoint__every": 1, "checkpoint__keep_last": 9, "log__every": 2, "time_limit_s": 1e9}
+    told = {event["event"] for event in events_of(tiny_folder, tmp_path, steps=2, **same)}
     assert not told & {"settings_changed", "image_backend_changed"}
     monkeypatch.setattr(Policy, "image_backend", "Qwen2VLImageProcessor")
     changed = {"steps": 3, "optim__learning_rate": 5e-4, "optim__betas": (0.9, 0.95)}
@@ -246,10 +236,8 @@ def test_trackers_that_would_be_left_out_are_refused(
 def test_processes_that_disagree_are_stopped(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainerConfig(steps=1)
-    training = Training(
-        policy, make_task("digits-pick"), make_method("sft"), config, SamplingConfig(), tmp_path
-    )
+    task, method = make_task("digits-pick"), make_method("sft")
+    training = Training(policy, task, method, TrainerConfig(steps=1), SamplingConfig(), tmp_path)
     source = RolloutSource(training)
     monkeypatch.setattr(ranks, "count", lambda: 2)
     monkeypatch.setattr(ranks, "gather", lambda own: [own, own | {"seed": 4}])
