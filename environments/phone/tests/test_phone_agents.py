@@ -147,14 +147,11 @@ def test_splits_share_what_they_should() -> None:
             {"held_out": "apps", "test_apps": ["clock"], "apps": ["clock"]},
             "no kinds of tasks are left for the train",
         ),
-        ({"calls": "json"}, "set react=false"),
         ({"show": "png"}, "a picture shows no ids"),
         ({"address": "bounds", "text": "terse"}, "terse screens have no bounds"),
         ({"judge": {"kind": "model"}}, "goes with judge.kind=model"),
         ({"judge": {"server": {"url": "http://x", "model": "m"}}}, "goes with judge.kind=model"),
-        ({"judge": {"jury": {"deciding": 1}}}, "more than half"),
         ({"judge": {"flipped": 0.5}}, "less than 0.5"),
-        ({"agent": {"evidence": {"source": "all", "judged": "chosen"}}}, "the agent chooses nothing"),
         ({"max_calls": 2}, "no kinds of tasks that take at most 2 calls"),
     ],
 )
@@ -172,10 +169,6 @@ def test_judges_are_made_as_asked() -> None:
     assert "**Money.**" in model.jury.judge.prompt  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="no hints 'weather'"):
         task(judge={"kind": "own", "hints": ["weather"]})
-    with pytest.raises(ConfigError, match="no hints 'weather'"):
-        task(hints=["weather"])
-    with pytest.raises(ConfigError, match="is no address"):
-        task(judge={"kind": "model", "server": {"url": "judge", "model": "m"}})
 
 
 @pytest.mark.parametrize(
