@@ -12,16 +12,18 @@ from tests.trainer.test_loss import drifted
 
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.config import SamplingConfig
+from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.adpo import score_distributions
 from selfverify.methods.base import Method
 from selfverify.objectives import choice_probability
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
-from selfverify.trainer.batch import TokenStreams, select, stack, stack_choices
+from selfverify.trainer.batch import TokenStreams, make_streams, select, stack, stack_choices
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
@@ -334,6 +336,19 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
     for channel in (0, 1):
         sizes = logits.grad[channels == channel].abs().amax(-1)
         assert bool((sizes == 0).all() if channel in silent else (sizes > 1e-6).all())
+
+
+def test_a_credit_reaches_its_own_tokens_only() -> None:
+    """By hand: what the environment wrote is not trained, in whatever channel it stands."""
+    said = [Segment("answer", [1, 2]), Segment("observation", [3], author="environment")]
+    said += [Segment("score", [4]), Segment("answer", [5], author="environment")]
+    group = Group(Problem("p", []), [Trajectory(said), Trajectory([Segment("answer", [6])])])
+    taught = [Credit("answer", torch.tensor([1.0, -1.0]), 0.5), Credit("score", torch.tensor([2.0, 3.0]))]
+    streams = make_streams(Prompt("p", torch.tensor([1]), torch.tensor([[0]])), group, taught)
+    assert streams.channel_gr.tolist() == [[0, 0, -1, 1, -1], [0, -1, -1, -1, -1]]
+    assert streams.advantage_gr.tolist() == [[1, 1, 0, 2, 0], [-1, 0, 0, 0, 0]]
+    assert streams.kl_coef_gr.tolist() == [[0.5, 0.5, 0, 0, 0], [0.5, 0, 0, 0, 0]]
+    assert streams.sampler_logprobs_gr is None
 
 
 # --- invariant 2: our GRPO is TRL's ---------------------------------------------------------------------
