@@ -21,7 +21,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Training
-from selfverify.policy.decoding import uniforms
+from selfverify.policy.decoding import uniform_draws
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
@@ -141,7 +141,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     plain = Policy.sample
     monkeypatch.setattr(Policy, "sample", noted)
     with standing_in(monkeypatch, BUILTIN / "digits") as found:
-        found.core.uniform = lambda ids, images, *size: uniforms([seeds_of[key(ids, images)]], *size)[0]
+        found.core.uniform = lambda ids, images, group, steps: torch.stack(
+            [uniform_draws(seeds_of[key(ids, images)], sample, 0, steps) for sample in range(group)]
+        )
         yield found
 
 
