@@ -149,7 +149,7 @@ def learn(
     sampling = sampling or SamplingConfig()
     if faults := method.faults(learner, sampling):
         raise ConfigError("\n".join(faults))
-    ranks.start(cpu=policy.device.type == "cpu")
+    ranks.start(policy.device.type == "cpu", learner.process_timeout_s)
     folder, checks = Path(output), validation or VALIDATION
 
     def check(current: Policy) -> dict[str, float]:
@@ -342,7 +342,7 @@ def start_processes(recipe: Recipe) -> None:
     """
     if missing := missing_packages(recipe):
         raise ConfigError("\n".join(missing))
-    ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
+    ranks.start(pick_device(recipe.policy.device).type == "cpu", recipe.learner.process_timeout_s)
 
 
 def _check_replay(replay: Path, folder: Path) -> None:
