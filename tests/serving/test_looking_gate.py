@@ -263,10 +263,14 @@ def test_the_command_lets_a_server_look_again(servers: Loop, street: str) -> Non
 
 
 def test_a_model_that_runs_here() -> None:
-    """It need not call anything."""
+    """Turns that are cut off are told, and the last one is the answer."""
     words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
     record = json.loads(run("solve", *words, "--max-new-tokens", "16", "--json").stdout)
-    assert len(record["candidates"]) == 2 and record["looks"] == [[], []]
+    assert len(record["candidates"]) == 2
+    for steps in record["looks"]:
+        assert ["cut off" in step["error"] for step in steps] == [True] * 3 and steps[-1][
+            "stopped"
+        ] == "errors"
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,9 @@ class ListenerConfig(CommandConfig):
 class StopTargetConfig(ListenerConfig):
     """The aim that ε is chosen for."""
 
-    rule: Literal["absolute", "signed"] = "absolute"
-    """Whether looking ends where |Δr| < ε (the paper's text) or where Δr < ε (its Algorithm 1)."""
+    rule: Literal["absolute", "signed"] = "signed"
+    """Whether looking ends where Δr < ε (`signed`, the paper's Algorithm 1) or where |Δr| < ε (`absolute`,
+    its §3.4 and Lemma 3.1)."""
 
     steps: float | None = Field(None, gt=0)
     """The mean number of steps that may not be exceeded."""
@@ -199,7 +200,7 @@ def calibrate(
 
     - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --accuracy 0.9`
 
-    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --steps 3
       evaluation.problems=256 evaluation.samples=1`
     """
     from selfverify.experiments.train_stopping import calibrate_stopping

@@ -372,7 +372,7 @@ class StoppingConfig(Config):
         "which the one with fewer looks is preferred.",
     )
     rule: Literal["absolute", "signed"] = Field(
-        "absolute", description="Where the verifier ends looking: |Δr| < ε, or Δr < ε."
+        "signed", description="Where the verifier ends looking: Δr < ε, or |Δr| < ε (`absolute`)."
     )
     steps: float | None = Field(
         None, ge=1, description="The mean number of steps on validation problems that ε may not exceed."

@@ -134,7 +134,7 @@ class Conversation:
         self._divide(reply.channels)
         if self._last.full is not None:
             self._run_out(self._last.full)
-        self.over = self.over or self._segments[-1].finish != Finish.STOP
+        self.over = self.over or (self._segments[-1].finish != Finish.STOP and not reply.after_cut)
         self._before = len(self._segments), len(self.turns)
         return not self.over
 

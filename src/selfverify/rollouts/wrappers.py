@@ -98,7 +98,7 @@ class RecordingEpisode(EpisodeWrapper):
             self._note(reply)
             return reply
         self.cuts.append([[*cut] for cut in reply.channels or [(self.channel, 0)]])
-        if not reply.done and said.finish == Finish.STOP:
+        if not reply.done and (said.finish == Finish.STOP or reply.after_cut):
             self._note(reply)
         return reply
 

@@ -23,19 +23,19 @@ class ToolModelsConfig(CommandConfig):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWL-ViT)."""
+    """The model with which `grounding` and `visual_search` find things (GroundingDINO, OWLv2)."""
 
     depth_model: str | None = None
     """The model of `depth` (Depth Anything, DPT)."""
 
     segment_model: str | None = None
-    """The model of `segment` (SAM). By default GrabCut."""
+    """The model of `segment` (SAM, SAM 2, SAM 3). By default GrabCut."""
 
     similarity_model: str | None = None
     """The model of `similarity` (CLIP, SigLIP)."""
 
     caption_model: str | None = None
-    """The model of `caption` (BLIP, or a model that chats about images)."""
+    """The model of `caption` (BLIP, Florence-2, or a model that chats about images)."""
 
     tool_server: str | None = None
     """The address of a server of visual tools (`selfverify visual serve`), which does the work
@@ -75,11 +75,11 @@ class VisualBaseConfig(ToolModelsConfig):
     it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
-    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
-    Δr < ε (`signed`); by default as its calibration says."""
+    """Where the verifier has heard enough: Δr < ε (`signed`, Algorithm 1), or |Δr| < ε (`absolute`, §3.4 and
+    Lemma 3.1); by default as its calibration says, without one `signed`."""
 
     epsilon: float | None = None
-    """ε in nats; by default that of the calibration beside the verifier."""
+    """ε in nats, below 0 for most `signed` rules; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
     """Whether the tool of the step with which looking ends still runs, as in the paper's

@@ -337,7 +337,7 @@ def _rule(settings: VisualConfig) -> StopRule:
             raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
         folder = Path(settings.verifier)
         if epsilon is not None and not (folder / STOPPING_FILE).exists():
-            return Verified("absolute", _checked("absolute", epsilon))
+            return Verified(rule or "signed", _checked(rule, epsilon))
         found = StopCalibration.load(folder)
         if rule is not None and rule != found.rule:
             raise ConfigError(
@@ -348,7 +348,7 @@ def _rule(settings: VisualConfig) -> StopRule:
     return Verified(rule, _checked(rule, epsilon))
 
 
-def _checked(rule: str, epsilon: float) -> float:
+def _checked(rule: str | None, epsilon: float) -> float:
     if rule == "absolute" and epsilon < 0:
         raise ConfigError(f"epsilon: |Δr| is never below {epsilon}; ε has to be above 0")
     return epsilon
