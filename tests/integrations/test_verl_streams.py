@@ -159,7 +159,7 @@ CREDIT = "method.verification_credit=concordance"
 ENGINE = ["engine={name: verl, gpus_per_node: 2}", "policy.path=some/model"]
 
 READ_THERE = [
-    "task", "method", "evaluation_task", "policy.train_vision",
+    "task", "method", "evaluation_task", "policy.train_vision", "policy.template_options",
     "episode.turns", "episode.step_threads", "episode.step_timeout_s", "episode.hung_threads",
     "learner.keep", "learner.optim.schedule", "learner.optim.warmup", "learner.loss.denominator",
     "learner.loss.ratio", "learner.loss.importance_cap", "learner.loss.drop_truncated",
@@ -261,11 +261,14 @@ def test_every_setting_reaches_verl_or_is_refused() -> None:
 
 
 def test_the_configuration_of_a_recipe() -> None:
-    more = ["engine.options={trainer.balance_batch: false, data: {seed: 7}}", "learner.groups_per_step=8"]
+    more = [
+        "engine.options={trainer.balance_batch: false, data: {val_batch_size: 7}}",
+        "learner.groups_per_step=8",
+    ]
     recipe = load_recipe("adpo-digits", [*ENGINE, CREDIT, *more])
-    made = verl_config(recipe, {"trainer": {"balance_batch": True}, "data": {"seed": None}})
+    made = verl_config(recipe, {"trainer": {"balance_batch": True}, "data": {"val_batch_size": None}})
     assert made["trainer"]["v1"]["trainer_mode"] == "selfverify" and not made["trainer"]["balance_batch"]
-    assert made["data"]["train_batch_size"] == 8 and made["data"]["seed"] == 7
+    assert made["data"]["train_batch_size"] == 8 and made["data"]["val_batch_size"] == 7
     assert made["actor_rollout_ref"]["rollout"]["n"] == recipe.sampling.group_size
     assert made["algorithm"]["selfverify"]["method"]["name"] == "adpo"
     assert made["actor_rollout_ref"]["actor"]["use_kl_loss"] == (recipe.method.options.get("kl", 0) > 0)

@@ -59,13 +59,9 @@ def recipe_of(folder, ranks=1, prompt=256, response=None, learner=None, **more):
     )  # fmt: skip
 
 
-def run_verl(folder, recipe, mode=None):
+def run_verl(folder, recipe):
     """The figures of each step of a run in verl, and the rows of which it has learnt."""
-    phone = folder / "phone-0.dist-info"  # as if installed
-    phone.mkdir()
-    (phone / "METADATA").write_text("Name: phone\nVersion: 0\n")
-    (phone / "entry_points.txt").write_text("[selfverify.environments]\nphone = selfverify_phone\n")
-    paths = [HERE, ROOT / "src", ROOT / "environments" / "phone", folder]
+    paths = [HERE, ROOT / "src", ROOT / "environments" / "phone"]  # here it is as if it were installed
     environment = os.environ | {
         "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "cpu_platform,cpu_engine,recording",
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0",

@@ -30,43 +30,44 @@ from selfverify.tasks.base import Task
 PLUGIN = "selfverify.integrations.verl.trainer"
 VERSIONS = "verl >= 0.9.1, < 0.10"
 
-_OUT = "verl has nothing like it; leave it out"
 _OPTION = "under engine.options write "
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_NOTHING_LIKE = (
+    "policy.vision_cache_mb", "policy.pixel_cache_mb", "policy.lora.dropout", "learner.optim.channel_rates",
+    "learner.log.channels_every",
+)  # fmt: skip
 REFUSED = {
+    **dict.fromkeys(_NOTHING_LIKE, "verl has nothing like it; leave it out"),
     "stopping": "our own trainer makes verifiers of when to stop",
     "policy.server": "the model that learns is no server's; leave it out",
     "policy.device": "verl places the model itself; leave it out",
-    "policy.vision_cache_mb": _OUT,
-    "policy.pixel_cache_mb": _OUT,
     "policy.logprob_chunk": f"{_OPTION}{_ACTOR}.entropy_from_logits_chunk_size",
     "policy.prefill_chunk": f"{_OPTION}{_ROLLOUT}.max_num_batched_tokens",
-    "policy.lora.dropout": _OUT,
     "sampling.engine": f"verl's own servers sample; {_OPTION}{_ROLLOUT}.name",
     "sampling.vllm": "verl starts its servers itself; leave it out",
     "episode.rollout_timeout_s": "on verl each conversation goes by itself; set episode.step_timeout_s",
     "learner.time_limit_s": "end the process from outside; --resume goes on from its newest checkpoint",
     "learner.optim.name": "FSDP2 steps with adamw",
     "learner.optim.channels": "verl has one optimizer for all channels; set joint",
-    "learner.optim.channel_rates": _OUT,
     "learner.checkpoint.best_metric": "verl keeps the newest checkpoints; `selfverify eval` measures them",
     "learner.checkpoint.rollout_log": f"{_OPTION}trainer.rollout_data_dir",
     "learner.log.every": "verl logs each step; leave it out",
-    "learner.log.channels_every": _OUT,
 }
 """Settings that verl cannot heed, and what to do instead."""
 
-_LOSSES = (
-    "policy_loss clip_ratio clip_ratio_c loss_agg_mode loss_scale_factor entropy_coeff kl_loss_coef "
+_VOID = {
+    _ACTOR: "policy_loss clip_ratio clip_ratio_c loss_agg_mode loss_scale_factor entropy_coeff kl_loss_coef "
     "kl_loss_type tau_pos tau_neg shuffle freeze_vision_tower megatron veomni optim.lr_scheduler_type "
-    "optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.warmup_style optim.min_lr_ratio"
-)
+    "optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.warmup_style optim.min_lr_ratio",
+    _ROLLOUT: "multi_turn calculate_log_probs",
+    "data": "seed sampler truncation filter_overlong_prompts prompt_key image_key train_max_samples "
+    "val_max_samples apply_chat_template_kwargs tool_config_path function_tool_path",
+    "reward": "custom_reward_function reward_model",
+    "trainer": "critic_warmup use_v1 resume_mode",
+}
 REPLACED = (
-    *(f"{_ACTOR}.{name}" for name in _LOSSES.split()),
-    *("algorithm.rollout_correction", "algorithm.use_kl_in_reward", "algorithm.selfverify", "critic"),
-    *("custom_reward_function", "reward_model", "reward.custom_reward_function", "reward.reward_model"),
-    *("distillation", f"{_ROLLOUT}.multi_turn", f"{_ROLLOUT}.calculate_log_probs"),
-    *("trainer.critic_warmup", "trainer.use_v1", "trainer.resume_mode", "trainer.v1.trainer_mode"),
+    *(f"{section}.{name}" for section, names in _VOID.items() for name in names.split()),
+    *("algorithm", "critic", "distillation", "custom_reward_function", "reward_model"),
 )
 """verl's keys that would change nothing, or not what they say: ours stands in their place."""
 
@@ -99,14 +100,11 @@ def start(recipe: Recipe, resume: bool = False) -> None:
     with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
-    environment = {
-        **os.environ,
-        "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics-verl.jsonl"),
-    }
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
     sys.stdout.flush()
-    os.execvpe(command[0], command, environment)
+    os.execvp(command[0], command)
 
 
 def verl_config(recipe: Recipe, reference: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -218,42 +216,31 @@ def _settled(
         micro = {f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens}
     sections: dict[str, dict[str, Any]] = {
         "algorithm": {
-            "adv_estimator": "grpo",
-            "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
+            "adv_estimator": "grpo", "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
         },
         "data": {
             "train_files": [f"train/{steps * learner.groups_per_step}"],
             "val_files": [f"{exam.split}/{HeldOut(recipe_task(recipe, measured=True), exam).total}"],
             "custom_cls.path": "pkg://selfverify.integrations.verl.loop",
-            "custom_cls.name": "ProblemDataset",
+            "custom_cls.name": "ProblemDataset", "shuffle": False,
             "train_batch_size": learner.groups_per_step,
-            "max_prompt_length": engine.prompt_tokens,
-            "max_response_length": length,
-            "shuffle": False,
-            "apply_chat_template_kwargs": dict(policy.template_options),
+            "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
             "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
         },
         "actor_rollout_ref.model": {
-            "path": resolve(policy.path),
-            "trust_remote_code": policy.trust_remote_code,
+            "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
             "enable_gradient_checkpointing": policy.gradient_checkpointing,
             "enable_activation_offload": policy.activation_offload,
         },
         _ACTOR: {
-            "strategy": "fsdp2",
-            "ppo_mini_batch_size": mini,
-            "ppo_epochs": batch.inner_epochs,
+            "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,
             "use_dynamic_bsz": batch.micro_batch_tokens is not None,
             "use_kl_loss": method.config.needs_reference,
-            "clip_ratio_low": learner.loss.clip_low,
-            "clip_ratio_high": learner.loss.clip_high,
-            "grad_clip": optim.max_grad_norm,
-            "optim.lr": optim.learning_rate,
-            "optim.betas": list(optim.betas),
-            "optim.weight_decay": optim.weight_decay,
+            "clip_ratio_low": learner.loss.clip_low, "clip_ratio_high": learner.loss.clip_high,
+            "grad_clip": optim.max_grad_norm, "optim.lr": optim.learning_rate,
+            "optim.betas": list(optim.betas), "optim.weight_decay": optim.weight_decay,
             "fsdp_config.model_dtype": "bf16" if low and not policy.master_weights else "fp32",
             "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
-            "fsdp_config.seed": recipe.seed,
             "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         },
         "actor_rollout_ref.ref": {
@@ -261,31 +248,22 @@ def _settled(
             "fsdp_config.mixed_precision.param_dtype": "bf16" if low else "fp32",
         },
         _ROLLOUT: {
-            "name": "vllm",
-            "n": sampling.group_size,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "dtype": policy.dtype,
-            "seed": recipe.seed,
+            "name": "vllm", "n": sampling.group_size, "dtype": policy.dtype, "seed": recipe.seed,
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "val_kwargs.n": exam.samples,
+            "val_kwargs.temperature": exam.temperature, "val_kwargs.top_p": exam.top_p,
             "agent.default_agent_loop": "selfverify",
-            "val_kwargs.n": exam.samples,
-            "val_kwargs.temperature": exam.temperature,
-            "val_kwargs.top_p": exam.top_p,
         },
         "trainer": {
             "v1.trainer_mode": "selfverify" if engine.mode == "sync" else f"selfverify_{engine.mode}",
-            "nnodes": engine.nodes,
-            "n_gpus_per_node": engine.gpus_per_node,
-            "total_training_steps": steps,
+            "nnodes": engine.nodes, "n_gpus_per_node": engine.gpus_per_node, "total_training_steps": steps,
             "save_freq": learner.checkpoint.every or steps,
             "max_actor_ckpt_to_keep": learner.checkpoint.keep_last,
             "test_freq": learner.log.evaluate_every or steps,
             "default_local_dir": str((recipe.folder / "checkpoints").resolve()),
-            "project_name": "selfverify",
-            "experiment_name": recipe.name,
+            "project_name": "selfverify", "experiment_name": recipe.name,
             "logger": ["console", "file", *learner.log.trackers],
         },
-    }
+    }  # fmt: skip
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
         sections["actor_rollout_ref.model"] |= {
