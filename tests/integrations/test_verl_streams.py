@@ -247,12 +247,12 @@ def test_every_setting_reaches_verl_or_is_refused() -> None:
         recipe = with_values(plain, {**lora, **ALSO.get(name, {})} if name not in REFUSED else {})
         changed = with_values(plain, {**lora, **ALSO.get(name, {}), name: other(name, field)})
         try:
-            made = verl_config(changed)
+            made, _ = verl_config(changed)
         except ConfigError as error:
             if name not in str(error):
                 wrong.append(f"{name}: {error}")
             continue
-        before = verl_config(recipe)
+        before, _ = verl_config(recipe)
         for config in (made, before):
             del config["algorithm"]["selfverify"]
         if made == before or name in REFUSED:
@@ -266,9 +266,9 @@ def test_the_configuration_of_a_recipe() -> None:
         "learner.groups_per_step=8",
     ]
     recipe = load_recipe("adpo-digits", [*ENGINE, CREDIT, *more])
-    made = verl_config(recipe, {"trainer": {"balance_batch": True}, "data": {"val_batch_size": None}})
-    assert made["trainer"]["v1"]["trainer_mode"] == "selfverify" and not made["trainer"]["balance_batch"]
-    assert made["data"]["train_batch_size"] == 8 and made["data"]["val_batch_size"] == 7
+    made, options = verl_config(recipe)
+    assert made["trainer"]["v1"]["trainer_mode"] == "selfverify" and made["data"]["train_batch_size"] == 8
+    assert options == ["trainer.balance_batch=false", "data.val_batch_size=7"], "hydra reads them"
     assert made["actor_rollout_ref"]["rollout"]["n"] == recipe.sampling.group_size
     assert made["algorithm"]["selfverify"]["method"]["name"] == "adpo"
     assert made["actor_rollout_ref"]["actor"]["use_kl_loss"] == (recipe.method.options.get("kl", 0) > 0)
@@ -292,20 +292,14 @@ def test_the_configuration_of_a_recipe() -> None:
         (
             "adpo-digits",
             [CREDIT, "engine.options={actor_rollout_ref.actor.entropy_coeff: 0.1}"],
-            "stand in its place",
+            "stands in its place",
         ),
         ("adpo-digits", [CREDIT, "engine.options={algorithm: {rollout_correction: {a: 1}}}"], "in its place"),
-        (
-            "adpo-digits",
-            [CREDIT, "engine.options={trainer.balance_bach: false}"],
-            "did you mean balance_batch",
-        ),
     ],
 )
 def test_what_verl_cannot_do_is_refused(recipe: str, changes: list[str], message: str) -> None:
-    known = {"trainer": {"balance_batch": True}, "data": {}, "algorithm": {}}
     with pytest.raises(ConfigError, match=message):
-        verl_config(load_recipe(recipe, [*ENGINE, *changes]), known)
+        verl_config(load_recipe(recipe, [*ENGINE, *changes]))
 
 
 QWEN_7B = {
@@ -345,7 +339,7 @@ def test_recipes_of_the_papers_fit_verl(tmp_path: Path, name: str, base: str, wh
     ]  # no data is here
     recipe = load_recipe(name, [*data, f"policy.path={tmp_path}", *where])
     assert recipe.engine is not None
-    lines = engine_lines(recipe, recipe.engine, verl_config(recipe))
+    lines = engine_lines(recipe, recipe.engine, verl_config(recipe)[0])
     assert "does NOT fit" not in "".join(lines) and "this fits into 80 GB" in lines[3]
     parameters = int(lines[0].split()[0].replace(",", ""))
     assert parameters == 8_292_166_656, "as the Hub says"
@@ -356,7 +350,7 @@ def test_a_plan_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     recipe = load_recipe("adpo-digits", ["engine={gpus_per_node: 1}", CREDIT, "policy.path=nobody/no-model"])
     assert recipe.engine is not None
     with pytest.raises(ConfigError, match=r"nobody/no-model: its config\.json"):
-        engine_lines(recipe, recipe.engine, verl_config(recipe))
+        engine_lines(recipe, recipe.engine, verl_config(recipe)[0])
 
 
 def test_what_only_our_trainer_does_is_refused() -> None:

@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 ENGINE = {
     "data.dataloader_num_workers": 0,
     "actor_rollout_ref.model.use_remove_padding": False,
-    "actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"},
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     "actor_rollout_ref.rollout.name": "generate",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,

@@ -52,7 +52,7 @@ def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> l
         if recipe.engine is not None:
             from selfverify.integrations.verl.launch import verl_config
 
-            config = verl_config(recipe)
+            config, _ = verl_config(recipe)
             return [f"plan: {line}" for line in engine_lines(recipe, recipe.engine, config)]
         if not is_at_hand(recipe.policy.path):
             return [f"plan: none, since {recipe.policy.path} is not on this machine"]

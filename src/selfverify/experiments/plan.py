@@ -446,9 +446,7 @@ def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]
         ConfigError: The model's config.json is not on this machine, and the Hub does not give it.
     """
     policy, gpus = recipe.policy, engine.nodes * engine.gpus_per_node
-    actor = config["actor_rollout_ref"]["actor"]
-    longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
-    tokens = actor.get("ppo_max_token_len_per_gpu") or actor["ppo_micro_batch_size_per_gpu"] * longest
+    tokens = config["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"]
     try:
         path = resolve(policy.path)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=policy.trust_remote_code)

@@ -5,14 +5,11 @@ Every setting of a recipe reaches verl, or our own code in its processes, or is 
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
@@ -83,15 +80,14 @@ def start(recipe: Recipe, resume: bool = False) -> None:
             recipe asks for what verl cannot do.
     """
     try:
-        found = distribution("verl")
+        found = version("verl")
     except PackageNotFoundError:
         raise ConfigError(
             f"engine.name=verl: {VERSIONS} is not installed here; `make verl` shows an environment with it"
         ) from None
-    if found.version.split(".")[:2] != ["0", "9"]:
-        raise ConfigError(f"engine.name=verl: verl {found.version} is installed, and {VERSIONS} is needed")
-    reference = Path(str(found.locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")))
-    config = verl_config(recipe, YAML(typ="safe").load(reference.read_text(encoding="utf-8")))
+    if found.split(".")[:2] != ["0", "9"]:
+        raise ConfigError(f"engine.name=verl: verl {found} is installed, and {VERSIONS} is needed")
+    config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
     if not resume and (folder / "checkpoints").exists():
         raise ConfigError(f"{folder} holds a run: --resume goes on with it; output=OTHER writes elsewhere")
@@ -103,20 +99,19 @@ def start(recipe: Recipe, resume: bool = False) -> None:
     os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
+    command += options
     sys.stdout.flush()
     os.execvp(command[0], command)
 
 
-def verl_config(recipe: Recipe, reference: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return verl's configuration of a recipe, with ``engine.options``.
+def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
+    """Return what verl's configuration says of a recipe, and ``engine.options`` as overrides.
 
-    Args:
-        recipe: The recipe.
-        reference: All of verl's keys with their defaults; without them options are not looked up.
+    hydra refuses an override that verl does not know, before Ray starts; a ``+`` before its name adds it.
 
     Raises:
         ConfigError: verl cannot do what the recipe asks for, or an option says what a setting of the recipe
-            says otherwise, or is unknown to verl; one line per fault.
+            says otherwise; one line per fault.
     """
     engine, task = recipe.engine or EngineConfig(), recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
@@ -132,16 +127,9 @@ def verl_config(recipe: Recipe, reference: Mapping[str, Any] | None = None) -> d
             f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
             "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
         )
-    limits, size, group = (
-        method.limits or task.limits,
-        recipe.learner.groups_per_step,
-        recipe.sampling.group_size,
-    )
-    length = (
-        engine.response_tokens
-        or limits.tokens
-        or (recipe.sampling.max_new_tokens if limits.turns == 1 else 0)
-    )
+    limits, size = method.limits or task.limits, recipe.learner.groups_per_step
+    group, once = recipe.sampling.group_size, recipe.sampling.max_new_tokens if limits.turns == 1 else 0
+    length = engine.response_tokens or limits.tokens or once
     if not length:
         faults.append("engine.response_tokens: say how long a conversation gets, what it is shown included")
     ranks, updates = engine.nodes * engine.gpus_per_node, recipe.learner.batch.updates_per_rollout
@@ -156,30 +144,25 @@ def verl_config(recipe: Recipe, reference: Mapping[str, Any] | None = None) -> d
     given = dict(_leaves(engine.options))
     share = int(given.get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
     settled = _settled(recipe, engine, task, method, length, share)
-    for written, value in given.items():
-        name = written.lstrip("+")
+    for name, value in given.items():
         own = [key for key in settled if _within(key, name) or _within(name, key)]
         if any(_within(name, key) for key in REPLACED):
-            faults.append(
-                f"engine.options: {name}: the recipe's task, method and settings stand in its place"
-            )
-        elif name not in FREE and any(settled[key] != value for key in own):
+            faults.append(f"engine.options: {name}: what the recipe says stands in its place")
+        elif name.lstrip("+") not in FREE and any(settled[key] != value for key in own):
             faults.append(f"engine.options: {name}: the recipe says {settled[own[0]]!r}; change it there")
-        elif reference is not None and (unknown := _unknown(written, reference)):
-            faults.append(f"engine.options: {name}: {unknown}")
     if faults:
         raise ConfigError("\n".join(faults))
     config: dict[str, Any] = {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
     }
-    for name, value in {**settled, **given}.items():
-        *sections, last = name.lstrip("+").split(".")
+    for name, value in settled.items():
+        *sections, last = name.split(".")
         inner = config
         for section in sections:
             inner = inner.setdefault(section, {})
         inner[last] = value
-    return config
+    return config, [f"{name}={json.dumps(value)}" for name, value in given.items()]
 
 
 def _refused(config: BaseModel, above: str = "") -> Iterator[str]:
@@ -202,18 +185,15 @@ def _settled(
     policy, sampling, exam = recipe.policy, recipe.sampling, recipe.evaluation
     nothing: Any = None  # a method's stages need no policy
     stage = next(method.stages(Training(nothing, task, method, recipe.learner, sampling, recipe.folder)))
-    learner, ranks = stage.learner, engine.nodes * engine.gpus_per_node
-    batch, optim, steps = learner.batch, learner.optim, learner.steps
+    learner, batch, optim, steps = (
+        stage.learner,
+        stage.learner.batch,
+        stage.learner.optim,
+        stage.learner.steps,
+    )
     mini, longest = learner.groups_per_step // batch.updates_per_rollout, engine.prompt_tokens + length
     rows, low = batch.micro_batch_groups * sampling.group_size, policy.dtype == "bfloat16"
-    if batch.micro_batch_tokens is None:
-        rows = math.gcd(rows, mini * sampling.group_size // ranks)
-        micro = {f"{_ACTOR}.ppo_micro_batch_size_per_gpu": rows}
-        for part in ("ref", "rollout"):
-            micro[f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu"] = rows
-    else:
-        tokens = max(min(batch.micro_batch_tokens, rows * longest), -(-longest // share))
-        micro = {f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens}
+    tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
     sections: dict[str, dict[str, Any]] = {
         "algorithm": {
             "adv_estimator": "grpo", "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
@@ -234,7 +214,7 @@ def _settled(
         },
         _ACTOR: {
             "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,
-            "use_dynamic_bsz": batch.micro_batch_tokens is not None,
+            "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": max(tokens, -(-longest // share)),
             "use_kl_loss": method.config.needs_reference,
             "clip_ratio_low": learner.loss.clip_low, "clip_ratio_high": learner.loss.clip_high,
             "grad_clip": optim.max_grad_norm, "optim.lr": optim.learning_rate,
@@ -267,21 +247,17 @@ def _settled(
     if policy.lora is not None:
         others = None if policy.train_vision else r".*(visual|vision|multi_modal|connector).*"
         sections["actor_rollout_ref.model"] |= {
-            "lora_rank": policy.lora.rank,
-            "lora_alpha": policy.lora.alpha,
+            "lora_rank": policy.lora.rank, "lora_alpha": policy.lora.alpha, "exclude_modules": others,
             "target_modules": policy.lora.targets or "all-linear",
-            "exclude_modules": others,
-        }
+        }  # fmt: skip
         sections[_ROLLOUT]["load_format"] = "safetensors"  # servers begin with the weights below the adapter
     if task.limits.concurrent is not None:
         sections[_ROLLOUT]["agent.num_workers"] = 1  # each process counts what it holds itself
-    return {
-        f"{top}.{name}": value for top, leaves in sections.items() for name, value in leaves.items()
-    } | micro
+    return {f"{top}.{name}": value for top, leaves in sections.items() for name, value in leaves.items()}
 
 
 def _within(name: str, section: str) -> bool:
-    return f"{name}.".startswith(f"{section}.")
+    return f"{name}.".lstrip("+").startswith(f"{section}.".lstrip("+"))
 
 
 def _leaves(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -290,15 +266,3 @@ def _leaves(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def _unknown(name: str, reference: Any) -> str:
-    """Return that verl does not know an option; a ``+`` before its name adds it, as with hydra."""
-    for part in [] if name.startswith("+") else name.split("."):
-        if not isinstance(reference, Mapping) or not reference:
-            break  # verl leaves open what stands there
-        if part not in reference:
-            near = difflib.get_close_matches(part, reference, n=1)
-            return f"verl has no {part} there{f'; did you mean {near[0]}?' if near else ''}"
-        reference = reference[part]
-    return ""

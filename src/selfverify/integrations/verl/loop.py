@@ -163,9 +163,7 @@ class EpisodeLoop(AgentLoopBase):
     """
 
     def __init__(self, *given: Any, hf_model_type: str | None = None, **named: Any) -> None:
-        super().__init__(
-            *given, **named
-        )  # without the type: no builder of a family, whose marks may be missing
+        super().__init__(*given, **named)  # no family's builder of tokens, whose marks may be missing
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """See verl's ``AgentLoopBase``."""
@@ -176,11 +174,10 @@ class EpisodeLoop(AgentLoopBase):
         lock = threading.Lock() if limits.step_threads else shared.lock
 
         def ask(ids: list[int], images: list[Any], limit: int) -> Sample:
-            pixels = (
-                {"mm_processor_kwargs": dict(self.mm_processor_kwargs)} if self.mm_processor_kwargs else {}
-            )
             params = sampling_params | {"max_tokens": limit, "stop_token_ids": shared.stop}
-            about = {"request_id": request, "prompt_ids": ids, "image_data": images or None, **pixels}
+            about = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
+            if self.mm_processor_kwargs:
+                about["mm_processor_kwargs"] = dict(self.mm_processor_kwargs)
             call = self.server_manager.generate(sampling_params=params, **about)
             lock.release()
             try:
@@ -210,9 +207,8 @@ class EpisodeLoop(AgentLoopBase):
         try:
             trajectory = await events.run_in_executor(shared.threads, hold)
         except Exception as error:
-            faults = {
-                "skipped" if isinstance(error, DataError) else "fatal": f"{type(error).__name__}: {error}"
-            }
+            kind = "skipped" if isinstance(error, DataError) else "fatal"
+            faults[kind] = f"{type(error).__name__}: {error}"
             trajectory = Trajectory([Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)])
             logger.warning("%s problem %d: %s", split, index, faults)
         segments, filler = trajectory.segments, [self.tokenizer.eos_token_id]
@@ -220,9 +216,7 @@ class EpisodeLoop(AgentLoopBase):
         if not faults:
             prompt = sampler.prompts[0].ids.tolist()
             images = [*sampler.prompts[0].pictures, *(image for s in segments for image in s.images)]
-        versions = versions or [
-            int(kwargs["global_steps"]) - 1
-        ]  # those before this step have sampled nothing
+        versions = versions or [int(kwargs["global_steps"]) - 1]  # where nothing was sampled
         correct, lost = float(trajectory.rewards.get("correct", 0.0)), float(trajectory.lost)
         return AgentLoopOutput(
             prompt_ids=prompt,

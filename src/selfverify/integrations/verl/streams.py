@@ -137,8 +137,6 @@ def optimiser_batches(rows: int, ranks: int, size: int) -> list[list[int]]:
     """
     if rows % size or size % ranks:
         raise ValueError(f"{rows} rows, {size} in an optimiser batch and {ranks} ranks do not divide")
-    chunk, own = rows // ranks, size // ranks
-    return [
-        [rank * chunk + place for rank in range(ranks) for place in range(first, first + own)]
-        for first in range(0, chunk, own)
-    ]
+    by_rank = torch.arange(rows).view(ranks, rows // size, size // ranks)
+    batches: list[list[int]] = by_rank.transpose(0, 1).flatten(1).tolist()
+    return batches

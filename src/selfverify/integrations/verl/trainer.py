@@ -12,10 +12,7 @@ import ray
 import torch
 import transfer_queue
 from tensordict import TensorDict
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo import v1
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
@@ -179,22 +176,22 @@ class SelfVerifyMixin:
         return transfer_queue.kv_batch_put(fields=TensorDict(nested, batch_size=len(batch)), **where)
 
 
-@register_trainer("selfverify")
-class SelfVerifyTrainer(SelfVerifyMixin, PPOTrainerSync):
+@v1.register_trainer("selfverify")
+class SelfVerifyTrainer(SelfVerifyMixin, v1.PPOTrainerSync):
     """Samples, then learns, on the same devices."""
 
     MODE = "sync"
 
 
-@register_trainer("selfverify_colocate")
-class SelfVerifyColocateTrainer(SelfVerifyMixin, PPOTrainerColocateAsync):
+@v1.register_trainer("selfverify_colocate")
+class SelfVerifyColocateTrainer(SelfVerifyMixin, v1.PPOTrainerColocateAsync):
     """Samples the next batch ahead, on the same devices."""
 
     MODE = "colocate_async"
 
 
-@register_trainer("selfverify_async")
-class SelfVerifyAsyncTrainer(SelfVerifyMixin, PPOTrainerSeparateAsync):
+@v1.register_trainer("selfverify_async")
+class SelfVerifyAsyncTrainer(SelfVerifyMixin, v1.PPOTrainerSeparateAsync):
     """Samples on devices of their own. It was never run: its weights travel by NCCL or NIXL."""
 
     MODE = "separate_async"
