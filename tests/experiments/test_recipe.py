@@ -345,3 +345,23 @@ def test_another_method_replaces_the_section(tmp_path: Path) -> None:
         assert (method.name, method.options) == ("plain", {"beta": 0.1, "credit": "normalised"})
     same = load_recipe(path, ["method.name=pairs"]).method
     assert same.options == {"beta": 0.5, "credit": "concordance"}
+
+
+def test_a_recipe_that_extends_another(good: Path) -> None:
+    """What it says counts, section by section; a fault is named by the file that holds it."""
+    above = good.parent / "more.yaml"
+    above.write_text("extends: counting.yaml\nname: more\nlearner:\n  optim: {warmup: 2}\n")
+    recipe, base = load_recipe(above), load_recipe(good)
+    assert recipe.learner.optim.warmup == 2 and recipe.name == "more" and recipe.output == "runs/more"
+    assert recipe.learner.model_copy(update={"optim": base.learner.optim}) == base.learner
+    assert (recipe.task, recipe.method, recipe.policy) == (base.task, base.method, base.policy)
+    above.write_text("extends: counting.yaml\nname: more\nlearner:\n  optim: {warm: 2}\n")
+    with pytest.raises(ConfigError, match=r"more\.yaml:4: learner\.optim\.warm"):
+        load_recipe(above)
+    good.write_text(good.read_text().replace("digits: 4", "digit: 4"))
+    above.write_text("extends: counting.yaml\nname: more\n")
+    with pytest.raises(ConfigError, match=r"counting\.yaml:5: task\.digit"):
+        load_recipe(above)
+    good.write_text("extends: more.yaml\n" + good.read_text())
+    with pytest.raises(ConfigError, match=r"extends: .* is, or extends, this recipe"):
+        load_recipe(above)

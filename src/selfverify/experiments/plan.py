@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import Trajectory
@@ -24,7 +26,7 @@ from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import image_features
 from selfverify.policy.forward import prefill, scores_at_once
-from selfverify.policy.loading import load_structure
+from selfverify.policy.loading import load_structure, resolve
 from selfverify.policy.packing import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import READ_BATCH, score_tree
@@ -424,3 +426,66 @@ def _share_out(held: dict[str, int], phase: str, step: PlannedStep, gpus: int, s
         sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
         most = 3 if phase == "update" else 2  # and one layer's gradients until they are scattered
         held["gathered"] += most * max(sizes, default=0) - sum(sizes)
+
+
+GPU_GB = 80
+"""The memory of the GPUs that large models are trained on (A100, H100)."""
+
+
+def engine_lines(recipe: Recipe, engine: EngineConfig, config: Mapping[str, Any]) -> list[str]:
+    """Say what training in another engine holds on each GPU, by arithmetic on shapes; no weight is read.
+
+    Counted are verl's parts with FSDP2 and activation checkpoints: weights, gradients, AdamW's moments and
+    the reference, shared out to all GPUs; the largest layers, gathered; the checkpoints and logits of a
+    micro-batch. Servers that sample hold their memory at other times.
+
+    Args:
+        recipe: The recipe.
+        engine: Its section ``engine``.
+        config: verl's configuration.
+
+    Raises:
+        ConfigError: The model's config.json is not on this machine, and the Hub does not give it.
+    """
+    policy, gpus = recipe.policy, engine.nodes * engine.gpus_per_node
+    tokens = config["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"]
+    try:
+        path = resolve(policy.path)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=policy.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"policy.path={policy.path}: its config.json, of which a plan is made, is not on this machine, "
+            "and the Hub does not give it; put this one file into a folder, and name that"
+        ) from error
+    sees = getattr(settings, "vision_config", None) is not None
+    with torch.device("meta"):
+        model: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
+    text, size = settings.get_text_config(), 2 if policy.dtype == "bfloat16" else 4
+    every = sum(p.numel() for p in model.parameters())
+    tower = sum(p.numel() for name, p in model.named_parameters() if "visual" in name or "vision" in name)
+    learning = every if policy.train_vision else every - tower
+    if policy.lora is not None:
+        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+        learning = policy.lora.rank * sum(m.in_features + m.out_features for m in linear)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    refers = method.config.needs_reference and policy.lora is None
+    kept = 4 if policy.master_weights else size
+    wide = text.vocab_size * text.hidden_size
+    parts = {
+        "weights": kept * every / gpus,
+        "gradients": kept * learning / gpus,
+        "optimiser": 2 * kept * learning / gpus,
+        "reference": size * every / gpus if refers else 0,
+        "gathered": size * (2 * wide + 2 * (every - tower - 2 * wide) / text.num_hidden_layers),
+        "activations": size * tokens * text.hidden_size * (text.num_hidden_layers + 16),
+        "logits": (size + 4) * tokens * text.vocab_size,
+    }
+    total, server = sum(parts.values()) / 1e9, size * every / 1e9
+    fits = "fits" if total < 0.9 * GPU_GB else "does NOT fit"
+    return [
+        f"{every:,} parameters, of which {learning:,} learn, on {gpus} GPUs",
+        f"tokens of a micro-batch on each GPU: {tokens:,}",
+        f"GB on each GPU while it learns: {_sum(parts, 1e9, '.1f', 5e7)}",
+        f"this {fits} into {GPU_GB} GB, of which a tenth is left to CUDA and allocators",
+        f"GB of a server's weights: {server:.1f}, shared out by tensor_model_parallel_size",
+    ]

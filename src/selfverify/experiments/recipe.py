@@ -34,7 +34,7 @@ from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.files import naming, write_text
 from selfverify.core.policy_config import PolicyConfig, is_saved_model, is_served
 from selfverify.core.trainer_config import TrainerConfig
-from selfverify.experiments.recipe_yaml import Document, dump_yaml, load_yaml, read_document
+from selfverify.experiments.recipe_yaml import Document, Section, dump_yaml, load_yaml, read_document
 
 if TYPE_CHECKING:
     from selfverify.methods.base import Method
@@ -219,7 +219,9 @@ class Recipe(Config):
 
 def _laid_over(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options`` with those of ``changed``, section by section."""
-    merged = dict(options)
+    merged = Section(options)
+    if isinstance(changed, Section):
+        merged.places |= changed.places
     for key, value in changed.items():
         below = merged.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
@@ -294,7 +296,7 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
             contradict each other. The message has one line per fault.
     """
     file = _locate(path_or_name)
-    document = read_document(file)
+    document = _read(file)
     if "variants" in document.data:
         raise ConfigError(
             f"{document.source}: this is a grid, many runs in one file; in a checkout, "
@@ -307,6 +309,19 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     for override in overrides:
         document.override(override)
     return build_recipe(document)
+
+
+def _read(file: Path, above: tuple[Path, ...] = ()) -> Document:
+    """Read a recipe, and lay it over the one that it ``extends``, a file beside it or a built-in recipe."""
+    document = read_document(file)
+    name = document.data.pop("extends", None)
+    if name is None:
+        return document
+    beside = file.parent / str(name)
+    base = beside if beside.is_file() else _locate(str(name))
+    if base in (file, *above):
+        raise ConfigError(f"{document.place(('extends',))}: extends: {name} is, or extends, this recipe")
+    return Document(document.source, _laid_over(_read(base, (file, *above)).data, document.data))
 
 
 def _stay_in(folder: Path, document: Document) -> None:

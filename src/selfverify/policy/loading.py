@@ -388,11 +388,12 @@ def load(config: PolicyConfig) -> Loaded:
         CheckpointError: Weight names or shapes do not fit the model.
     """
     source = _find(config)
-    # A GGUF file is turned into ordinary weights. A quantised model could be neither trained nor saved.
-    packed = "gguf_file" in source.options
-    from transformers import GgufConfig  # newer than the transformers of other trainers
+    unpacking: dict[str, Any] = {}
+    if "gguf_file" in source.options:
+        from transformers import GgufConfig  # newer than the transformers of other trainers
 
-    unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
+        # It is turned into ordinary weights. A quantised model could be neither trained nor saved.
+        unpacking["quantization_config"] = GgufConfig(dequantize=True)
     make = partial(
         source.model_class.from_pretrained,
         source.folder,
