@@ -32,9 +32,10 @@ check: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(CHECKED)
 
-# Three files at a time, each on one thread (`tests/conftest.py`): on two cores, since many tests wait.
+# Three files at a time, each on one thread (`tests/conftest.py`): on two cores, since many tests wait. In the order of
+# their names: by the number of their tests, the longest, which have one each, would come last and be waited for.
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js
-	$(BIN)/python -m pytest -q -n 3 --dist loadscope
+	$(BIN)/python -m pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 
 slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow

@@ -98,7 +98,8 @@ def test_accuracy_by_category_and_by_every_column() -> None:
     ]
     task = Math(rows={"test": rows})
     answers = [[("1", 0.9), ("5", 0.1)], [("1", 0.9), ("2", 0.1)], [("3", 0.5), ("3", 0.5)]]
-    found = breakdown(*reordered(task, answers))
+    samples, problems = judged(task, answers)
+    found = breakdown(samples, task, problems)
     assert "metrics" not in found
     accuracy = {
         (column, value): entry["accuracy"]["curves"]["best"][1]
@@ -121,11 +122,6 @@ def test_categories_and_own_figures_read_scores_as_asked() -> None:
         short = breakdown(rows, task, problems, headline)["categories"]["category"]["short"]
         assert short["box_giou"]["curves"]["best"][1] == pytest.approx(iou, abs=0.01)
         assert short["accuracy"]["curves"]["best"][1] == right
-
-
-def reordered(task: Task, answers: Answers) -> tuple[Any, Task, Any]:
-    rows, problems = judged(task, answers)
-    return rows, task, problems
 
 
 @pytest.mark.parametrize("kind", ["boxes", "texts"])

@@ -82,17 +82,15 @@ def reading(one: float) -> ScoreReading:
     return ScoreReading(tree, {(): {ord("0"): 1 - one, ord("1"): one}, (ord("0"), ord(".")): tenths})
 
 
-def turns(first: int, second: int, score: float | None = None) -> Trajectory:
-    """An answer and its re-examination, and maybe a score; 1 is right."""
-    said = [Segment("turn_1", [7]), Segment("observation", [8], author="environment", turn=1)]
-    said.append(Segment("turn_2", [9], turn=1, finish=Finish.STOP))
+def turns(first: int, second: int, score: float | None = None, finish: Finish = Finish.STOP) -> Trajectory:
+    """An answer and its re-examination, and maybe a score; 1 is right, and ``finish`` ends the last one."""
+    said = [Segment("turn_1", [5, 6]), Segment("observation", [7], author="environment", turn=1)]
+    said.append(Segment("turn_2", [8, 9, 9], turn=1))
+    said += [] if score is None else [Segment("score", [3, 2], turn=1)]
+    said[-1].finish = finish
     rewards = {"answer": float(second), "correct": float(second), "correct_1": float(first)}
-    if score is None:
-        return Trajectory(said, rewards=rewards)
-    said[-1].finish = None
-    said.append(Segment("score", [5], turn=1, finish=Finish.STOP))
-    formats = {"answer_format": 1.0, "score_format": 1.0, "score_opened": 1.0}
-    return Trajectory(said, {"sampled": score}, rewards | formats)
+    formats = dict.fromkeys(("answer_format", "score_format", "score_opened"), 1.0)
+    return Trajectory(said, {} if score is None else {"sampled": score}, rewards | formats)
 
 
 def acted(rewards: dict[str, float], finish: Finish = Finish.STOP, **channels: str) -> Trajectory:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.policy.conftest import Loaders, noise_image
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
@@ -252,3 +255,21 @@ def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpoint
     calls = 1 + checkpointing
     assert first == [max(len(p.ids) for p in prompts) + own] * calls
     assert last == [1 + own] * calls
+
+
+def test_shards_in_mixed_precision_share(load_policy: Any, problems: list[Problem]) -> None:
+    """FSDP casts what modules are given, and copies every dataclass on the way."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        policy = forced(load_policy(), True)
+        whole = policy.logprobs(policy.encode(problems), [[[7, 8], [9]]] * 3).detach()
+        plan: Any = {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
+        for layer in policy.loaded.family.backbone(policy.model).layers:
+            fully_shard(layer, **plan)
+        fully_shard(policy.root, **plan)
+        found = policy.logprobs(policy.encode(problems), [[[7, 8], [9]]] * 3)
+        sampled = policy.sample(policy.encode(problems), SamplingConfig(max_new_tokens=3), seeds=[0, 1, 2])
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(found.float(), whole, atol=0.5, rtol=0.1)
+    assert policy.shares_prefix and sampled

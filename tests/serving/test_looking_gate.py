@@ -136,13 +136,6 @@ def test_no_tools_are_those_of_the_operator(servers: Loop) -> None:
     assert "crop" in described and "zoom_in" not in described
 
 
-def test_a_gateway_that_does_not_look(servers: Loop) -> None:
-    """The field is refused rather than ignored."""
-    address, _ = servers.before(FakeUpstream())
-    status, reply = told(address, asked({}))
-    assert status == 400 and "the gateway was started without it" in reply["error"]["message"]
-
-
 def test_a_failing_server(servers: Loop) -> None:
     """The error is the server's; where some conversations come to an end they are chosen from."""
     fake = FakeUpstream(fault=lambda body: 500)

@@ -61,9 +61,7 @@ def page(
         if not wanted:
             raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
         missing = ", ".join(sorted(wanted))
-        raise ConfigError(
-            f"{folder} has no conversation {missing}; its ids stand in sft.jsonl, or leave --trace out"
-        )
+        raise ConfigError(f"{folder} has no conversation {missing}; take ids of sft.jsonl for --trace")
     about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
     path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
     typer.echo(f"{len(shown)} conversations: {path}")
@@ -281,9 +279,8 @@ def compare(
         low, high = figures["interval"]
         shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
         cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
-    print_table(
-        ("looking ends", *(name.replace("_", " ") for name in names)), cells, no_wrap=("looking ends",)
-    )
+    titles = ("looking ends", *(name.replace("_", " ") for name in names))
+    print_table(titles, cells, no_wrap=titles[:1])
     for rule, against in found["verifier"].items():
         gap, over = against["gap_to_smallest_n"], against["over_random"]
         typer.echo(
@@ -386,9 +383,8 @@ def collect(
 
     loaded, amount = load_recipe(recipe, overrides or []), (settings.problems, settings.samples)
     with bar("problems", hidden=as_json) as progress:
-        done = collect_looks(
-            loaded, settings.teacher, settings.output, *amount, settings.shots, progress=progress
-        )
+        how = settings.teacher, settings.output, *amount, settings.shots
+        done = collect_looks(loaded, *how, progress=progress)
     _tell_collected(done, settings.output, as_json)
 
 
@@ -487,9 +483,8 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     from selfverify.experiments.visual_data import make_sets
     from selfverify.visual.traces import Demands, Pairing
 
-    pairing = Pairing(
-        settings.pairs == "wrong+wasteful", settings.most, settings.longest_ratio, not settings.any_length
-    )
+    wasteful, ratio = settings.pairs == "wrong+wasteful", settings.longest_ratio
+    pairing = Pairing(wasteful, settings.most, ratio, not settings.any_length)
     done = make_sets(folder, Demands(settings.most_tokens), pairing, settings.judged)
     if as_json:
         print_json(asdict(done), indent=None)
@@ -521,9 +516,8 @@ def leaks(
     if as_json:
         print_json(asdict(found) | {"passes": found.passes}, indent=None)
     else:
-        typer.echo(
-            f"{found.accuracy:.1%} of {2 * found.pairs} sides guessed by their words; {MOST:.0%} may be"
-        )
+        said = f"{found.accuracy:.1%} of {2 * found.pairs} sides guessed by their words"
+        typer.echo(f"{said}; {MOST:.0%} may be")
         rows = [
             (side, word, f"{weight:+.3f}")
             for side, named in (("chosen", found.chosen), ("rejected", found.rejected))

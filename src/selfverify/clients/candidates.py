@@ -20,17 +20,18 @@ from selfverify.clients.replies import (
     OPENING,
     Completion,
     ScoreShares,
+    Usage,
     at_score,
     begins_number,
     called,
     calls_of,
+    estimated_tokens,
     last_score,
     mended,
     soft_score,
     text_of,
     usable_choices,
 )
-from selfverify.clients.usage import Usage, estimated_tokens
 from selfverify.core.errors import ServerError
 from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import RATE, parse_score
@@ -155,9 +156,9 @@ def _others(found: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in known and value is not None}
 
 
-Mode = Literal["n", "separate", "stream"]
-"""How candidates are asked for: all in one reply (``n``), each in a reply of its own (``separate``), or all
-in one stream (``stream``), in which each arrives as soon as it is finished."""
+Mode = Literal["n", "stream"]
+"""How candidates are asked for: all in one reply (``n``), or all in one stream (``stream``), in which each
+arrives as soon as it is finished."""
 
 _ODD_REPLIES = 2
 """The replies in a row with one candidate that are no accident. A refusal counts as so many."""
@@ -228,7 +229,7 @@ class CandidateSampler:
             deliver(reply)
 
         ask, fault = _Ask(body, keep, usage, until), None
-        if n > 1 and mode != "separate" and self._odd[ask.model] < _ODD_REPLIES:
+        if n > 1 and self._odd[ask.model] < _ODD_REPLIES:
             if mode == "stream":
                 fault = await self._streamed(ask, first, n)
             if mode == "n" or (fault and not got and fault.code in ("cut_off", "bad_reply")):
@@ -236,7 +237,8 @@ class CandidateSampler:
             if fault and not got:
                 await self._without_n(ask, first, fault)
         if len(got) < n and (fault is None or fault.retry or fault.status in REFUSALS):
-            fault = await self._separately(ask, first + len(got), n - len(got))
+            singly = [self._at_once(ask, number, 1) for number in range(first + len(got), first + n)]
+            fault = next(filter(None, await asyncio.gather(*singly)), None)
         if fault and not got:
             raise fault
         return fault if len(got) < n else None
@@ -263,11 +265,6 @@ class CandidateSampler:
         if n > 1:
             self._saw(ask.model, len(reply["choices"]))
         return None
-
-    async def _separately(self, ask: _Ask, first: int, n: int) -> ServerError | None:
-        """Ask for each candidate in a request of its own, all at once. Return the first fault, if any."""
-        faults = await asyncio.gather(*(self._at_once(ask, first + i, 1) for i in range(n)))
-        return next(filter(None, faults), None)
 
     async def _streamed(self, ask: _Ask, first: int, n: int) -> ServerError | None:
         """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""

@@ -18,9 +18,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ import numpy as np
 from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import file_digests, naming, write_json, write_text
+from selfverify.core.files import file_digests, naming, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
     VERIFIER_WEIGHTS,
@@ -39,8 +38,8 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, to_yaml
-from selfverify.experiments.run import clear_run, held_folder, start_processes, train
+from selfverify.experiments.recipe import NamedConfig, Recipe, recipe_task, write_recipe
+from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
 from selfverify.experiments.visual_data import PAIRS, branch_looks, collect_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
@@ -178,11 +177,7 @@ class FittedStop:
 
 
 def calibrate_stopping(
-    looks: CappedLooks,
-    rule: Kind,
-    target: Target,
-    wanted: float,
-    progress: Progress | None = None,
+    looks: CappedLooks, rule: Kind, target: Target, wanted: float, progress: Progress | None = None
 ) -> FittedStop:
     """Choose ε on validation problems and store it beside the verifier.
 
@@ -200,13 +195,11 @@ def calibrate_stopping(
     """
     folder = Path(looks.verifier).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside the verifier's weights")
+        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside a verifier's weights")
     looked = looks.hold("validation", progress)
     stepped = looked.lengths > 0
     if not stepped.any():
-        raise DataError(
-            f"in none of {len(stepped)} conversations was there a step; does the model know the tools?"
-        )
+        raise DataError(f"none of {len(stepped)} conversations has a step; does the model call tools?")
     delta_r, plans, lengths = looked.delta_r[stepped], looked.delta_r_plan[stepped], looked.lengths[stepped]
     evaluation = looks.recipe.evaluation
     about = {
@@ -280,14 +273,10 @@ def train_stopping(
     if how is None:
         raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
     if recipe.method.name != "dpo":
-        raise ConfigError(
-            f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "
-            "method.name=dpo"
-        )
+        raise ConfigError(f"stopping: method {recipe.method.name} learns from no pairs; set method.name=dpo")
     if recipe.policy.lora is None:
         raise ConfigError(
-            "stopping: the verifier is compared with what it was trained from, the model below its adapter; "
-            "set policy.lora"
+            "stopping: a verifier is compared with the model below its adapter; set policy.lora"
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
@@ -299,12 +288,12 @@ def train_stopping(
             clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / RECIPE_FILE, to_yaml(recipe))
-        _make_pairs(recipe, how, _phase(on_phase, "what the policy looks at"))
+        write_recipe(recipe, folder)
+        _make_pairs(recipe, how, of_phase(on_phase, "what the policy looks at"))
         train(recipe.model_copy(update=changed), resume, on_step, on_phase)
         verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
-        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
+        looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
+        calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 
 
@@ -328,7 +317,3 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) 
     if not leaks.passes:
         text = "words alone tell the better side of %.0f %% of the pairs, and %.0f %% may be; see leaks.json"
         logger.warning(text, 100 * leaks.accuracy, 100 * MOST)
-
-
-def _phase(on_phase: Any, name: str) -> Callable[[int, int], None] | None:
-    return None if on_phase is None else partial(on_phase, name)

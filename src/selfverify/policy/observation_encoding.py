@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from PIL.Image import Image
@@ -195,14 +196,7 @@ class ReplyEncoder:
 
     def _tokens(self, frame: _Frame, texts: Sequence[str], images: Sequence[str], where: str) -> list[int]:
         """The frame with texts and images in it, as tokens of which only the frame's own mean anything."""
-        left = iter(images)
-
-        def shown(piece: str) -> str:
-            if not images or self._slot is None:
-                return piece
-            first, *others = piece.split(self._slot)
-            return first + "".join(next(left) + other for other in others)
-
+        shown = partial(self._special.filled, images=iter(images))
         whole, ranges = shown(frame.pieces[0]), []
         for number, piece in zip(frame.words, frame.pieces[1:], strict=True):
             ranges.append((len(whole), len(whole) + len(texts[number])))

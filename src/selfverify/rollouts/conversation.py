@@ -162,9 +162,8 @@ class Conversation:
         self.error, self.over = error, True
         self._divide([])
         turn = len(self.turns)
-        message = (
-            f"problem {self.problem.id}, turn {turn}: its episode failed: {type(error).__name__}: {error}"
-        )
+        said = f"its episode failed: {type(error).__name__}: {error}"
+        message = f"problem {self.problem.id}, turn {turn}: {said}"
         note(logger, "episode_failed", message, problem=self.problem.id, turn=turn, reason=str(error))
 
     def trajectory(self) -> Trajectory:

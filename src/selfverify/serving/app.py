@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from selfverify.clients.replies import Completion
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Completion, Usage
 from selfverify.connectors.server import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import AnswerRequest, Backend, Selection, Tell, check_choosing, select

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.clients.candidates import CandidateSampler, Mode, ScoreReader, rate, rate_all
 from selfverify.clients.openai_client import OpenAIClient
-from selfverify.clients.replies import Completion, soft_score, without_score
-from selfverify.clients.usage import Usage
+from selfverify.clients.replies import Completion, Usage, soft_score, without_score
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.serving.backend import NO_JUDGE, AnswerRequest, Backend, Draws, Events

@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.clients.openai_client import ServerConfig
-from selfverify.clients.replies import Completion
-from selfverify.clients.usage import Usage, estimated_tokens
+from selfverify.clients.replies import Completion, Usage, estimated_tokens
 from selfverify.core.config import SamplingConfig
 from selfverify.core.episode import Episode, Observation, PolicyTurn, RolloutHook
 from selfverify.core.errors import ConfigError, DataError

@@ -42,11 +42,9 @@ class Stages:
         self.calibrated: list[tuple[Any, ...]] = []
         self.branched: list[tuple[str, int]] = []
 
-        def collect(
-            recipe: Recipe, teacher: Any, folder: Path, problems: int, samples: int, **_: Any
-        ) -> None:
+        def collect(recipe: Recipe, teacher: Any, folder: Path, *counts: int, **_: Any) -> None:
             self.collected.append(recipe)
-            assert teacher.own and (problems, samples) == (2, 2)
+            assert teacher.own and counts == (2, 2)
             if not folder.exists():
                 write_looks(folder, problems=6)
 
@@ -83,13 +81,10 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     assert metrics.read_text() == before and len(held.calibrated) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"method": {"name": "conversations-sft"}}, "method.name=dpo"),
-        ({"policy": {"path": "builtin:digits"}}, "set policy.lora"),
-    ],
-)
+@pytest.mark.parametrize(("more", "said"), [
+    ({"method": {"name": "conversations-sft"}}, "method.name=dpo"),
+    ({"policy": {"path": "builtin:digits"}}, "set policy.lora"),
+])  # fmt: skip
 def test_recipes_that_make_no_verifier(tmp_path: Path, more: dict[str, Any], said: str) -> None:
     """They end before anything is done."""
     with pytest.raises(ConfigError, match=said):
