@@ -23,7 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Metric, Space, Task, Verdict
 from selfverify.tasks.math import Math, MathConfig, MathRowsConfig
 from selfverify.tasks.row_task import RowSequence
-from selfverify.visual.config import ToolModelsConfig, VisualConfig, estimated_tokens_of, tool_models
+from selfverify.visual.config import ToolModelsConfig, VisualConfig, estimated_tokens_of
 from selfverify.visual.episode import STEPS, VisualEpisode, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
 from selfverify.visual.tools.crop import Crop, Overlay, ZoomIn, marked
@@ -216,7 +216,8 @@ class VisualToolTask(VisualTask):
     def looking_by(self, changes: Mapping[str, Any]) -> VisualToolTask:
         changed = super().looking_by(changes)
         _check_results(changed.settings)
-        if tool_models(changed.settings) != tool_models(self.settings):
+        models = set(ToolModelsConfig.model_fields)
+        if changed.settings.model_dump(include=models) != self.settings.model_dump(include=models):
             changed._tools = all_tools(changed.settings, changed.settings.tool_seconds)
         changed.toolbox = make_toolbox(changed.settings, changed._tools)
         return changed
