@@ -135,13 +135,12 @@ class Sam(Segmenter):
         from transformers.models.auto.image_processing_auto import get_image_processor_config
 
         model = loaded(AutoModelForMaskGeneration, self.model, self.device)
-        if model.config.model_type in ("sam", "sam_hq"):
-            masks, prepared = _masks, processor_of(self.model)
-        else:
-            masks, prepared = _masks_of_square, get_image_processor_config(place_of(self.model))
+        first = model.config.model_type in ("sam", "sam_hq")
+        prepared = processor_of(self.model) if first else get_image_processor_config(place_of(self.model))
 
         @torch.inference_mode()
         def segment(questions: list[Question]) -> list[list[Mask]]:
+            masks = _masks if first else _masks_of_square
             return [masks(model, prepared, *question) for question in questions]
 
         return segment
@@ -159,11 +158,11 @@ def _masks_of_square(
 
     wide, high = prepared["size"]["width"], prepared["size"]["height"]
     small = np.asarray(image.resize((wide, high), Image.Resampling.BILINEAR), np.float32) / 255
-    pixels = (small - np.float32(prepared["image_mean"])) / np.float32(prepared["image_std"])
-    boxes = np.float32(regions) * np.tile(np.float32([wide, high]) / np.float32(image.size), 2)
+    pixels = (small - np.array(prepared["image_mean"])) / np.array(prepared["image_std"])
+    boxes = np.array(regions) * np.tile([wide / image.width, high / image.height], 2)
     found = model(
-        pixel_values=as_tensor(pixels.transpose(2, 0, 1)[None], device=model.device),
-        input_boxes=as_tensor(boxes[None], device=model.device),
+        pixel_values=as_tensor(pixels.transpose(2, 0, 1)[None], dtype=model.dtype, device=model.device),
+        input_boxes=as_tensor(boxes[None], dtype=model.dtype, device=model.device),
         multimask_output=False,
     ).pred_masks
     # [boxes, 1, height, width]
