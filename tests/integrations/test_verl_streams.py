@@ -29,6 +29,7 @@ from selfverify.integrations.verl.streams import (
     WEIGHT,
     as_plain,
     as_trajectory,
+    in_groups,
     optimiser_batches,
     row_streams,
 )
@@ -146,6 +147,16 @@ def test_a_trajectory_comes_back() -> None:
             (s.channel, s.author, s.turn, s.finish, s.tokens) for s in t.segments
         ]
         assert (back.scores, back.rewards, back.lost) == (t.scores, t.rewards, t.lost)
+
+
+def test_groups_stay_together() -> None:
+    """On two ranks of six rows each; the longest group of three goes first."""
+    uids, lengths = list("abcdabcdabcd"), [1, 9, 5, 2] * 3
+    order = in_groups(uids, lengths, 2)
+    assert ["".join(uids[row] for row in order[rank : rank + 6]) for rank in (0, 6)] == ["bbbaaa", "cccddd"]
+    names = [*"abab", "pad"]
+    ragged = in_groups(names, [3, 1, 3, 1, 2], 2)
+    assert [names[row] for row in ragged] == ["a", "a", "b", "b", "pad"]
 
 
 def test_rows_of_an_optimiser_step() -> None:

@@ -6,6 +6,7 @@ Every setting of a recipe reaches verl, or our own code in its processes, or is 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,9 @@ from selfverify.methods.base import Method, Training
 from selfverify.policy.loading import packed_file, resolve
 from selfverify.tasks.base import Task
 
-PLUGIN = "selfverify.integrations.verl.trainer"
+PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer", "shared_engine"))
+VENDOR = "selfverify"
+"""What ``VERL_ENGINE_VENDOR`` says where verl is to take our engine, which shares prompts."""
 VERSIONS = "verl >= 0.9.1, < 0.10"
 
 _OPTION = "under engine.options write "
@@ -96,6 +99,9 @@ def start(recipe: Recipe, resume: bool = False) -> None:
     with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
+    if recipe.engine is not None and recipe.engine.shared_prefix:
+        modules.append(SHARED)
+        os.environ["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
     os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
@@ -207,10 +213,12 @@ def _settled(
             "max_prompt_length": engine.prompt_tokens, "max_response_length": length,
             "mm_processor_kwargs": policy.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True),
         },
+        "actor_rollout_ref": {"nccl_timeout": math.ceil(learner.process_timeout_s)},
         "actor_rollout_ref.model": {
             "path": resolve(policy.path), "trust_remote_code": policy.trust_remote_code,
             "enable_gradient_checkpointing": policy.gradient_checkpointing,
             "enable_activation_offload": policy.activation_offload,
+            **({"use_remove_padding": False} if engine.shared_prefix else {}),
         },
         _ACTOR: {
             "strategy": "fsdp2", "ppo_mini_batch_size": mini, "ppo_epochs": batch.inner_epochs,

@@ -28,6 +28,7 @@ from selfverify.integrations.verl.streams import (
     FIELD,
     KL_COEF,
     WEIGHT,
+    in_groups,
     optimiser_batches,
     recipe_text,
     row_streams,
@@ -134,6 +135,17 @@ class SelfVerifyMixin:
         )
         ray.get([worker.__ray_call__.remote(prepare, recipe) for worker in workers.workers])
 
+    def _balance_batch(self, batch: Any, *given: Any, **more: Any) -> Any:
+        """Keep the rows of a group together: its optimiser step is then one, and its prompt can be shared."""
+        batch = super()._balance_batch(batch, *given, **more)  # type: ignore[misc]
+        names = [key.split("_")[0] for key in batch.keys]
+        batch.reorder(in_groups(names, [tag["seq_len"] for tag in batch.tags], self._ranks()))
+        return batch
+
+    def _ranks(self) -> int:
+        workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
+        return int(max(workers._dispatch_info["actor"])) + 1
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the streams of a rollout in the place of verl's advantages.
 
@@ -157,15 +169,13 @@ class SelfVerifyMixin:
             raise SelfVerifyError(f"{asked - len(real)} of {asked} conversations failed in verl; see its log")
         if all("skipped" in row for row in real):
             raise DataError(f"no problem of this step can be used; the last: {real[-1]['skipped']}")
-        workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
-        ranks = max(workers._dispatch_info["actor"]) + 1
         size = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         streams, figures = row_streams(
             self.method,
             rows,
             [response.tolist() for response in data["responses"].unbind()],
             list(data["uid"]),
-            optimiser_batches(len(rows), ranks, size),
+            optimiser_batches(len(rows), self._ranks(), size),
             self.recipe.learner.loss,
             self.global_steps - 1,  # type: ignore[attr-defined]
         )
