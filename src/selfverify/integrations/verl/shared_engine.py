@@ -130,7 +130,7 @@ def pack(
     return Packed(layout, ids_bl, places, *flat)
 
 
-class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class SharedPrefixEngine(FSDPEngineWithLMHead):
     """verl's FSDP engine for language models, in which rows with the same prompt share it.
 
     Raises:
@@ -189,7 +189,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         prompts = micro_batch["prompts"].unbind()
         groups = same_prompts(prompts, images)
         if len(groups) == count:
-            return super().prepare_model_inputs(micro_batch)  # type: ignore[no-any-return]
+            return super().prepare_model_inputs(micro_batch)
         offsets = micro_batch["input_ids"].offsets()
         packed = pack(groups, prompts, responses, micro_batch["position_ids"].unbind(), offsets)
         inputs: dict[str, Any] = {
@@ -208,7 +208,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if why not in self._told:
             self._told.add(why)
             log.warning("a micro-batch is forwarded without shared prompts: %s", why)
-        return super().prepare_model_inputs(micro_batch)  # type: ignore[no-any-return]
+        return super().prepare_model_inputs(micro_batch)
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
@@ -217,9 +217,7 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         prompts."""
         packed: Packed | None = output_args.get("packed")
         if packed is None:
-            return super().prepare_model_outputs(  # type: ignore[no-any-return]
-                output, output_args, micro_batch, logits_processor_func
-            )
+            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         check_layers(self.module.get_decoder(), packed.layout)
         logits = output.logits.flatten(0, 1)[packed.sources]
         temperature = micro_batch["temperature"]
