@@ -174,7 +174,7 @@ class EpisodeLoop(AgentLoopBase):
 
         def ask(ids: list[int], images: list[Any], limit: int) -> Sample:
             params = sampling_params | {"max_tokens": limit, "stop_token_ids": shared.stop}
-            about = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
+            about: dict[str, Any] = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
             if self.mm_processor_kwargs:
                 about["mm_processor_kwargs"] = dict(self.mm_processor_kwargs)
             call = self.server_manager.generate(sampling_params=params, **about)
