@@ -297,6 +297,7 @@ def test_the_configuration_of_a_recipe() -> None:
         ),
         ("adapo-math-sft", [], "learn by rewards"),
         ("adapo-digits", [], "engine.response_tokens"),
+        ("adpo-digits", [CREDIT, "engine.mode=async", "learner.loss.importance_cap=null"], "older weights"),
         ("adpo-digits", [CREDIT, "engine.options={data.train_batch_size: 3}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={+data: {train_batch_size: 3}}"], "the recipe says 24"),
         ("adpo-digits", [CREDIT, "engine.options={data: 3}"], "the recipe says"),
@@ -370,4 +371,4 @@ def test_what_only_our_trainer_does_is_refused() -> None:
         shown = CliRunner().invoke(app, [*words, *more])
         assert shown.exit_code == 2 and "our own trainer's" in " ".join(shown.output.split())
     shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 2 and "is not installed here" in " ".join(shown.output.split())
+    assert shown.exit_code == 2 and "none is installed here" in " ".join(shown.output.split())

@@ -87,7 +87,7 @@ def held(server, fault=None, prompt_tokens=256, split="train", threads=0):
     agent.rollout_config = SimpleNamespace(prompt_length=prompt_tokens, response_length=160)
     agent.server_manager, agent.tokenizer = server, shared.policy.tokenizer
     agent.mm_processor_kwargs = {}
-    about = {"extra_info": {"split": split, "index": 5}, "session_id": 1, "global_steps": 7}
+    about = {"data_source": split, "index": 5, "session_id": 1, "global_steps": 7}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "resources_of", lambda text: shared)
         return asyncio.run(agent.run({"temperature": 1.0}, **about))

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,23 +28,20 @@ from selfverify.tasks.base import Task
 PLUGIN, SHARED = (f"selfverify.integrations.verl.{name}" for name in ("trainer", "shared_engine"))
 VENDOR = "selfverify"
 """What ``VERL_ENGINE_VENDOR`` says where verl is to take our engine, which shares prompts."""
-VERSIONS = "verl >= 0.9.1, < 0.10"
 
 _OPTION = "under engine.options write "
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_NOTHING_LIKE = (
+_NOT_THERE = (
     "policy.vision_cache_mb", "policy.pixel_cache_mb", "policy.lora.dropout", "learner.optim.channel_rates",
     "learner.log.channels_every",
 )  # fmt: skip
 REFUSED = {
-    **dict.fromkeys(_NOTHING_LIKE, "verl has nothing like it; leave it out"),
+    **dict.fromkeys(_NOT_THERE, "verl has nothing like it; leave it out"),
+    **dict.fromkeys(("policy.server", "policy.device", "sampling.vllm"), "verl decides it; leave it out"),
     "stopping": "our own trainer makes verifiers of when to stop",
-    "policy.server": "the model that learns is no server's; leave it out",
-    "policy.device": "verl places the model itself; leave it out",
     "policy.logprob_chunk": f"{_OPTION}{_ACTOR}.entropy_from_logits_chunk_size",
     "policy.prefill_chunk": f"{_OPTION}{_ROLLOUT}.max_num_batched_tokens",
     "sampling.engine": f"verl's own servers sample; {_OPTION}{_ROLLOUT}.name",
-    "sampling.vllm": "verl starts its servers itself; leave it out",
     "episode.rollout_timeout_s": "on verl each conversation goes by itself; set episode.step_timeout_s",
     "learner.time_limit_s": "end the process from outside; --resume goes on from its newest checkpoint",
     "learner.optim.name": "FSDP2 steps with adamw",
@@ -82,14 +79,12 @@ def start(recipe: Recipe, resume: bool = False) -> None:
         ConfigError: verl is not installed here, the folder holds a run and ``resume`` is not set, or the
             recipe asks for what verl cannot do.
     """
-    try:
-        found = version("verl")
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"engine.name=verl: {VERSIONS} is not installed here; `make verl` shows an environment with it"
-        ) from None
+    found = next((installed.version for installed in distributions(name="verl")), "none")
     if found.split(".")[:2] != ["0", "9"]:
-        raise ConfigError(f"engine.name=verl: verl {found} is installed, and {VERSIONS} is needed")
+        raise ConfigError(
+            f"engine.name=verl: verl >= 0.9.1, < 0.10, is needed, and {found} is installed here; `make verl` "
+            "shows an environment with it"
+        )
     config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
     if not resume and (folder / "checkpoints").exists():
@@ -133,6 +128,8 @@ def verl_config(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
             f"method.name={method.name}: its credit reads the probabilities of all scores, which servers of "
             "verl do not show; choose another one (verification_credit: concordance), or our own trainer"
         )
+    if engine.mode != "sync" and recipe.learner.loss.importance_cap is None:
+        faults.append(f"engine.mode={engine.mode}: older weights sample; set learner.loss.importance_cap")
     limits, size = method.limits or task.limits, recipe.learner.groups_per_step
     group, once = recipe.sampling.group_size, recipe.sampling.max_new_tokens if limits.turns == 1 else 0
     length = engine.response_tokens or limits.tokens or once

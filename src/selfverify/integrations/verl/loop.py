@@ -65,9 +65,8 @@ class ProblemDataset(Dataset[dict[str, Any]]):
             "raw_prompt": [{"role": "user", "content": ""}],
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
             "data_source": self.split,
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index, "split": self.split},
             "index": index,
+            "reward_model": {"style": "rule", "ground_truth": ""},
         }
 
 
@@ -168,14 +167,14 @@ class EpisodeLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """See verl's ``AgentLoopBase``."""
         shared, events = resources_of(recipe_text(self.config)), asyncio.get_running_loop()
-        split, index = kwargs["extra_info"]["split"], int(kwargs["extra_info"]["index"])
+        split, index = kwargs["data_source"], int(kwargs["index"])
         task, begin, limits = shared.opening(split)
         request, versions = uuid4().hex, list[int]()
         lock = threading.Lock() if limits.step_threads else shared.lock
 
         def ask(ids: list[int], images: list[Any], limit: int) -> Sample:
             params = sampling_params | {"max_tokens": limit, "stop_token_ids": shared.stop}
-            about = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
+            about: dict[str, Any] = {"request_id": request, "prompt_ids": ids, "image_data": images or None}
             if self.mm_processor_kwargs:
                 about["mm_processor_kwargs"] = dict(self.mm_processor_kwargs)
             call = self.server_manager.generate(sampling_params=params, **about)
