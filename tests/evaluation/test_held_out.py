@@ -13,14 +13,7 @@ from tests.data.test_published import BOXES as BOXED
 from tests.data.test_published import QUESTIONS
 from tests.data.test_published import write as published
 
-from data_files import (
-    END,
-    base64_png,
-    png,
-    write_jsonl,
-    write_reasonseg,
-    write_steps,
-)
+from data_files import END, base64_png, png, write_jsonl, write_reasonseg, write_steps
 from sampled_threads import drawn, sampled_threads
 from selfverify.core.config import EvaluationConfig
 from selfverify.core.errors import ConfigError, DataError
@@ -28,12 +21,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.data.rows import open_rows
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import (
-    PolicyExtractor,
-    make_extractor,
-    read_again,
-    stands_in,
-)
+from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
 from selfverify.evaluation.samples import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.decoding import Sample

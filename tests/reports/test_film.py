@@ -157,10 +157,7 @@ def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
     sample, whole, _ = filmed(tmp_path)
     bad = (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0})
-    for drawn_by, target in (
-        *((PhoneAgents, target) for target in bad),
-        (None, whole),
-    ):
+    for drawn_by, target in (*((PhoneAgents, target) for target in bad), (None, whole)):
         film = agent_film(sample, target, drawn_by, PageImages(), tmp_path)
         assert not any(frame["images"] for frame in film["frames"])
         assert "Alarms" in film["frames"][1]["read"]

@@ -24,15 +24,7 @@ from selfverify_miniwob import chromium
 from selfverify_miniwob.chromium import Chromium, missing
 from selfverify_miniwob.page_elements import page_screen
 from selfverify_miniwob.task import BrowserAgents, BrowserAgentsConfig
-from selfverify_miniwob.tools import (
-    BrowserTools,
-    Choose,
-    Click,
-    Drag,
-    PressKeys,
-    Scroll,
-    TypeKeys,
-)
+from selfverify_miniwob.tools import BrowserTools, Choose, Click, Drag, PressKeys, Scroll, TypeKeys
 
 SIZE = (320, 420)
 
