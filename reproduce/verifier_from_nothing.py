@@ -17,7 +17,7 @@ import typer
 
 from reproduce.matrix import judge_samples
 from reproduce.scripts import script
-from reproduce.statistics import MeasuredRun, pooled
+from reproduce.statistics import MeasuredRun, measure_run, pooled
 from selfverify.core.files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.evaluate import HeldOut
@@ -96,7 +96,7 @@ def tables(
         samples = all_scores(file, task, problems, policy)
         for reading in ("sampled", "soft", "passing", *shown.values()):
             found = statistics(SampleTable.from_samples(samples, [*problems], headline=reading))
-            run = MeasuredRun.of({name: found[name] for name in metrics & found.keys()}, len(problems))
+            run = measure_run({name: found[name] for name in metrics & found.keys()})
             arms.setdefault(arm, {}).setdefault(reading, {})[seed] = run
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
     print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")

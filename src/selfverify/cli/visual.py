@@ -277,8 +277,8 @@ def compare(
     names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
     cells = []
     for rule, figures in found["rules"].items():
-        low, high = figures["interval"]
-        shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
+        ends = figures["interval"]
+        shown = {**figures, "interval": f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else None}
         cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
     print_table(
         ("looking ends", *(name.replace("_", " ") for name in names)), cells, no_wrap=("looking ends",)
@@ -316,8 +316,8 @@ def _with_error(mean: float, error: float) -> str:
 
 
 def _points(difference: dict[str, Any]) -> str:
-    low, high = (100 * value for value in difference["interval"])
-    return f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
+    ends = " to ".join(f"{100 * value:+.1f}" for value in difference["interval"] or ())
+    return f"{100 * difference['mean']:+.1f} points ({ends or 'nothing varies'})"
 
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
