@@ -276,8 +276,8 @@ def compare(
     names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
     cells = []
     for rule, figures in found["rules"].items():
-        low, high = figures["interval"]
-        shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
+        ends = figures["interval"]
+        shown = {**figures, "interval": f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else None}
         cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
     titles = ("looking ends", *(name.replace("_", " ") for name in names))
     print_table(titles, cells, no_wrap=titles[:1])
@@ -314,8 +314,8 @@ def _with_error(mean: float, error: float) -> str:
 
 
 def _points(difference: dict[str, Any]) -> str:
-    low, high = (100 * value for value in difference["interval"])
-    return f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
+    ends = " to ".join(f"{100 * value:+.1f}" for value in difference["interval"] or ())
+    return f"{100 * difference['mean']:+.1f} points ({ends or 'nothing varies'})"
 
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
