@@ -11,20 +11,8 @@ from tests.experiments.looks.looks_recipe import trace
 
 from selfverify.core.errors import DataError
 from selfverify.evaluation.samples import IMAGES
-from selfverify.visual.traces import (
-    Curation,
-    Demands,
-    Pair,
-    Pairing,
-    VisualTrace,
-    estimated_length,
-    flattened,
-    leak_test,
-    make_pairs,
-    paired,
-    said_length,
-    words_of,
-)
+from selfverify.visual.pairs import Pair, Pairing, leak_test, make_pairs, paired, said_length, words_of
+from selfverify.visual.traces import Curation, Demands, VisualTrace, estimated_length, flattened
 
 
 def test_what_both_have_becomes_the_prompt(tmp_path: Path) -> None:

@@ -484,7 +484,8 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
     from selfverify.experiments.visual_data import make_sets
-    from selfverify.visual.traces import Demands, Pairing
+    from selfverify.visual.pairs import Pairing
+    from selfverify.visual.traces import Demands
 
     pairing = Pairing(
         settings.pairs == "wrong+wasteful", settings.most, settings.longest_ratio, not settings.any_length
@@ -514,7 +515,7 @@ def leaks(
     Example: `selfverify visual leaks looks`
     """
     from selfverify.experiments.visual_data import read_pairs
-    from selfverify.visual.traces import MOST, leak_test
+    from selfverify.visual.pairs import MOST, leak_test
 
     found = leak_test(read_pairs(pairs), words)
     if as_json:

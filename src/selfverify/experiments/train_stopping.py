@@ -46,6 +46,7 @@ from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER
 from selfverify.visual.config import VisualConfig
+from selfverify.visual.pairs import MOST, Pairing, leak_test
 from selfverify.visual.stopping import (
     Kind,
     StepMeans,
@@ -57,7 +58,7 @@ from selfverify.visual.stopping import (
     stop_figures,
 )
 from selfverify.visual.task import VisualTask, VisualToolTask
-from selfverify.visual.traces import MOST, Demands, Pairing, leak_test
+from selfverify.visual.traces import Demands
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""

@@ -51,18 +51,9 @@ from selfverify.rollouts.wrappers import Message, RecordingEpisode, ResumedEpiso
 from selfverify.tasks.answering import worth_imitating
 from selfverify.visual.config import ANSWER_NOW
 from selfverify.visual.episode import asked_anew
+from selfverify.visual.pairs import Pair, Pairing, make_pairs
 from selfverify.visual.task import VisualTask
-from selfverify.visual.traces import (
-    Curation,
-    Demands,
-    Pair,
-    Pairing,
-    VisualTrace,
-    is_image,
-    make_pairs,
-    malformed_message,
-    parts_of,
-)
+from selfverify.visual.traces import Curation, Demands, VisualTrace, is_image, malformed_message, parts_of
 
 if TYPE_CHECKING:
     from selfverify.clients.openai_client import OpenAIClient

@@ -29,7 +29,8 @@ from selfverify.experiments.visual_data import (
     transcript,
 )
 from selfverify.policy.policy import Policy
-from selfverify.visual.traces import Demands, Pairing
+from selfverify.visual.pairs import Pairing
+from selfverify.visual.traces import Demands
 from serving_servers import Body, FakeUpstream, Loop
 
 EXPERT = TeacherConfig(expert=True)
