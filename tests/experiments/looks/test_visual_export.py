@@ -13,11 +13,11 @@ from PIL import Image
 from tests.experiments.looks.looks_files import write_lines, write_looks
 from typer.testing import CliRunner
 
-from reproduce import export_llama_factory
-from reproduce.export_llama_factory import export_looks
+from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.rows import open_rows
 from selfverify.experiments.visual_data import read_pairs
+from selfverify.experiments.visual_export import export_looks
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -46,8 +46,8 @@ def pairs_in(path: Path, **how: Any) -> list[list[Any]]:
 def test_llama_factory_reads_what_we_read(tmp_path: Path) -> None:
     """Its registry names both files; marks and images agree in number; we read the same again."""
     looks = write_looks(tmp_path / "looks")
-    words = [str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
-    shown = CliRunner().invoke(export_llama_factory.app, words)
+    words = ["export", str(looks), "--format", "llama-factory", "--output", str(tmp_path / "out")]
+    shown = CliRunner().invoke(app, words)
     images = len(list((tmp_path / "out/images").iterdir()))
     assert shown.exit_code == 0 and f"2 traces, 2 pairs, {images} images" in shown.output, shown.output
     registry = json.loads((tmp_path / "out/dataset_info.json").read_text())

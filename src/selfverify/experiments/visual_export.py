@@ -20,11 +20,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-
-from reproduce.scripts import script
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_output_folder, read_regular, write_bytes, write_json, written_whole
 from selfverify.evaluation.samples import IMAGES
@@ -204,24 +201,3 @@ def _parquet(path: Path, rows: Iterable[Mapping[str, Any]], talks: Sequence[str]
     with written_whole(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
         while batch := list(islice(left, _BATCH)):
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-
-
-def export(
-    folder: Annotated[Path, typer.Argument(help="The folder in which the data are made.")],
-    output: Annotated[Path, typer.Option(help="The folder that is written.")],
-    to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
-) -> None:
-    """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
-
-    Example:
-
-    - `python -m reproduce.export_llama_factory looks --to llama-factory --output data/looks`
-    """
-    traces, pairs, images = export_looks(folder, output, to)
-    typer.echo(f"{traces} traces, {pairs} pairs, {images} images: {output}")
-
-
-app = script(export)
-
-if __name__ == "__main__":
-    app()
