@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -21,6 +21,8 @@ from selfverify.visual.config import PIXELS_PER_TOKEN
 BYTES_PER_TOKEN = 4
 """Of text, as an estimate."""
 ROLES = ("system", "user", "assistant", "tool")
+Decider = Literal["rules", "judge"]
+"""Who says whether an answer is right: the task's rules, or a model."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class VisualTrace:
         category: The problem's.
         task: The task's name.
         told: How many messages were given to who spoke, the question among them.
+        answer: The answer as it was read from the last turn; None where none could be read.
+        decider: Who has said whether the answer is right: the task's ``rules``, or a model as ``judge``.
     """
 
     id: str
@@ -56,11 +60,18 @@ class VisualTrace:
     category: str = ""
     task: str = ""
     told: int = 1
+    answer: str | None = None
+    decider: Decider = "rules"
 
     @property
     def correct(self) -> bool:
-        """Whether the task found the answer right and whole."""
+        """Whether the answer is right and whole."""
         return worth_imitating(self.rewards)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the answer is not right; one that is right in another form is neither."""
+        return not self.rewards.get("correct", 0.0) > 0
 
     @property
     def turns(self) -> list[Message]:
@@ -159,7 +170,7 @@ def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int,
 
 
 class Curation:
-    """Checks traces one after another, and counts what is dropped by its reason.
+    """Checks the traces of one problem after another, and counts what is dropped by its reason.
 
     VTS-V §4.1 flattens nested structures, merges turns that belong together, and drops what is malformed,
     trivial, too long or wrong. Here every trace that is dropped has a reason.
@@ -172,22 +183,28 @@ class Curation:
     def __init__(self, folder: Path, demands: Demands) -> None:
         self.folder, self.demands = folder, demands
         self.dropped: Counter[str] = Counter()
+        self.named: dict[str, str] = {}
+        """For each reason the first trace that was dropped for it."""
+        self._forget()
+
+    def _forget(self) -> None:
         self.sizes: dict[str, tuple[int, int]] = {}
-        """Of the images that were seen."""
+        """Of the problem's images that were seen."""
         self._seen: set[str] = set()
         self._missing: set[str] = set()
         self._asked: dict[str, list[Message]] = {}
 
     def take(self, traces: Iterable[VisualTrace]) -> list[VisualTrace]:
-        """The traces that are kept, flattened."""
-        kept = []
-        for trace in traces:
-            reason = self._fault(trace)
-            if reason:
-                self.dropped[reason] += 1
-            else:
-                kept.append(trace)
-        return kept
+        """The traces that are kept of one problem's, flattened."""
+        self._forget()
+        return [trace for trace in traces if not self.drop(trace, self._fault(trace))]
+
+    def drop(self, trace: VisualTrace, reason: str) -> bool:
+        """Count a trace that is dropped for a reason; whether there is one."""
+        if reason:
+            self.dropped[reason] += 1
+            self.named.setdefault(reason, trace.id)
+        return bool(reason)
 
     def _fault(self, trace: VisualTrace) -> str:
         """Why a trace is dropped; empty where it is not."""
@@ -198,6 +215,8 @@ class Curation:
         if fault := malformed(trace):
             return f"malformed: {fault}"
         trace.messages = flattened(trace.messages)
+        if not trace.images:
+            return "the question shows no image"
         if any(not self._is_there(name) for name in trace.images):
             return "an image is missing or cannot be read"
         if trace.rewards.get(TOOL_CALLS, 0) < self.demands.least_calls:

@@ -203,4 +203,4 @@ def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[st
         assert not (tmp_path / target).exists()
     if file == "pairs.jsonl":
         with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
-            read_pairs(looks)
+            [*read_pairs(looks)]
