@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 from pydantic import Field
@@ -109,13 +109,16 @@ def filter_(
     typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
 
 
+LooksFormat = Literal["llama-factory", "ms-swift", "trl"]
+
+
 class ExportConfig(CommandConfig):
     """The conversations that are exported, their form, and the output."""
 
-    format: Literal["atif", "verl", "llama-factory", "trl"] = "atif"
+    format: Literal["atif", "verl", "llama-factory", "ms-swift", "trl"] = "atif"
     """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; verl's `messages`
     and `tools` for fine-tuning, one file (.parquet or .jsonl); or, of a folder of `visual sets`, the traces
-    and pairs as LLaMA-Factory or TRL read them, with all images."""
+    and pairs as LLaMA-Factory, ms-swift or TRL read them, with all images."""
 
     keep: Literal["all", "correct", "judged"] = "all"
     """With --format verl: which samples; all, right ones, or those that judges found a success."""
@@ -162,12 +165,12 @@ def export(
 
     - `selfverify export runs/agent --format verl --keep correct --output own-successes.parquet`
 
-    - `selfverify export looks --format llama-factory --output data/looks`
+    - `selfverify export looks --format ms-swift --output data/looks`
     """
     if settings.format == "verl":
         _export_conversations(source, output, settings, as_json)
         return
-    if settings.format != "atif":
+    if settings.format in get_args(LooksFormat):
         _export_looks(source, output, settings, as_json)
         return
     if settings.keep != "all":
@@ -210,8 +213,7 @@ def _export_looks(source: Path, output: Path, settings: ExportConfig, as_json: b
         raise ConfigError(
             f"--format {settings.format} exports all traces and pairs; other options do not go with it"
         )
-    assert settings.format not in ("atif", "verl")
-    traces, pairs, images = export_looks(source, output, settings.format)
+    traces, pairs, images = export_looks(source, output, cast(LooksFormat, settings.format))
     if as_json:
         print_json({"traces": traces, "pairs": pairs, "images": images}, indent=None)
         return

@@ -44,6 +44,7 @@ from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, reci
 from selfverify.experiments.run import clear_run, held_folder, start_processes, train
 from selfverify.experiments.visual_data import (
     PAIRS,
+    Way,
     branch_looks,
     collect_looks,
     judge_looks,
@@ -336,7 +337,7 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
     teacher = _model_of(how.teacher, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
     looks = _phase(on_phase, "what is looked at")
     collect_looks(reasoner, teacher, folder, how.problems, how.samples, how.shots, progress=looks)
-    ways = {"branched": how.branched, "induced": how.induced, "hurried": how.hurried}
+    ways: dict[Way, int] = {"branched": how.branched, "induced": how.induced, "hurried": how.hurried}
     if how.judge is not None and any(ways.values()):
         _judge(how, folder, on_phase)  # only from what is right others go on
     for way, samples in ways.items():

@@ -329,8 +329,8 @@ def leak_test(pairs: Iterable[Pair], words: int = 10, seed: int = 0) -> Leak:
     for number, pair in enumerate(pairs):
         place = number if number < TESTED else int(rng.integers(number + 1))
         if place < TESTED:
-            said = (pair.problem, *(" ".join(words_of(side)) for side in (pair.chosen, pair.rejected)))
-            drawn[place : place + 1] = [said]
+            chosen, rejected = (" ".join(words_of(side)) for side in (pair.chosen, pair.rejected))
+            drawn[place : place + 1] = [(pair.problem, chosen, rejected)]
     problems = np.array([problem for problem, *_ in drawn for _ in range(2)])
     if len(set(problems.tolist())) < FOLDS:
         raise DataError(
