@@ -29,11 +29,11 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     result = CliRunner().invoke(app, [*words, "--marks"])
     assert result.exit_code == 0 and "mean of tasks" in result.output, result.output
     rows = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["without looking", "set of mark", "looking"]
+    assert [row["name"] for row in rows] == ["zero-shot", "without looking", "set of mark", "looking"]
     for row in rows:
         assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
-    assert [row["crop_hit"] for row in rows] == [None, None, 0]
-    assert [row["steps"] is None for row in rows] == [True, True, False]
+    assert [row["crop_hit"] for row in rows] == [None, None, None, 0]
+    assert [row["steps"] is None for row in rows] == [True, True, True, False]
     shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
 
@@ -57,24 +57,28 @@ def test_tables(tmp_path: Path) -> None:
     """Ours above the paper's; BLINK is known by its tasks, the others by their paths."""
 
     def benched(name: str, data: str, tasks: dict[str, float]) -> Path:
-        kinds, figures = ("without looking", "looking"), {"accuracy": 0.25, "mean": 0.5, "tasks": tasks}
+        kinds, figures = ("zero-shot", "looking"), {"accuracy": 0.25, "mean": 0.5, "tasks": tasks}
         rows = [{"name": kind, **figures} for kind in kinds]
         (tmp_path / name).mkdir()
         (tmp_path / name / "bench.json").write_text(json.dumps({"data": data, "model": "m", "rows": rows}))
         return tmp_path / name
 
-    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1})
+    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1, "Visual_Correspondence": 0.5})
     star = benched("b", "data/MMStar.parquet", {})
     text = look_tables([("mine", blink), ("mine", star)], paper=True)
     lines = text.splitlines()
     head = next(line for line in lines if line.startswith("| model | Depth"))
     row = next(line for line in lines if line.startswith("| mine |"))
-    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 12
+    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 11
     assert [cell.strip() for cell in head.split("|")][8] == "Count" and row.endswith("| 50.00 |")
     assert "| mine + VTS-V | – | 25.00 | – |" in lines
+    # No verifier ended these conversations.
+    third = lines[lines.index(next(line for line in lines if line.startswith("Table 3"))) :]
+    assert [line.split("|")[2].strip() for line in third if "|" in line][2:] == ["–", "50.00", "50.00"]
+    assert third[-1].split("|")[3].strip() == "40.70"
     assert (
         text.count("[Bai et al. 2025]")
-        == sum(len(published("vts_v")[table]) for table in ("table_1", "table_2")) + 2
+        == sum(len(published("vts_v")[table]) for table in ("table_1", "table_2")) + 3
     )
     other = benched("c", "data/other.jsonl", {})
     with pytest.raises(ConfigError, match=r"other\.jsonl is none of the paper's benchmarks"):
