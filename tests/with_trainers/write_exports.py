@@ -1,4 +1,4 @@
-"""Write the exports that `test_llama_factory.py` and `test_ms_swift.py` open: ``python write_exports.py FOLDER``.
+"""Write the exports that `test_llama_factory.py` and `test_ms_swift.py` open: ``write_exports.py FOLDER``.
 
 This runs in our own environment, they run in those of the other trainers.
 """
