@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from PIL.Image import Image
 from pydantic import Field, model_validator
@@ -43,11 +43,6 @@ class ToolModelsConfig(CommandConfig):
 
     tool_device: str = "cpu"
     """Where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
-
-
-def tool_models(settings: ToolModelsConfig) -> dict[str, Any]:
-    """Return the settings of the models behind tools, alone."""
-    return settings.model_dump(include=set(ToolModelsConfig.model_fields))
 
 
 class VisualBaseConfig(ToolModelsConfig):
@@ -163,32 +158,3 @@ TokensOf = Callable[[Image], int]
 def estimated_tokens_of(image: Image) -> int:
     """Return an image's tokens as Qwen2-VL counts them, for models of which nothing is known."""
     return max(image.width * image.height // PIXELS_PER_TOKEN, 1)
-
-
-class VisualBudget:
-    """Counts how many visual tokens a conversation is shown, and says when there are no more.
-
-    Args:
-        most: The most visual tokens; None is no limit, and nothing is counted.
-        tokens_of: Counts an image's.
-    """
-
-    def __init__(self, most: int | None, tokens_of: TokensOf) -> None:
-        self.most, self.tokens_of = most, tokens_of
-        self.shown = 0
-        """Visual tokens so far."""
-
-    def begin(self, images: Iterable[Image]) -> None:
-        """Count the question's images, which are shown in any case."""
-        if self.most is not None:
-            self.shown = sum(self.tokens_of(image) for image in images)
-
-    def takes(self, image: Image) -> bool:
-        """Whether an image may be shown, which then counts."""
-        if self.most is None:
-            return True
-        more = self.tokens_of(image)
-        if self.shown + more > self.most:
-            return False
-        self.shown += more
-        return True

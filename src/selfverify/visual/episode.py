@@ -24,7 +24,7 @@ from selfverify.tasks.base import Space
 from selfverify.tasks.tool_calls import ToolError
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
 from selfverify.visual.calls import VisualCall, read_look_call
-from selfverify.visual.config import TokensOf, VisualBudget, VisualConfig, estimated_tokens_of
+from selfverify.visual.config import TokensOf, VisualConfig, estimated_tokens_of
 from selfverify.visual.stopping import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
 from selfverify.visual.tools.base import Chosen, Terminate, TerminateArguments, Toolbox, ToolFault
 from selfverify.visual.tools.gallery import CROP_HIT, Gallery, Made, crop_hit
@@ -230,7 +230,7 @@ class VisualEpisode(SingleTurn):
         super().__init__(problem, tags, verdict)
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
-        self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
+        self._tokens_of, self._tokens_shown = tokens_of, 0
         self.steps: list[VisualStep] = []
         self.last_said = ""
         """The model's words in its last step."""
@@ -262,7 +262,8 @@ class VisualEpisode(SingleTurn):
             DataError: An image cannot be looked at.
         """
         self.gallery.begin(self.problem.id, self.problem.images, self.originals)
-        self._budget.begin(picture.shown for picture in self.gallery.pictures)
+        for picture in self.gallery.pictures:
+            self._has_room(picture.shown)  # the question's images are shown in any case, and count
 
     def step(self, said: PolicyTurn) -> Observation:
         read = self._read_call(said)
@@ -411,7 +412,7 @@ class VisualEpisode(SingleTurn):
         images: list[Image] = []
         for number in made:
             picture = self.gallery.picture(number)
-            if not self._budget.takes(picture.shown):
+            if not self._has_room(picture.shown):
                 parts.append(_text(f"\nImage {number} is not shown: too few visual tokens are left."))
                 step.images, step.sources = step.images[: len(images)], step.sources[: len(images)]
                 step.stopped = step.stopped or "visual"
@@ -419,6 +420,13 @@ class VisualEpisode(SingleTurn):
             parts += [_text(self._about(number)), {"type": "image"}]
             images.append(self._result(picture.shown))
         return parts or [_text("Nothing was found.")], images
+
+    def _has_room(self, image: Image) -> bool:
+        """Count an image's visual tokens, where they are limited, and return whether it may be shown."""
+        if self.settings.max_visual_tokens is None:
+            return True
+        self._tokens_shown += self._tokens_of(image)
+        return self._tokens_shown <= self.settings.max_visual_tokens
 
     def _result(self, image: Image) -> Image:
         """Return the picture that is shown of an image that a tool has made."""
