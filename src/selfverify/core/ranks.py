@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 _limit_s = 7200.0
 _objects: dist.ProcessGroup | None = None
-"""The group in which processes tell each other objects: by gloo, also where tensors go by NCCL, which would end
-the run when one process's rollouts take ten minutes more than another's."""
+"""The group in which processes tell each other objects: by gloo, also where tensors go by NCCL, which would
+end a run in which one process's rollouts take ten minutes more than another's."""
 
 
 def start(cpu: bool, timeout_s: float = _limit_s) -> None:
