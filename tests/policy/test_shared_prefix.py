@@ -13,6 +13,7 @@ from tests.policy.conftest import Loaders, noise_image
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
+from selfverify.core import ranks
 from selfverify.core.config import SamplingConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.packing import Continuation
@@ -252,3 +253,17 @@ def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpoint
     calls = 1 + checkpointing
     assert first == [max(len(p.ids) for p in prompts) + own] * calls
     assert last == [1 + own] * calls
+
+
+def test_a_towers_sum_may_be_infinite_in_float16(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several processes the tower takes part in each pass, with no weight where no image is seen."""
+    policy = load_policy(train_vision=True)
+    policy.model.half()
+    with torch.no_grad():
+        for parameter in policy.loaded.family.vision_parameters(policy.model):
+            parameter.fill_(200.0)
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    values = policy.logprobs(policy.encode(problems[1:2]), [[[7, 8, 9]]])
+    assert bool(values.isfinite().all()) and values.requires_grad

@@ -585,7 +585,8 @@ class Policy:
             if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
                 # Processes add up gradients of the same weights, also where only some of them saw an image.
                 tower = self.loaded.family.vision_parameters(self.model)
-                values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
+                sums = [p.sum(dtype=torch.float32) for p in tower]  # in float16 they may be infinite
+                values = values + 0.0 * torch.stack(sums).sum().to(values)
         filled_bgr = torch.zeros(wanted_bgr.shape, dtype=values.dtype, device=self.device)
         return filled_bgr.masked_scatter(wanted_bgr, values), others
 
