@@ -73,7 +73,13 @@ def gather(value: T) -> list[T]:
     if count() == 1:
         return [value]
     if _objects is None:
-        _objects = dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s))
+        try:
+            _objects = dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s))
+        except RuntimeError as error:
+            raise SelfVerifyError(
+                f"the processes do not reach each other by gloo ({error}); set GLOO_SOCKET_IFNAME to the "
+                "network interface that all machines share"
+            ) from error
     values: list[Any] = [None] * count()
     try:
         dist.all_gather_object(values, value, group=_objects)

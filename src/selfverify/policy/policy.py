@@ -150,8 +150,7 @@ class ModuleRunner:
             return run()
         self._is_inside = True
         try:
-            learnt = self.adapter == "learnt"
-            with nullcontext() if learnt else adapters.switched(self.model, self.adapter):
+            with nullcontext() if self.adapter == "learnt" else adapters.switched(self.model, self.adapter):
                 return way(self.root, run)
         finally:
             self._is_inside = False
