@@ -196,8 +196,10 @@ def make_optimizer(
 
 
 def sum_in_float32(parameters: Iterable[nn.Parameter]) -> None:
-    """Let gradients of weights of low precision be summed in float32, whose inner sums would else be rounded
-    to the weights' type after each pass. They take 4 bytes a value."""
+    """Let autograd sum the gradients of low-precision weights in float32, 4 bytes a value.
+
+    In the weights' own type the sum would be rounded after each pass.
+    """
     for parameter in parameters:
         if parameter.dtype in LOW_PRECISION:
             parameter.grad_dtype = torch.float32
