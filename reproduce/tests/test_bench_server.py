@@ -129,7 +129,7 @@ def test_rows_by_hand() -> None:
 QUESTION = {"question": "Which one?", "image": "a.png"}
 FIXTURES: dict[str, list[dict[str, Any]]] = {
     "BLINK": [
-        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which one?", "choices": ["the second image", "B"],
+        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which?", "choices": ["the second image", "B"],
          "answer": "(A)", "image_1": "a.png", "image_2": "a.png"}
         for task in ("Visual_Correspondence", "Jigsaw", "IQ_Test") for n in range(2)
     ],
@@ -143,7 +143,8 @@ FIXTURES: dict[str, list[dict[str, Any]]] = {
     ],
     "options": [
         {"id": "validation_Art_1", "question": "Which is like <image 1>?",
-         "options": "['<image 2>', '<image 3>']", "answer": "A", "image_1": "a.png", "image_2": "a.png", "image_3": "a.png"},
+         "options": "['<image 2>', '<image 3>']", "answer": "A",
+         "image_1": "a.png", "image_2": "a.png", "image_3": "a.png"},
     ],
 }  # fmt: skip
 """Columns as published; the last are MMMU's, with options that are images."""
