@@ -122,7 +122,7 @@ def run_bench(data: Path, settings: BenchSettings, overrides: Sequence[str]) -> 
     for name, folder, recipe in recipes:
         try:
             row = row_of(name, evaluate_recipe(recipe, output=output / folder))
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             if name not in (WITH, UNVERIFIED):
                 raise
             row = {"name": name, "tasks": {}, "lost": 0, "why": str(error)}

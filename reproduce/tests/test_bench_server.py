@@ -129,8 +129,8 @@ def test_rows_by_hand() -> None:
 QUESTION = {"question": "Which one?", "image": "a.png"}
 FIXTURES: dict[str, list[dict[str, Any]]] = {
     "BLINK": [
-        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which one?",
-         "choices": ["the second image", "B"], "answer": "(A)", "image_1": "a.png", "image_2": "a.png"}
+        {"idx": f"{task}_{n}", "sub_task": task, "question": "Which?", "choices": ["the second image", "B"],
+         "answer": "(A)", "image_1": "a.png", "image_2": "a.png"}
         for task in ("Visual_Correspondence", "Jigsaw", "IQ_Test") for n in range(2)
     ],
     "MMStar": [QUESTION | {"index": 0, "question": "Which one?\nOptions: A: red, B: blue", "answer": "A",

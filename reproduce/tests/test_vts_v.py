@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
+from reproduce import vts_v
 from reproduce.tables import published
 from reproduce.vts_v import app, look_tables
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.experiments.recipe import Recipe
 
 
 def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None:
@@ -36,6 +39,23 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     assert [row["steps"] is None for row in rows] == [True, True, True, False]
     shown = CliRunner().invoke(app, ["tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
+
+
+def test_a_model_that_takes_no_images_in_later_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Llama 3.2 Vision: at first sight it has figures, and the row with tools says why it has none."""
+
+    def evaluated(recipe: Recipe, output: Path) -> dict[str, Any]:
+        output.mkdir(parents=True, exist_ok=True)
+        if recipe.task.name == "look":
+            raise ConfigError("problem 1, turn 1: a 'mllama' shows no image in the middle")
+        return {"problems": 1, "samples": 1, "pass@1": 0.5}
+
+    monkeypatch.setattr(vts_v, "evaluate_recipe", evaluated)
+    write(tmp_path / "vstar" / "direct_attributes", "sa_0")
+    words = ["bench", str(tmp_path / "vstar"), "--output", str(tmp_path / "out"), "--tool", "crop"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and "| looking | – | – | – | – | – |" in result.output, result.output
+    assert "builtin:digits + VTS-V: problem 1, turn 1: a 'mllama' shows no image" in result.output
 
 
 def test_questions_without_images(tmp_path: Path) -> None:
