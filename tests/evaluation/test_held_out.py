@@ -297,7 +297,7 @@ def test_evaluations_store_who_read_what(
     assert evaluate(policy, TASK, itself, max_new_tokens=4)["samples"] == 4
 
 
-# --- benchmarks -----------------------------------------------------------------------------------------------
+# --- benchmarks ---------------------------------------------------------------------------------------------
 
 
 CATEGORIES: dict[str, dict[str, list[str]]] = {
@@ -319,8 +319,8 @@ def test_categories_of_published_rows(name: str, tmp_path: Path) -> None:
 
 
 def test_known_boxes(tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ReasonSeg, asked by a word and by a sentence: the left half of the upper half, and twice that, whose IoU
-    of 0.5 is not above 0.5.
+    """ReasonSeg, asked by a word and by a sentence: the left half of the upper half, and twice that, whose
+    IoU of 0.5 is not above 0.5.
 
     The first problem's right response comes first and is trusted, the second's comes second and is not.
     """
