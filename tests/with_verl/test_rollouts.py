@@ -81,9 +81,7 @@ def held(server, fault=None, prompt_tokens=256, split="train", threads=0):
     limits = RolloutLimits(turns=2, step_threads=threads)
     shared.opening = lambda split: (shared.task, lambda problem, seed: Twice(fault), limits)
     agent = loop.EpisodeLoop.__new__(loop.EpisodeLoop)
-    agent.config = OmegaConf.create(
-        {"algorithm": {"selfverify": recipe.model_dump(mode="json", exclude={"engine"})}}
-    )
+    agent.config = OmegaConf.create({"algorithm": {"selfverify": recipe.model_dump_json(exclude={"engine"})}})
     agent.rollout_config = SimpleNamespace(prompt_length=prompt_tokens, response_length=160)
     agent.server_manager, agent.tokenizer = server, shared.policy.tokenizer
     agent.mm_processor_kwargs = {}

@@ -49,6 +49,8 @@ def plan_lines(recipe: Recipe, gpus: int, sharded: bool, heard: int | None) -> l
     if recipe.stopping is not None:
         return ["plan: none, since the run makes its own pairs"]
     try:
+        if recipe.engine is not None and (gpus > 1 or sharded or heard):
+            return ["plan: none; engine.nodes, engine.gpus_per_node and engine.response_tokens say this"]
         if recipe.engine is not None:
             from selfverify.experiments.plan import engine_lines
             from selfverify.integrations.verl.launch import verl_config

@@ -18,8 +18,9 @@ from ruamel.yaml import YAML
 
 from selfverify.core.config import EngineConfig
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import write_text
 from selfverify.evaluation.evaluate import HeldOut
-from selfverify.experiments.recipe import Recipe, recipe_task
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, missing_packages, recipe_task, to_yaml
 from selfverify.experiments.registry import make_method
 from selfverify.methods.base import Method, Training
 from selfverify.policy.loading import packed_file, resolve
@@ -85,12 +86,17 @@ def start(recipe: Recipe, resume: bool = False) -> None:
             f"engine.name=verl: verl >= 0.9.1, < 0.10, is needed, and {found} is installed here; `make verl` "
             "shows an environment with it"
         )
+    if missing := missing_packages(recipe):
+        raise ConfigError("\n".join(missing))
+    recipe_task(recipe).check_files("train")
+    recipe_task(recipe, measured=True).check_files(recipe.evaluation.split)
     config, options = verl_config(recipe)
     folder = recipe.folder.resolve()
     if not resume and (folder / "checkpoints").exists():
         raise ConfigError(f"{folder} holds a run: --resume goes on with it; output=OTHER writes elsewhere")
     config["trainer"]["resume_mode"] = "auto" if resume else "disable"
     folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / RECIPE_FILE, to_yaml(recipe))
     with (folder / "verl.yaml").open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(json.loads(json.dumps(config)), file)
     modules = [name for name in (os.environ.get("VERL_USE_EXTERNAL_MODULES"), PLUGIN) if name]
@@ -98,7 +104,8 @@ def start(recipe: Recipe, resume: bool = False) -> None:
         modules.append(SHARED)
         os.environ["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / "metrics-verl.jsonl")
+    before = len([*folder.glob("metrics-verl*.jsonl")])  # verl would begin the file anew
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(folder / f"metrics-verl{f'-{before + 1}' * bool(before)}.jsonl")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=verl"]
     command += options
     sys.stdout.flush()
@@ -199,7 +206,9 @@ def _settled(
     tokens = min(batch.micro_batch_tokens or rows * longest, rows * longest)
     sections: dict[str, dict[str, Any]] = {
         "algorithm": {
-            "adv_estimator": "grpo", "selfverify": recipe.model_dump(mode="json", exclude={"engine"}),
+            "adv_estimator": "grpo",
+            # As text in which OmegaConf finds nothing to fill in.
+            "selfverify": recipe.model_dump_json(exclude={"engine"}).replace("$", "\\u0024"),
         },
         "data": {
             "train_files": [f"train/{steps * learner.groups_per_step}"],

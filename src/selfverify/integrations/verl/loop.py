@@ -24,7 +24,7 @@ from selfverify.core.problem import Problem, Split
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.experiments.recipe import Recipe, recipe_task
 from selfverify.experiments.registry import make_method
-from selfverify.integrations.verl.streams import FIELD, as_plain, recipe_text
+from selfverify.integrations.verl.streams import FIELD, as_plain
 from selfverify.policy.decoding import Sample, derived_seed
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.kv_sessions import KVSession
@@ -137,12 +137,13 @@ class ServerTurns(PolicySampler):
     ) -> KVSession:
         prompts = self.policy.encode(problems)
         length, (prompted, answered) = len(prompts[0].ids), self.longest
-        if length > prompted:
-            raise DataError(
-                f"problem {problems[0].id}: a prompt of {length} tokens, and engine.prompt_tokens={prompted}"
-            )
         self.prompts, room = prompts, min(self._room or length + answered, length + answered)
         self._room = room
+        if length > min(prompted, room - 1):
+            raise DataError(
+                f"problem {problems[0].id}: a prompt of {length} tokens; engine.prompt_tokens={prompted}, "
+                f"and a conversation may have {room}"
+            )
 
         def sample(prompts: Sequence[Prompt], sampling: SamplingConfig, **about: Any) -> list[list[Sample]]:
             limits = [min(sampling.max_new_tokens, room - len(prompt.ids)) for prompt in prompts]
@@ -166,7 +167,7 @@ class EpisodeLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """See verl's ``AgentLoopBase``."""
-        shared, events = resources_of(recipe_text(self.config)), asyncio.get_running_loop()
+        shared, events = resources_of(self.config.algorithm.selfverify), asyncio.get_running_loop()
         split, index = kwargs["data_source"], int(kwargs["index"])
         task, begin, limits = shared.opening(split)
         request, versions = uuid4().hex, list[int]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -24,13 +23,6 @@ FIELD = "selfverify"
 ADVANTAGE, KL_COEF, WEIGHT = "selfverify_advantage", "selfverify_kl_coef", "selfverify_weight"
 """Names of the streams. The weights are final: an optimiser batch's loss is the sum of weight x loss over its
 tokens, denominators included."""
-
-
-def recipe_text(config: Any) -> str:
-    """Return the resolved recipe as JSON; verl's configuration has it under ``algorithm.selfverify``."""
-    from omegaconf import OmegaConf
-
-    return json.dumps(OmegaConf.to_container(config.algorithm.selfverify, resolve=True))
 
 
 def as_plain(trajectory: Trajectory, **more: str) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from selfverify.integrations.verl.streams import (
     WEIGHT,
     in_groups,
     optimiser_batches,
-    recipe_text,
     row_streams,
 )
 from selfverify.objectives import importance_weight, surrogate
@@ -126,7 +125,7 @@ class SelfVerifyMixin:
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
         config: Any = self.config  # type: ignore[attr-defined]
-        self.recipe = recipe = Recipe.model_validate_json(recipe_text(config))
+        self.recipe = recipe = Recipe.model_validate_json(config.algorithm.selfverify)
         self.method, loss = make_method(recipe.method.name, **recipe.method.options), recipe.learner.loss
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         workers: Any = self.actor_rollout_wg  # type: ignore[attr-defined]
