@@ -5,7 +5,7 @@ them, DPO learns from the pairs, and ε is chosen.
 
 FOLDER/
   recipe.yaml   the recipe
-  looks/        the conversations and the pairs made of them: `selfverify.experiments.visual_data`, `visual_sets`
+  looks/        the conversations and the pairs made of them: `experiments.visual_data`, `visual_sets`
   verifier/     the run of `dpo`; ``verifier/model`` is the verifier, ``stopping.json`` stands in it
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
