@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from safetensors.torch import load_file
 
@@ -21,6 +25,10 @@ from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 
 TESTS = Path(__file__).parent
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["selfverify.experiments.run", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"]
+)
 
 
 def train(
@@ -42,39 +50,62 @@ def train(
     policy.save(output / "model")
 
 
-def start(script: Path, *words: object, log: Path | None = None) -> subprocess.Popen[str]:
-    """A program on its way, which finds what tests find; ``log`` gets what it prints besides its steps."""
+def begin(run: Callable[..., None], *arguments: object) -> tuple[BaseProcess, TextIO]:
+    """Run a function in a process of its own; returns this, and what it prints.
+
+    It is forked from a process that has imported the library and done nothing else, which takes no time.
+    """
+    heard, told = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=_printing, args=(told, run, *arguments))
+    process.start()
+    told.close()
+    return process, open(os.dup(heard.fileno()))
+
+
+def _printing(told: Connection, run: Callable[..., None], *arguments: object) -> None:
+    os.dup2(told.fileno(), 1)
+    os.dup2(told.fileno(), 2)
+    run(*arguments)
+
+
+def start(script: Path, *words: object) -> subprocess.Popen[str]:
+    """A program on its way, which finds what tests find."""
     paths = os.pathsep.join(str(path) for path in (TESTS.parent / "src", TESTS, TESTS.parent))
     return subprocess.Popen(
         [sys.executable, str(script), *map(str, words)],
-        stdout=subprocess.PIPE, stderr=log.open("a") if log else subprocess.PIPE, text=True, cwd=TESTS.parent,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS.parent,
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 280, log: Path | None = None) -> None:
+def finish(process: subprocess.Popen[str], seconds: float = 280) -> None:
     """Wait for its end, which has to be a good one."""
     _, errors = process.communicate(timeout=seconds)
-    assert process.returncode == 0, (log.read_text() if log else errors)[-3000:]
+    assert process.returncode == 0, errors[-3000:]
 
 
-def finish_killed(script: Path, steps: int, kills: int, *words: object, pause_s: float, log: Path) -> int:
-    """Kill a program of ``steps`` steps inside each of ``kills`` equal parts, then let it end.
+def finish_killed(
+    run: Callable[..., None], steps: int, kills: int, *arguments: object, pause_s: float
+) -> int:
+    """Kill a run of ``steps`` steps inside each of ``kills`` equal parts, then let it end.
 
     A kill comes up to ``pause_s`` behind a step. Returns how many of them hit a live run.
     """
     rng, hit = random.Random(kills), 0
     for kill in range(kills):
-        process = start(script, steps, *words, log=log)
+        process, said = begin(run, steps, *arguments)
         last = rng.randint(steps * kill // kills + 1, max(steps * (kill + 1) // kills - 1, 1))
-        for line in process.stdout:
+        for line in said:
             if line.startswith("step") and int(line.split()[1]) >= last:
                 break
         time.sleep(rng.uniform(0.0, pause_s))
         process.kill()
-        process.communicate()
-        hit += process.returncode < 0
-    finish(start(script, steps, *words, log=log), 1200, log)
+        process.join()
+        hit += process.exitcode < 0
+    process, said = begin(run, steps, *arguments)
+    printed = said.read()
+    process.join()
+    assert process.exitcode == 0, printed[-3000:]
     return hit
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,7 +21,6 @@ from sampled_threads import drawn
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
-from selfverify.policy import loading
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.script_sampler import recite
 
@@ -30,14 +28,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "python.md"
 EPISODES_PAGE = DOCS / "episodes.md"
-
-
-@pytest.fixture
-def builtin_digits(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``builtin:digits`` is there: the shipped policy, or else a tiny one of the same kind."""
-    if not (loading.BUILTIN / "digits" / "config.json").is_file():
-        shutil.copytree(tiny_folder, tmp_path / "builtin" / "digits")
-        monkeypatch.setattr(loading, "BUILTIN", tmp_path / "builtin")
 
 
 def named_files(page: Path) -> set[str]:
@@ -71,7 +61,6 @@ def test_named_files_are_found(tmp_path: Path) -> None:
     assert named_files(page) == {"docs/no.md", "tests/gone.py", "core/lost.py", "recipes/a.yaml"}
 
 
-@pytest.mark.usefixtures("builtin_digits")
 def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks together are one program."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -107,7 +96,7 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
     assert "You said" in made.segments[1].text and len(made.segments) == 5
 
 
-def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is written, but for fewer steps and problems."""
     [example] = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text("utf-8"), re.DOTALL)
     for long, short in (("steps=50", "steps=1"), ("per_step=8", "per_step=2"), ("problems=64", "problems=4")):

@@ -46,8 +46,9 @@ def fetched(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def test_nothing_of_ours_is_looked_up_by_name() -> None:
     """Base classes say what there is: ``getattr`` is for other libraries' objects."""
-    own = {name for _, tree in trees() for name in members(tree)}
-    wrong = [f"{file}:{line} {name}" for file, tree in trees() for line, name in fetched(tree) if name in own]
+    parsed = [*trees()]
+    own = {name for _, tree in parsed for name in members(tree)}
+    wrong = [f"{file}:{line} {name}" for file, tree in parsed for line, name in fetched(tree) if name in own]
     assert wrong == []
 
 

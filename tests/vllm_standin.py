@@ -12,11 +12,9 @@ import io
 import json
 import queue
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,11 +22,14 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, DynamicCache
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
+from environment_servers import hosted
 from selfverify.core.config import VLLMConfig
+from serving_servers import Loop
 
 PAD = "<|image_pad|>"
 
@@ -165,9 +166,7 @@ class Server:
         self.version = "0.31.0"
         self.weights: queue.Queue[list[tuple[str, torch.Tensor]]] = queue.Queue()
         self.paths: list[str] = []
-        self.lock = threading.Lock()
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.url = ""
 
     @property
     def config(self) -> VLLMConfig:
@@ -182,44 +181,19 @@ class Server:
     @contextmanager
     def running(self) -> Iterator[Server]:
         """Serves inside."""
-        thread = threading.Thread(target=self.http.serve_forever, daemon=True)
-        thread.start()
+        loop = Loop()
         try:
+            self.url = loop.run(hosted(loop.stack, web.route("*", "/{path:.*}", self._handle)))
             yield self
         finally:
-            self.http.shutdown()
-            self.http.server_close()
-            thread.join(timeout=10)
+            loop.close()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self, body: dict[str, Any]) -> None:
-                path = self.path.split("?")[0]
-                with server.lock:
-                    server.paths.append(path)
-                    try:
-                        status, found = 200, server.answer(path, body)
-                    except Exception as error:  # a server reports its faults
-                        status, found = 400, {"error": repr(error)}
-                data = json.dumps(found).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def do_GET(self) -> None:
-                self._answer({})
-
-            def do_POST(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                self._answer(json.loads(self.rfile.read(length) or b"{}"))
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        return Handler
+    async def _handle(self, request: web.Request) -> web.Response:
+        self.paths.append(request.path)
+        try:
+            return web.json_response(self.answer(request.path, json.loads(await request.read() or b"{}")))
+        except Exception as error:  # a server reports its faults
+            return web.json_response({"error": repr(error)}, status=400)
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """One request."""

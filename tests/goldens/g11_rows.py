@@ -12,39 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from goldens.tree import Tree, image_digest
-
-QUESTIONS = [
-    {"id": "a", "question": "How many?", "answer": "3"},
-    {"id": "b", "question": "Which?", "options": ["cat", "dog"], "answer": "B", "category": "animals"},
-    {"question": "Wie groß?", "answer": "1.50", "answer_type": "float", "precision": 2, "unit": "m"},
-    {"question": "Half of it?", "answer": "1/2", "alternatives": ["0.5"], "solution": "Half of 1 is 1/2."},
-    {"question": "<image> What is it?", "answer": "red", "images": ["red.png"], "source": "S"},
-]
-TOOLS = [
-    {"type": "function", "function": {"name": "tap", "description": "Taps.", "parameters": {
-        "type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}}},
-]  # fmt: skip
-SAID: list[dict[str, Any]] = [
-    {"role": "system", "content": "You operate a phone."},
-    {"role": "user", "content": "Tap it."},
-    {"role": "assistant", "content": "I tap.", "tool_calls": [
-        {"id": "0", "type": "function", "function": {"name": "tap", "arguments": {"id": "f"}}}]},
-    {"role": "tool", "content": "## Round 1\nA field."},
-    {"role": "assistant", "content": "Done."},
-]  # fmt: skip
-ACTIONS = [
-    {"action": "click", "coordinate": [540, 1200]},
-    {"action": "swipe", "coordinate": [500, 1800], "coordinate2": [500, 600]},
-    {"action": "type", "text": "7:30"},
-    {"action": "open", "text": "Clock"},
-    {"action": "system_button", "button": "Back"},
-]
-PAIR = {
-    "prompt": [{"role": "user", "content": "How many?"}],
-    "chosen": [{"role": "assistant", "content": "<answer>3</answer>"}],
-    "rejected": [{"role": "assistant", "content": "<answer>4</answer>"}],
-}
+from goldens.tree import CASES, Tree, image_digest
 
 
 def png(shade: int, width: int = 40, height: int = 30) -> bytes:
@@ -72,9 +40,10 @@ def parquet(path: Path, rows: list[Any]) -> Path:
 def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
     """Write a file of each format; returns path, format and task by name."""
     helpers: Any = tree.get("data_files")
+    questions, actions = CASES["questions"], CASES["actions"]
     (folder / "red.png").write_bytes(png(250))
-    (folder / "whole.json").write_text(json.dumps(QUESTIONS))
-    asked = [{k: str(v) for k, v in row.items() if k in ("question", "answer")} for row in QUESTIONS]
+    (folder / "whole.json").write_text(json.dumps(questions))
+    asked = [{k: str(v) for k, v in row.items() if k in ("question", "answer")} for row in questions]
     coded = base64.b64encode(png(7)).decode()
     for name, mark in (("table.tsv", "\t"), ("table.csv", ",")):
         head = mark.join(("index", "image", "question", "A", "B", "answer", "category"))
@@ -87,11 +56,11 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
     ]
     (folder / "boxes.json").write_text(json.dumps(boxes))
     steps = [
-        {"id": f"7/{n}", "goal": "Set it", "images": ["red.png"], "history": ACTIONS[:n], "action": action,
+        {"id": f"7/{n}", "goal": "Set it", "images": ["red.png"], "history": actions[:n], "action": action,
          "screen": [1080, 2400], "step_instruction": f"do {n}"}
-        for n, action in enumerate(ACTIONS)
+        for n, action in enumerate(actions)
     ]  # fmt: skip
-    talk = {"id": "c", "messages": SAID, "tools": TOOLS}
+    talk = {"id": "c", "messages": CASES["said"], "tools": CASES["tools"]}
     shared = {"conversations": [{"from": "human", "value": "<image>Tap."}, {"from": "gpt", "value": "Ok."}],
               "images": ["red.png"], "system": "Be short."}  # fmt: skip
     (folder / "shared.json").write_text(json.dumps([shared]))
@@ -104,7 +73,7 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         (v_star / f"sa_{number}.json").write_text(json.dumps(about))
     talks = lines(folder / "talks.jsonl", [talk, {**talk, "id": "d", "taught": "last"}])
     return {
-        "jsonl": (lines(folder / "questions.jsonl", QUESTIONS), None, "math"),
+        "jsonl": (lines(folder / "questions.jsonl", questions), None, "math"),
         "json": (folder / "whole.json", None, "math"),
         "tsv": (folder / "table.tsv", None, "math"),
         "csv": (folder / "table.csv", None, "math"),
@@ -119,7 +88,7 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         "verl": (parquet(folder / "verl.parquet", [talk]), None, "conversations"),
         "sharegpt": (folder / "shared.json", "sharegpt", "conversations"),
         "talks": (talks, None, "conversations"),
-        "pairs": (lines(folder / "pairs.jsonl", [PAIR]), None, "pairs"),
+        "pairs": (lines(folder / "pairs.jsonl", [CASES["pair"]]), None, "pairs"),
     }  # fmt: skip
 
 

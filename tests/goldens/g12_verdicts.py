@@ -6,44 +6,9 @@ import json
 import random
 from typing import Any
 
-from goldens.tree import Tree
+from goldens.tree import CASES, Tree
 
-TARGETS = [
-    "42", "-7", "0", "1/2", "50%", "3.14", "0.001", "1,234", r"\frac{3}{4}", r"\sqrt{2}", "2x+1", "x^2-1",
-    r"\pi", "1.5e3", "30°", "5 cm", "1:2", "2:30", "(1, 2)", "[0, 1)", r"\{1,2,3\}", "Yes", "blue", "1, 2, 3",
-    r"2\sqrt{3}", "10^6", "-0.5", "1½", "3 + 4i", r"\infty", "12:05 pm", "100",
-]  # fmt: skip
-FORMS = [
-    "{}",
-    " {}\n",
-    r"\boxed{{{}}}",
-    "${}$",
-    "**{}**",
-    "The answer is {}.",
-    "{} or 43",
-    "not {}",
-    "x = {}",
-]
-PIECES = [
-    '{"name": "zoom", "arguments": {"box": [1, 2]}}', '{"name": "back", "arguments": {}}', "<tool_call>\n",
-    "\n</tool_call>", "<think>", "</think>", "I look. ", "<function=zoom>",
-    "<parameter=box>\n[1, 2]\n</parameter>",
-    "</function>", "```json\n", "\n```", '{"name": "zoom", "parameters": {"label": "7"}}', "[", "]", ", ",
-    '{"name": "zoom", "arguments": "{\\"box\\": 1}"}', "<answer>", "5", "</answer>",
-    "<score>", "0.7", "</score>",
-    '{"action_name": "crop", "action": {"image_index": 1}}', "é", '{"name": 3}', "NaN",
-]  # fmt: skip
-TOOL = {"type": "function", "function": {"name": "zoom", "parameters": {"type": "object", "properties": {
-    "box": {"type": "array"}, "label": {"type": "string"}}}}}  # fmt: skip
-CLICKS = [
-    {"action": "click", "coordinate": [500, 500]}, {"action": "click", "coordinate": [10, 900]},
-    {"action": "long_press", "coordinate": [500, 500]}, {"action": "type", "text": "Alarm"},
-    {"action": "swipe", "coordinate": [500, 800], "coordinate2": [500, 200]},
-    {"action": "open", "text": "clock"},
-    {"action": "system_button", "button": "Back"}, {"action": "wait"},
-    {"action": "terminate", "status": "success"},
-    {"action": "click"}, {"action": "fly"}, "nothing",
-]  # fmt: skip
+TARGETS, FORMS, PIECES, CLICKS = (CASES[name] for name in ("targets", "forms", "pieces", "clicks"))
 
 
 def run(tree: Tree) -> None:
@@ -112,5 +77,5 @@ def read(tree: Tree, rng: random.Random) -> None:
     texts = [whole, f"I look.\n{whole}{whole}", PIECES[0], f"```json\n{PIECES[0]}\n```"]
     texts += ["".join(rng.choices([*PIECES, whole], k=rng.randint(1, 7))) for _ in range(196)]
     for number, text in enumerate(texts):
-        calls = [read_calls(said(text, [], end, 0), [TOOL]) for end in (finish.STOP, finish.LENGTH)]
+        calls = [read_calls(said(text, [], end, 0), [CASES["zoom"]]) for end in (finish.STOP, finish.LENGTH)]
         tree.row(f"text {number}", text=text, calls=calls, tags=parse(text))

@@ -5,33 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from goldens.g1_training import SMALL, store_run
-from goldens.tree import Tree
+from goldens.g1_training import store_run
+from goldens.tree import CASES, Tree, words_of
 
 RECIPE = "looking-digits"
-STOPPING = ["stopping.problems=10", "stopping.samples=2", "learner.steps=2", "policy.device=cpu"]
-CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("crop", {"image_index": 1, "bounding_box": [100, 100, 500, 600]}),
-    ("crop", {"image_index": 1, "bounding_box": [0, 0, 9]}),
-    ("crop", {"image_index": 7, "bounding_box": [0, 0, 9, 9]}),
-    ("zoom_in", {"image_index": 1, "bounding_box": [250, 100, 350, 900]}),
-    ("overlay", {"background_image_index": 1, "overlay_image_index": 2, "overlay_proportion": 0.25}),
-    ("ocr", {"image_index": 1}),
-    ("segment", {"image_index": 2, "bounding_boxes": [[300, 200, 700, 800]]}),
-    ("grounding", {"image_index": 1, "text": ["tie"]}),
-    ("visual_search", {"image_index": 1, "objects": ["tie"]}),
-    ("depth", {"image_index": 1}),
-    ("caption", {"image_index": 1}),
-    ("similarity", {"image_index": 1, "text": "a tie", "other_images": [2]}),
-    ("terminate", {"final_response": "7"}),
-    ("dance", {}),
-]
-"""Tools with arguments; those that are not there on this machine say so."""
 
 
 def run(tree: Tree) -> None:
@@ -55,7 +36,7 @@ def run(tree: Tree) -> None:
     store_files(tree, "own", folder)
     store_files(tree, "expert", expert)
     trained = tree.scratch / "run"
-    tree.inline("train", RECIPE, *SMALL, *STOPPING, f"output={trained}")
+    tree.inline("train", *words_of(CASES["stopping"]), f"output={trained}")
     store_run(tree, "verifier", trained)
     store_files(tree, "verifier", trained)
     verifier, compared = trained / "verifier" / "model", tree.scratch / "compared"
@@ -91,7 +72,7 @@ def tools(tree: Tree) -> None:
     box = tree.get("selfverify.looking.make_toolbox:make_toolbox")(settings)
     tree.row("tools", schemas=box.schemas())
     space = tree.get("selfverify.looking.tools.pictures:space_named")("thousandths")
-    for number, (name, arguments) in enumerate(CALLS):
+    for number, (name, arguments) in enumerate(CASES["visual"]):
         seen = tree.get("selfverify.looking.tools.pictures:Gallery")(space=space)
         seen.begin("p", [page, disc])
         np.random.seed(0)

@@ -12,38 +12,9 @@ from typing import Any
 import aiohttp
 from PIL import Image
 
-from goldens.tree import Tree
+from goldens.tree import CASES, Tree
 
 SESSION = re.compile(r'"(session_id|episode_id|started_at|timestamp)": ?"[^"]*"')
-SETTINGS = "com.android.settings"
-TASK = {"task_id": "setting_1", "instruction": "Turn Wi-Fi on.", "app": "Settings", "package": SETTINGS}
-ADB_CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("get_current_xml", {}),
-    ("tap", {"x1": 900, "y1": 200, "x2": 1040, "y2": 280}),
-    ("long_press", {"x1": 100, "y1": 100, "x2": 200, "y2": 200}),
-    ("swipe", {"x1": 500, "y1": 1180, "x2": 580, "y2": 1220, "direction": "up", "dist": "medium"}),
-    ("tap", {"x1": 40, "y1": 100, "x2": 1040, "y2": 200}),
-    ("type", {"text_input": "é 'a' $b"}),
-    ("enter", {}), ("back", {}), ("home", {}), ("launch", {"app": "settings"}), ("wait", {"seconds": 0}),
-    ("tap", {"id": 3}), ("dance", {}),
-]  # fmt: skip
-OPENENV = [
-    "{", {"type": "dance"}, {"type": "step", "data": {"type": "list_tools"}},
-    {"type": "reset", "data": {}}, {"type": "reset", "data": {"goal": 9, "seed": 1}},
-    {"type": "step", "data": {"type": "call_tool", "tool_name": "add", "arguments": {"number": 2}}},
-    {"type": "step", "data": {"type": "call_tool", "tool_name": "add", "arguments": {"number": "x"}}},
-    {"type": "step", "data": {"type": "call_tool", "tool_name": "nothing", "arguments": {}}},
-    {"type": "submitted", "data": {"message": "Done."}}, {"type": "state"},
-    {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}},
-]  # fmt: skip
-MCP: list[dict[str, Any]] = [
-    {"method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {},
-                                        "clientInfo": {"name": "golden", "version": "1"}}},
-    {"method": "tools/list"},
-    {"method": "tools/call", "params": {"name": "add", "arguments": {"number": 2}}},
-    {"method": "tools/call", "params": {"name": "nothing", "arguments": {}}},
-    {"method": "resources/list"},
-]  # fmt: skip
 
 
 def run(tree: Tree) -> None:
@@ -129,11 +100,11 @@ def adb(tree: Tree) -> None:
 
 
 async def session(tree: Tree, environment: Any) -> list[Any]:
-    """Return what an environment shows of `ADB_CALLS`."""
+    """Return what an environment shows of the calls."""
     call = tree.get("selfverify.core.environment:Call")
     try:
-        shown = [await environment.reset(TASK, 7)]
-        for name, arguments in ADB_CALLS:
+        shown = [await environment.reset(CASES["device"], 7)]
+        for name, arguments in CASES["adb"]:
             shown.append(await tree.attr(environment, "act")(call(name, arguments)))
     finally:
         await environment.close()
@@ -147,7 +118,7 @@ async def openenv(tree: Tree) -> None:
         _, url = await helpers.serve(stack)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         async with http.ws_connect(f"{url}/ws") as socket:
-            for number, message in enumerate(OPENENV):
+            for number, message in enumerate(CASES["openenv"]):
                 await socket.send_str(message if isinstance(message, str) else json.dumps(message))
                 answer = (await socket.receive(timeout=20)).data
                 tree.row(f"openenv {number}", answer=unnamed(str(answer)))
@@ -155,7 +126,7 @@ async def openenv(tree: Tree) -> None:
             async with http.get(url + path) as reply:
                 tree.row(f"openenv {path}", status=reply.status, text=unnamed(await reply.text()))
         headers = {"Accept": "application/json, text/event-stream"}
-        for number, message in enumerate(MCP):
+        for number, message in enumerate(CASES["mcp"]):
             body = {"jsonrpc": "2.0", "id": number, **message}
             async with http.post(f"{url}/mcp", json=body, headers=headers) as reply:
                 tree.row(f"mcp {number}", status=reply.status, text=unnamed(await reply.text()))

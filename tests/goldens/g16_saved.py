@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from goldens.g1_training import BLIND, PICK
-from goldens.tree import Tree
+from goldens.tree import CASES, Tree, words_of
 
 ADAPTER = "policy.lora={rank: 4, alpha: 8, dropout: 0.0}"
 
@@ -17,8 +16,8 @@ def run(tree: Tree) -> None:
     policy.save(tree.scratch / "saved")
     store(tree, "saved", tree.scratch / "saved")
     adapted, merged = tree.scratch / "adapted", tree.scratch / "merged"
-    words = [*BLIND, ADAPTER, *PICK, "learner.steps=1", "learner.channels=joint", "policy.device=cpu"]
-    tree.inline("train", *words, f"output={adapted}")
+    words = [*words_of(CASES["adapter"]), ADAPTER, "learner.steps=1", f"output={adapted}"]
+    tree.inline("train", *words)
     store(tree, "adapter", adapted / "model")
     tree.inline("merge", str(adapted), str(merged))
     store(tree, "merged", merged)

@@ -6,37 +6,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from goldens.tree import Tree
-
-EVALUATIONS: dict[str, list[str]] = {
-    "digits": ["adpo-digits", "evaluation.problems=10", "evaluation.samples=8"],
-    "digits two turns": [
-        "adapo-digits", "evaluation.problems=6", "evaluation.samples=4",
-        "evaluation.second_turn=Check the answer.",
-    ],
-    "digits at other temperatures": [
-        "adpo-digits", "evaluation.problems=6", "evaluation.samples=4", "evaluation.temperature=0.5",
-        "evaluation.top_p=0.9", "evaluation.score=sampled", "evaluation.batch_problems=4",
-    ],
-    "phone": ["smartsnap-phone", "evaluation.problems=8", "evaluation.samples=2"],
-    "phone two at once": [
-        "smartsnap-phone", "evaluation.problems=3", "evaluation.samples=2", "episode.at_once=2",
-        "episode.reply_threads=2",
-    ],
-    "far": ["grpo-digits-far", "evaluation.problems=8", "evaluation.samples=2", "evaluation.temperature=1"],
-    "far with undo": [
-        "grpo-digits-far", "task.stop=after:1", "task.on_stop=skip", "evaluation.problems=6",
-        "evaluation.samples=2", "evaluation.temperature=1",
-    ],
-}  # fmt: skip
-"""By name: a recipe and its settings."""
+from goldens.tree import CASES, Tree, words_of
 
 
 def run(tree: Tree) -> None:
     """Evaluate the model that each recipe begins with."""
-    for name, words in EVALUATIONS.items():
+    for name, parts in CASES["evaluations"].items():
         folder = tree.scratch / name.replace(" ", "-")
-        tree.inline("eval", *words, "--output", str(folder))
+        tree.inline("eval", *words_of(parts), "--output", str(folder))
         store_evaluation(tree, name, folder)
 
 

@@ -10,13 +10,9 @@ import time
 from pathlib import Path
 
 from goldens.compare import first_difference
-from goldens.g1_training import BLIND, PHONE, SMALL, store_run
-from goldens.tree import Tree
+from goldens.g1_training import store_run
+from goldens.tree import CASES, Tree, words_of
 
-WAYS = {
-    "digits": [*BLIND, *SMALL, "sampling.group_size=4", "learner.steps=5", "learner.checkpoint_every=1"],
-    "phone": ["smartsnap-phone", *PHONE, "learner.steps=4", "learner.checkpoint_every=1"],
-}
 KEPT = "learner.rollout_log=all"
 
 
@@ -27,8 +23,8 @@ def run(tree: Tree) -> None:
         RuntimeError: A run differs from the one without a break.
     """
     rng = random.Random(time.time_ns())
-    for name in os.environ.get("GOLDENS_RUNS", "").split() or WAYS:
-        words = WAYS[name]
+    for name in os.environ.get("GOLDENS_RUNS", "").split() or CASES["killed"]:
+        words = words_of(CASES["killed"][name])
         whole, broken, again = (tree.scratch / f"{name}-{way}" for way in ("whole", "broken", "again"))
         tree.python(*tree.words("train", *words, KEPT, f"output={whole}"))
         kill(tree, broken, rng, *words, KEPT, f"output={broken}")

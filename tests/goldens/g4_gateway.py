@@ -14,7 +14,7 @@ from typing import Any
 
 import requests
 
-from goldens.tree import Tree
+from goldens.tree import CASES, Tree
 
 Body = dict[str, Any]
 CHANGING = re.compile(r'"(id|created|request_id|system_fingerprint)": ?("[^"]*"|\d+)')
@@ -39,31 +39,9 @@ def asked(model: str, text: str, *images: Any, **more: Any) -> Body:
 
 def requests_of(model: str, image: Any, pick: str) -> list[Body]:
     """Return the requests of every way of answering."""
-    plain = [
-        {"seed": 1},
-        {"seed": 2, "temperature": 0},
-        {"seed": 3, "temperature": 0.7, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
-        {"seed": 4, "n": 3},
-        {"seed": 5, "stop": ["7", "<score>"]},
-        {"seed": 6, "stream": True, "stream_options": {"include_usage": True}},
-    ]
-    chosen: list[Body] = [
-        {},
-        {"strategy": "majority", "samples": True},
-        {"strategy": "best", "verifier": "soft", "samples": True},
-        {"strategy": "weighted", "verifier": "inline", "samples": True, "answers": "set"},
-        {"strategy": "best-of-majority", "samples": True, "share": 0.5},
-        {"verifier": "greedy", "strategy": "best", "content": "raw"},
-        {"verifier": "judge", "strategy": "best", "n": 2, "samples": True},
-        {"verifier": "fused:0.5", "samples": True, "vote_temperature": 0.3},
-        {"stop": "beta", "answers": "set", "samples": True, "n": 8},
-        {"stop": "posterior", "answers": "set", "n": 8, "confidence": 0.6, "start": 3, "step": 2},
-        {"budget_tokens": 60, "samples": True, "n": 6},
-        {"abstain_below": 0.99, "refusal": "content"},
-        {"instruction": False, "content": "answer"},
-    ]
-    bodies = [asked(model, pick, image, best_of=False, **more) for more in plain]
-    bodies += [asked(model, pick, image, seed=7 + i, best_of={"n": 4, **c}) for i, c in enumerate(chosen)]
+    bodies = [asked(model, pick, image, best_of=False, **more) for more in CASES["plain"]]
+    for number, more in enumerate(CASES["best_of"]):
+        bodies.append(asked(model, pick, image, seed=7 + number, best_of={"n": 4, **more}))
     for progress in ("comments", "events"):
         chosen_of = {"n": 3, "progress": progress}
         bodies.append(asked(model, pick, image, seed=30, stream=True, best_of=chosen_of))
@@ -105,17 +83,9 @@ def behind_a_server(tree: Tree, image: Any) -> None:
     loop, fake = servers.Loop(), servers.FakeUpstream()
     try:
         with served(tree, "--upstream", loop.upstream(fake), "-n", "4") as url:
-            bodies = [
-                asked("m", "7+2?", image, seed=1, best_of=False),
-                asked("m", "7+2?", seed=2, best_of={"n": 3, "samples": True}),
-                asked("m", "7+2?", seed=3, stream=True, best_of=False),
-                asked("m", "7+2?", seed=4, stream=True, best_of={"n": 2}),
-                asked("m", "7+2?", seed=5, best_of={"verifier": "soft", "strategy": "best", "samples": True}),
-                asked("m", "7+2?", seed=6, best_of={"verifier": "judge", "n": 2, "samples": True}),
-                asked("m", "7+2?", seed=7, best_of={"stop": "beta", "n": 8}),
-            ]
-            for number, body in enumerate(bodies):
+            for number, more in enumerate(CASES["before_a_server"]):
                 fake.seen.clear()
+                body = asked("m", "7+2?", *([] if number else [image]), **more)
                 ask(tree, f"before a server {number}", url, "chat/completions", body)
                 tree.row(f"asked of the server {number}", bodies=sorted(map(canonical, fake.seen)))
     finally:

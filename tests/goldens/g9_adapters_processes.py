@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from goldens.g1_training import BLIND, PICK, store_run
-from goldens.tree import Tree
+from goldens.g1_training import store_run
+from goldens.tree import CASES, Tree, words_of
 
 ADAPTER = "policy.lora={rank: 4, alpha: 8, dropout: 0.2}"
 WAYS = {"ddp": ["steps=2", "lora=1"], "fsdp": ["steps=2"]}
@@ -15,7 +15,7 @@ WAYS = {"ddp": ["steps=2", "lora=1"], "fsdp": ["steps=2"]}
 def run(tree: Tree) -> None:
     """Train an adapter twice, in one process and in two; then as the tests do in two."""
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = [*BLIND, ADAPTER, "learner.channels=joint", *PICK, "learner.steps=2", "policy.device=cpu"]
+    words = [*words_of(CASES["adapter"]), ADAPTER, "learner.steps=2"]
     alone, both = tree.scratch / "alone", tree.scratch / "both"
     tree.python(*tree.words("train", *words, f"output={alone}"))
     store_run(tree, "alone", alone)

@@ -14,6 +14,7 @@ import importlib
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,15 @@ LONG = 2000
 def read_yaml(path: Path) -> Any:
     """Read a YAML file as plain Python."""
     return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+
+
+CASES: dict[str, Any] = read_yaml(HERE / "cases.yaml")
+"""What goldens run, send and read."""
+
+
+def words_of(parts: Iterable[str]) -> list[str]:
+    """Return the words of a command line among `CASES`."""
+    return shlex.split(" ".join(parts))
 
 
 @dataclasses.dataclass

@@ -1,27 +1,41 @@
-"""ADPO with the expected credit, end to end: the score's gradient is that of the group's expected AUC."""
+"""With a real policy: the score's gradient is that of the expected AUC, and invariants 2 and 3."""
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.trainer.test_loss import drifted
 
 from rounding import assert_close, assert_gradients_close
+from selfverify.core.config import SamplingConfig
+from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Credit, Group, Segment, Trajectory, valid_trajectories
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.adpo import score_distributions
+from selfverify.methods.base import Method
 from selfverify.objectives import choice_probability
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.rollout import Rollout
 from selfverify.rollouts.score_reading import read_rollout_scores
-from selfverify.trainer.batch import select, stack_choices
+from selfverify.trainer.batch import TokenStreams, make_streams, select, stack, stack_choices
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
 SCORES = ["0.7", "0.2", "1.0", "0.7"]
 MALFORMED = "0..7"
+
+
+def judged(segments: list[Segment], quality: float, score: float | None) -> Trajectory:
+    """An answer of this quality with its score; None is a malformed one."""
+    rewards = {"answer": quality, "correct": quality, "answer_format": 1.0, "score_opened": 1.0}
+    rewards["score_format"] = float(score is not None)
+    return Trajectory(segments, {} if score is None else {"sampled": score}, rewards)
 
 
 def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Rollout:
@@ -36,14 +50,7 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
         answer = tokens(f"<think>{n}</think><answer>{n} 2</answer><score>")
         score = [*tokens(f"{text}</score>"), policy.tokenizer.eos_token_id]
         segments = [Segment("answer", answer), Segment("score", score, finish="stop")]
-        rewards = {
-            "answer": quality,
-            "correct": quality,
-            "answer_format": 1.0,
-            "score_format": float(text != MALFORMED),
-            "score_opened": 1.0,
-        }
-        group.append(Trajectory(segments, {} if text == MALFORMED else {"sampled": float(text)}, rewards))
+        group.append(judged(segments, quality, None if text == MALFORMED else float(text)))
     rollout = Rollout(policy.encode([problem]), [Group(problem, group)])
     read_rollout_scores(policy, rollout)
     return rollout
@@ -256,3 +263,128 @@ def test_a_turn_that_was_not_to_be_the_last_has_no_choices(policy: Policy, rollo
     choices = credits[1].choices
     assert set(choices.rows.tolist()) == {0, 1, 2}
     select(rollout, [credits], True)  # refuses choices outside of their channel
+
+
+# --- invariants 2 and 3 -------------------------------------------------------------------------------------
+
+
+def make_group(policy: Policy, index: int, qualities: list[float], scores: list[float | None]) -> Any:
+    """A prompt and its group: sampled tokens, cut at half, with given qualities and scores."""
+    problem = make_task("digits-pick").problem("train", 0, index)
+    [prompt] = policy.encode([problem])
+    sampling = SamplingConfig(group_size=len(qualities), top_p=1.0, max_new_tokens=6 + index)
+    [samples] = policy.sample([prompt], sampling, seeds=[index])
+    rows = []
+    for sample, quality, score in zip(samples, qualities, scores, strict=True):
+        half = (len(sample.tokens) + 1) // 2
+        segments = [Segment("answer", sample.tokens[:half], sample.logprobs[:half])]
+        segments.append(Segment("score", sample.tokens[half:], sample.logprobs[half:], finish="stop"))
+        rows.append(judged(segments, quality, score))
+    return prompt, Group(problem, rows)
+
+
+def streams_of(method: Method, rollout: list[Any]) -> list[TokenStreams]:
+    groups = Rollout([prompt for prompt, _ in rollout], [group for _, group in rollout])
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups.groups]
+    kept, _ = select(groups, credits, drop_zero=True)
+    return kept
+
+
+# --- invariant 3: disjoint tokens -----------------------------------------------------------------------
+
+ANSWER_ONLY = ([1.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.5, 0.5])  # ties: no score is better than another
+SCORE_ONLY = ([1.0, 1.0, 1.0, 1.0], [0.9, 0.1, 0.5, 0.7])  # answers alike: nothing to learn from them
+BOTH = ([1.0, 0.0, 1.0, 0.0], [0.9, 0.1, 0.5, 0.7])
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize(
+    ("case", "verification", "silent"),
+    [(ANSWER_ONLY, "pairwise", {1}), (SCORE_ONLY, "binary", {0}), (BOTH, "pairwise", set())],
+    ids=["only the answer learns", "only the score learns", "both learn"],
+)
+def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
+    load_policy: Any, case: Any, verification: str, silent: set[int], denominator: str
+) -> None:
+    policy = load_policy()
+    policy.shares_prefix = True
+    [streams] = streams_of(
+        make_method("adpo", kl=0.1, verification=verification), [make_group(policy, 1, *case)]
+    )
+    reference = drifted(policy, 0.97)
+    seen, right = [], policy.head.logits
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        logits = right(hidden)
+        logits.retain_grad()
+        seen.append(logits)
+        return logits
+
+    policy.head.logits = watched
+    update(policy, [streams], reference, loss__denominator=denominator)
+    [logits] = seen
+    # The head runs on the trained tokens, in order.
+    channels = streams.channel_gr[streams.channel_gr >= 0]
+    assert len(channels) == len(logits) and set(channels.tolist()) == {0, 1}
+    for channel in (0, 1):
+        sizes = logits.grad[channels == channel].abs().amax(-1)
+        assert bool((sizes == 0).all() if channel in silent else (sizes > 1e-6).all())
+
+
+def test_a_credit_reaches_its_own_tokens_only() -> None:
+    """By hand: what the environment wrote is not trained, in whatever channel it stands."""
+    said = [Segment("answer", [1, 2]), Segment("observation", [3], author="environment")]
+    said += [Segment("score", [4]), Segment("answer", [5], author="environment")]
+    group = Group(Problem("p", []), [Trajectory(said), Trajectory([Segment("answer", [6])])])
+    taught = [Credit("answer", torch.tensor([1.0, -1.0]), 0.5), Credit("score", torch.tensor([2.0, 3.0]))]
+    streams = make_streams(Prompt("p", torch.tensor([1]), torch.tensor([[0]])), group, taught)
+    assert streams.channel_gr.tolist() == [[0, 0, -1, 1, -1], [0, -1, -1, -1, -1]]
+    assert streams.advantage_gr.tolist() == [[1, 1, 0, 2, 0], [-1, 0, 0, 0, 0]]
+    assert streams.kl_coef_gr.tolist() == [[0.5, 0.5, 0, 0, 0], [0.5, 0, 0, 0, 0]]
+    assert streams.sampler_logprobs_gr is None
+
+
+# --- invariant 2: our GRPO is TRL's ---------------------------------------------------------------------
+
+
+BETA = 2**-7
+"""The coefficient of the KL, exact in float32."""
+
+
+def test_grpo_update_is_trls(load_policy: Any, in_float64: Any) -> None:
+    """TRL's own advantage and loss code on the same samples, rewards and log-probs."""
+    pytest.importorskip("trl", exc_type=ImportError)
+    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl.py"))
+    policy = in_float64(load_policy())
+    policy.shares_prefix = True
+    cases = [([1.0, 0.0, 1.0, 0.0], [0.9, None, 0.5, 0.2]), ([0.0, 0.0, 1.0, 0.0], [0.2, 0.1, None, 0.7])]
+    rollout = [make_group(policy, index, *cases[index % 2]) for index in range(4)]
+    reference = drifted(policy, 0.97)
+    groups = streams_of(make_method("grpo", kl=BETA), rollout)
+    totals = update(policy, groups, reference)
+    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+
+    policy.model.zero_grad()
+    rewards = torch.tensor(
+        [
+            [t.rewards["answer"] + 0.1 * t.rewards["score_format"] for t in group.trajectories]
+            for _, group in rollout
+        ]
+    )
+    prompts = [prompt for prompt, _ in rollout]
+    tokens = [[t.tokens for t in group.trajectories] for _, group in rollout]
+    logprobs = policy.logprobs(prompts, tokens).flatten(0, 1)
+    with torch.no_grad():
+        ref = reference.logprobs(prompts, tokens).flatten(0, 1)
+    mask = policy.stack(tokens).mask_bgr.flatten(0, 1).long()
+    # Advantages are kept in float32: compared by themselves, then taken as they are.
+    advantage = stack([g.advantage_gr for g in groups], policy.device).flatten(0, 1)[:, 0]
+    assert_close(*(x.type(torch.float32) for x in (advantage, trl["trl_advantage"](rewards).flatten())))
+    loss, metrics = trl["trl_loss"](logprobs, logprobs.detach(), ref, advantage, mask, "grpo", beta=BETA)
+    loss.backward()
+
+    assert_close(totals.sums["loss"], loss)
+    assert_close(totals.metrics()["kl"], metrics["kl"][0])
+    theirs = {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
+    assert_gradients_close(ours, theirs)
+    assert max(float(g.abs().max()) for g in ours.values()) > 1e-2

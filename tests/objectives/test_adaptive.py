@@ -11,7 +11,7 @@ PAPER = RewardShape()
 
 
 def table_at(rate: float) -> torch.Tensor:
-    return reward_table(torch.tensor(rate, dtype=torch.float64), PAPER)
+    return reward_table(torch.tensor(rate), PAPER)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def table_at(rate: float) -> torch.Tensor:
     ],
 )
 def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_11: float) -> None:
-    expected = torch.tensor([[r_00, r_01], [r_10, r_11]], dtype=torch.float64)
+    expected = torch.tensor([[r_00, r_01], [r_10, r_11]])
     torch.testing.assert_close(table_at(rate), expected)
 
 
@@ -33,7 +33,7 @@ def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_1
 )
 def test_kl_coefficients_by_hand(rate: float, first: float, second: float) -> None:
     found = dynamic_kl(table_at(rate), scale=0.01, base=0.001)
-    torch.testing.assert_close(torch.stack(found), torch.tensor([first, second], dtype=torch.float64))
+    torch.testing.assert_close(torch.stack(found), torch.tensor([first, second]))
 
 
 def test_error_rate_counts_valid_trajectories_only() -> None:
@@ -49,7 +49,7 @@ def test_each_trajectory_earns_its_type() -> None:
     table = torch.stack([table_at(0.0), table_at(1.0)])
     first = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).expand(2, 4)
     second = torch.tensor([[0.0, 1.0, 0.0, 1.0]]).expand(2, 4)
-    expected = torch.tensor([[-1.0, 0.4, -1.0, 1.6], [-1.5, 1.4, -0.5, 0.6]], dtype=torch.float64)
+    expected = torch.tensor([[-1.0, 0.4, -1.0, 1.6], [-1.5, 1.4, -0.5, 0.6]])
     torch.testing.assert_close(trajectory_reward(table, first, second), expected)
 
 

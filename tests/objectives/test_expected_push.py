@@ -19,8 +19,6 @@ from selfverify.objectives import (
     score_push,
 )
 
-D = torch.float64
-
 
 def fixed(gap: float) -> RewardShape:
     """Two-turn GRPO that pays corrections ``gap`` more than kept answers."""
@@ -34,7 +32,7 @@ def test_erring_pays_above_the_breakeven_gap() -> None:
     """
     assert breakeven_gap(0.7, 0.35) == pytest.approx(2.0)
     for gap, gain in ((1.0, -0.35), (2.0, 0.0), (4.0, 0.7)):
-        table = reward_table(torch.tensor(0.5, dtype=D), fixed(gap))
+        table = reward_table(torch.tensor(0.5), fixed(gap))
         assert float(erring_gain(table, 0.7, 0.35)) == pytest.approx(gain)
 
 
@@ -47,15 +45,15 @@ def test_breakeven_gap_at_its_ends() -> None:
 
 def test_adapo_with_perfect_second_turns_pays_for_erring_above_theta() -> None:
     """All ends are right, so R_01 - R_11 = 2 (P - theta) is left: 0 at .6, and .4 at .8."""
-    rates = torch.tensor([0.2, 0.6, 0.8], dtype=D)
+    rates = torch.tensor([0.2, 0.6, 0.8])
     gain = erring_gain(reward_table(rates, RewardShape()), 1.0, 1.0)
-    torch.testing.assert_close(gain, torch.tensor([-0.8, 0.0, 0.4], dtype=D))
+    torch.testing.assert_close(gain, torch.tensor([-0.8, 0.0, 0.4]))
 
 
 def test_adapo_with_second_turns_that_copy_never_pays_for_erring() -> None:
     """Kept 1, corrected 0: R_00 - R_11 = (-1 - P/2) - (1.6 - P), so -2.6 at P = 0 and -2.1 at P = 1."""
-    gain = erring_gain(reward_table(torch.tensor([0.0, 1.0], dtype=D), RewardShape()), 1.0, 0.0)
-    torch.testing.assert_close(gain, torch.tensor([-2.6, -2.1], dtype=D))
+    gain = erring_gain(reward_table(torch.tensor([0.0, 1.0]), RewardShape()), 1.0, 0.0)
+    torch.testing.assert_close(gain, torch.tensor([-2.6, -2.1]))
 
 
 def test_first_turn_push_by_hand() -> None:
@@ -63,7 +61,7 @@ def test_first_turn_push_by_hand() -> None:
 
     Their sum over 4 is -.125; the unbiased deviation is sqrt((.5625 + 1.5625 + 3.0625 + 1.5625) / 3) = 1.5.
     """
-    first, second = torch.tensor([1.0, 1, 0, 0], dtype=D), torch.tensor([1.0, 0, 1, 0], dtype=D)
+    first, second = torch.tensor([1.0, 1, 0, 0]), torch.tensor([1.0, 0, 1, 0])
     assert float(first_turn_push(first, second, fixed(1.0), scale=False)) == pytest.approx(-0.125)
     assert float(first_turn_push(first, second, fixed(1.0), eps=0.0)) == pytest.approx(-0.125 / 1.5)
     assert float(first_turn_push(first, second, fixed(0.0), scale=False)) == 0
@@ -71,12 +69,12 @@ def test_first_turn_push_by_hand() -> None:
 
 def test_first_turn_push_where_second_answers_are_equal() -> None:
     """They teach nothing (Appendix A.2), though 1->1 and 0->1 are paid differently."""
-    first = torch.tensor([[1.0, 0, 0], [1, 1, 0]], dtype=D)
-    second = torch.tensor([[1.0, 1, 1], [0, 0, 0]], dtype=D)
+    first = torch.tensor([[1.0, 0, 0], [1, 1, 0]])
+    second = torch.tensor([[1.0, 1, 1], [0, 0, 0]])
     assert first_turn_push(first, second, fixed(2.0)).tolist() == [0, 0]
     # Where such groups teach: 1->1 earns 2/3 less than the mean of 7/3; what ends wrong earns -1 alike.
     pushed = first_turn_push(first, second, fixed(2.0), scale=False, agreeing=True)
-    torch.testing.assert_close(pushed, torch.tensor([-4 / 9, 0.0], dtype=D))
+    torch.testing.assert_close(pushed, torch.tensor([-4 / 9, 0.0]))
 
 
 def test_score_push_by_hand() -> None:
@@ -85,10 +83,10 @@ def test_score_push_by_hand() -> None:
     Right, wrong, wrong, wrong: worth .75, -.25, so (.2 * .75 - .1 * .25) / 4 apart.
     """
     drift, separation = score_push(
-        torch.tensor([1.0, -1, 5, 0], dtype=D),
-        torch.tensor([0.9, 0.5, torch.nan, 0.2], dtype=D),
-        torch.tensor([0.7, 0.6, torch.nan, 0.5], dtype=D),
-        torch.tensor([1.0, 0, 0, 0], dtype=D),
+        torch.tensor([1.0, -1, 5, 0]),
+        torch.tensor([0.9, 0.5, torch.nan, 0.2]),
+        torch.tensor([0.7, 0.6, torch.nan, 0.5]),
+        torch.tensor([1.0, 0, 0, 0]),
     )
     assert float(drift) == pytest.approx(0.075) and float(separation) == pytest.approx(0.125 / 4)
 
@@ -125,7 +123,7 @@ def test_margin_signal_by_hand() -> None:
 
     They hold 1.4 of 1.6: 1.4 / 1.6 / sqrt(.6).
     """
-    rewards = torch.tensor([[0.0, 0.0, 0.1, 0.5]], dtype=D)
+    rewards = torch.tensor([[0.0, 0.0, 0.1, 0.5]])
     assert margin_signal(rewards, 0.0) == pytest.approx((1.0, 1.0))
     assert margin_signal(rewards, 0.2) == pytest.approx((0.6, 1.4 / 1.6 / math.sqrt(0.6)))
     assert margin_signal(rewards, 0.9) == (0.0, 0.0)

@@ -19,7 +19,7 @@ def test_by_hand() -> None:
     base = torch.tensor([1 / 4, 1 / 4, 1 / 2, 1 / 4, 1 / 2, 1 / 4]).log()
     found = step_log_ratios(verifier, base, torch.tensor([0, 0, -1, 1, 1, 2]), 3)
     # log 2 + 0; log 2 - log 4; log 3. The observation's 2/9 counts nowhere.
-    expected = torch.tensor([math.log(2), -math.log(2), math.log(3)], dtype=torch.float64)
+    expected = torch.tensor([math.log(2), -math.log(2), math.log(3)])
     assert found.dtype == torch.float64
     assert_close(found, expected)
     assert_close(found.sum(), math.log(3))
@@ -53,10 +53,7 @@ def tables(seed: int) -> list[Tensor]:
     """Logits of every choice under every history: ``[histories, choices]`` for each place."""
     generator = torch.Generator().manual_seed(seed)
     heights = [math.prod(SIZES[:n]) for n in range(len(SIZES))]
-    return [
-        torch.randn(h, s, generator=generator, dtype=torch.float64)
-        for h, s in zip(heights, SIZES, strict=True)
-    ]
+    return [torch.randn(h, s, generator=generator) for h, s in zip(heights, SIZES, strict=True)]
 
 
 def path_logprobs(logits: list[Tensor]) -> Tensor:

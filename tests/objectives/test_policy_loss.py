@@ -17,7 +17,7 @@ from selfverify.objectives import (
 
 
 def logs(*ratios):
-    return torch.tensor([[math.log(r) for r in ratios]], dtype=torch.float64)
+    return torch.tensor([[math.log(r) for r in ratios]])
 
 
 # ------------------------------------------------------------------------------------------------- loss
@@ -28,28 +28,28 @@ def test_importance_weight_by_hand():
     old, sampler = logs(0.3, 0.4, 0.2, 0.2).requires_grad_(), logs(0.4, 0.1, 0.2, 0.2)
     sampler[0, 3] = math.nan
     weight = importance_weight(old, sampler, cap=2.0)
-    torch.testing.assert_close(weight, torch.tensor([[0.75, 2.0, 1.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(weight, torch.tensor([[0.75, 2.0, 1.0, 1.0]]))
     assert not weight.requires_grad
     assert importance_weight(torch.zeros(1, 1), torch.full((1, 1), -1e4), cap=2.0) == 2
 
 
 def test_weight_is_for_the_first_term_alone():
     """A = 2, ratio 1: -2 w + .1 k3, with k3 = .193147 (new .5, ref .25); the weight carries no gradient."""
-    new, weight = logs(0.5, 0.5), torch.tensor([[0.75, 2.0]], dtype=torch.float64, requires_grad=True)
+    new, weight = logs(0.5, 0.5), torch.tensor([[0.75, 2.0]], requires_grad=True)
     new.requires_grad_()
     terms = surrogate(new, new.detach(), 2.0, ref_logprobs=logs(0.25, 0.25), kl_coef=0.1, weight=weight)
     kl = 0.1 * (math.log(2) - 0.5)
-    torch.testing.assert_close(terms.loss, torch.tensor([[-1.5 + kl, -4.0 + kl]], dtype=torch.float64))
+    torch.testing.assert_close(terms.loss, torch.tensor([[-1.5 + kl, -4.0 + kl]]))
     terms.loss.sum().backward()
     assert weight.grad is None
     # d/dnew of the KL term: .1 (1 - e^d) = .1 (1 - .5)
-    torch.testing.assert_close(new.grad, torch.tensor([[-1.45, -3.95]], dtype=torch.float64))
+    torch.testing.assert_close(new.grad, torch.tensor([[-1.45, -3.95]]))
 
 
 def test_k3_by_hand():
     """new = ln .5, ref = ln .25: d = -ln 2 = -.693147; e^d - d - 1 = .5 + .693147 - 1 = .193147. Equal: 0."""
     kl = kl_k3(logs(0.5, 0.3), logs(0.25, 0.3))
-    torch.testing.assert_close(kl, torch.tensor([[0.5 + math.log(2) - 1, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(kl, torch.tensor([[0.5 + math.log(2) - 1, 0.0]]))
 
 
 def test_surrogate_by_hand():
@@ -58,11 +58,11 @@ def test_surrogate_by_hand():
     min(3, 2.4) = 2.4 (clipped); min(-3, -2.4) = -3; min(1, 1.6) = 1; min(-1, -1.6) = -1.6 (clipped);
     min(2.2, 2.2) = 2.2. The loss is the negative.
     """
-    advantage = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0]], dtype=torch.float64)
+    advantage = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0]])
     terms = surrogate(logs(1.5, 1.5, 0.5, 0.5, 1.1), logs(1, 1, 1, 1, 1), advantage)
-    torch.testing.assert_close(terms.loss, torch.tensor([[-2.4, 3.0, -1.0, 1.6, -2.2]], dtype=torch.float64))
+    torch.testing.assert_close(terms.loss, torch.tensor([[-2.4, 3.0, -1.0, 1.6, -2.2]]))
     assert terms.clipped.tolist() == [[True, False, False, True, False]]
-    torch.testing.assert_close(terms.ratio, torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.1]], dtype=torch.float64))
+    torch.testing.assert_close(terms.ratio, torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.1]]))
     assert terms.kl.tolist() == [[0.0] * 5]
 
 
@@ -76,18 +76,18 @@ def test_clipping_above_and_below_are_separate():
 def test_each_token_has_its_own_kl_coefficient():
     """On policy, A = 1, k3 = .193147 on both: -1 + .1 * .193147 and -1 + 2 * .193147."""
     new = logs(0.5, 0.5)
-    coef = torch.tensor([[0.1, 2.0]], dtype=torch.float64)
+    coef = torch.tensor([[0.1, 2.0]])
     terms = surrogate(new, new, 1.0, ref_logprobs=logs(0.25, 0.25), kl_coef=coef)
     k3 = math.log(2) - 0.5
-    torch.testing.assert_close(terms.loss, torch.tensor([[-1 + 0.1 * k3, -1 + 2 * k3]], dtype=torch.float64))
-    torch.testing.assert_close(terms.kl, torch.tensor([[k3, k3]], dtype=torch.float64))
+    torch.testing.assert_close(terms.loss, torch.tensor([[-1 + 0.1 * k3, -1 + 2 * k3]]))
+    torch.testing.assert_close(terms.kl, torch.tensor([[k3, k3]]))
 
 
 def test_gradient_stops_where_clipped_and_diagnostics_carry_none():
     new = logs(1.5, 1.5).requires_grad_()
-    terms = surrogate(new, logs(1, 1), torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+    terms = surrogate(new, logs(1, 1), torch.tensor([[1.0, -1.0]]))
     terms.loss.sum().backward()
-    torch.testing.assert_close(new.grad, torch.tensor([[0.0, 1.5]], dtype=torch.float64))
+    torch.testing.assert_close(new.grad, torch.tensor([[0.0, 1.5]]))
     assert not terms.ratio.requires_grad and not terms.kl.requires_grad
 
 
@@ -110,9 +110,7 @@ def test_streams_that_would_broadcast_wrongly_are_refused(shape):
 
 def test_likelihood_is_the_negative_log_probability():
     """-ln .5 = .693147 and -ln 1 = 0."""
-    torch.testing.assert_close(
-        likelihood(logs(0.5, 1.0)), torch.tensor([[math.log(2), 0.0]], dtype=torch.float64)
-    )
+    torch.testing.assert_close(likelihood(logs(0.5, 1.0)), torch.tensor([[math.log(2), 0.0]]))
 
 
 # ------------------------------------------------------------------------------- ratios of trajectories
@@ -133,27 +131,27 @@ def test_the_ratio_of_a_trajectory_by_hand():
     First: A = 2, and 1.2 lies within the clip at .3: -2.4 / 2 tokens = -1.2 each, gradient -r A = -2.4 each.
     Second: A = -1: -min(-.25, -.7) = .7, / 2 tokens = .35 each, and no gradient.
     """
-    old = torch.zeros(2, 3, dtype=torch.float64)
+    old = torch.zeros(2, 3)
     new = torch.cat([logs(1.5, 0.8, 7.0), logs(0.5, 0.5, 1.0)]).requires_grad_()
     trained = torch.tensor([[True, True, False]] * 2)
-    advantage = torch.tensor([[2.0], [-1.0]], dtype=torch.float64)
+    advantage = torch.tensor([[2.0], [-1.0]])
     terms = surrogate(new, old, advantage, clip_low=0.3, clip_high=0.3, trajectories=trained)
-    expected = torch.tensor([[-1.2, -1.2], [0.35, 0.35]], dtype=torch.float64)
+    expected = torch.tensor([[-1.2, -1.2], [0.35, 0.35]])
     torch.testing.assert_close(terms.loss[:, :2], expected)
     (terms.loss * trained).sum().backward()
-    torch.testing.assert_close(new.grad, torch.tensor([[-2.4, -2.4, 0], [0, 0, 0]], dtype=torch.float64))
-    torch.testing.assert_close(terms.ratio[:, 0], torch.tensor([1.2, 0.25], dtype=torch.float64))
+    torch.testing.assert_close(new.grad, torch.tensor([[-2.4, -2.4, 0], [0, 0, 0]]))
+    torch.testing.assert_close(terms.ratio[:, 0], torch.tensor([1.2, 0.25]))
     assert terms.clipped[:, 0].tolist() == [False, True]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_value_and_gradient_are_those_of_smartsnap_eq_1(seed):
     g = torch.Generator().manual_seed(seed)
-    new = torch.randn(6, 5, generator=g, dtype=torch.float64).requires_grad_()
-    old = new.detach() + 0.1 * torch.randn(6, 5, generator=g, dtype=torch.float64)
+    new = torch.randn(6, 5, generator=g).requires_grad_()
+    old = new.detach() + 0.1 * torch.randn(6, 5, generator=g)
     trained = torch.rand(6, 5, generator=g) < 0.7
     trained[:, 0] = True
-    advantage = torch.randn(6, 1, generator=g, dtype=torch.float64)
+    advantage = torch.randn(6, 1, generator=g)
     weights = token_weights(torch.where(trained, 0, UNTRAINED), torch.ones_like(new), "trajectory")
     terms = surrogate(new, old, advantage, trajectories=trained)
     ours = (weights * terms.loss).sum()
@@ -180,12 +178,12 @@ def test_pairwise_by_hand():
     """
     new = torch.stack([torch.cat([logs(0.2, 0.3), logs(0.3, 0.9)])]).requires_grad_()
     ref = torch.stack([torch.cat([logs(0.1, 0.1), logs(0.2, 0.1)])])
-    preference = torch.tensor([[[1.0, 1.0], [-1.0, 0.0]]], dtype=torch.float64)
+    preference = torch.tensor([[[1.0, 1.0], [-1.0, 0.0]]])
     terms = pairwise(new, ref, preference, 0.5)
-    torch.testing.assert_close(terms.margin, torch.tensor([math.log(2)], dtype=torch.float64))
-    torch.testing.assert_close(terms.loss, torch.tensor([-math.log(2 / 3)], dtype=torch.float64))
+    torch.testing.assert_close(terms.margin, torch.tensor([math.log(2)]))
+    torch.testing.assert_close(terms.loss, torch.tensor([-math.log(2 / 3)]))
     terms.loss.sum().backward()
-    expected = torch.tensor([[[-1 / 6, -1 / 6], [1 / 6, 0.0]]], dtype=torch.float64)
+    expected = torch.tensor([[[-1 / 6, -1 / 6], [1 / 6, 0.0]]])
     torch.testing.assert_close(new.grad, expected)
     assert not terms.margin.requires_grad
 
@@ -256,11 +254,11 @@ def test_a_ratio_that_would_overflow_is_clipped_like_any_other():
 
 def test_the_kl_of_a_token_that_has_vanished_still_points_to_the_reference():
     """new -95, ref -1: d = 94; k3 = e^20 - 95 and its gradient 1 - e^20, which raises the token."""
-    new = torch.tensor([[-95.0]], dtype=torch.float64, requires_grad=True)
-    kl = kl_k3(new, torch.tensor([[-1.0]], dtype=torch.float64))
+    new = torch.tensor([[-95.0]], requires_grad=True)
+    kl = kl_k3(new, torch.tensor([[-1.0]]))
     kl.sum().backward()
-    torch.testing.assert_close(kl.detach(), torch.tensor([[math.exp(20) - 95]], dtype=torch.float64))
-    torch.testing.assert_close(new.grad, torch.tensor([[1 - math.exp(20)]], dtype=torch.float64))
+    torch.testing.assert_close(kl.detach(), torch.tensor([[math.exp(20) - 95]]))
+    torch.testing.assert_close(new.grad, torch.tensor([[1 - math.exp(20)]]))
 
 
 @pytest.mark.parametrize("ref", [-math.inf, math.nan, -1.0])

@@ -1,14 +1,9 @@
-"""A run whose judge hangs, whose images vanish and which is killed ends like one that nothing happened to.
-
-As a program it is the disturbed run: test_faults.py STEPS OUTPUT IMAGES FAULTS. The folder FAULTS says
-what went wrong already. A run that OUTPUT holds is resumed.
-"""
+"""A run whose judge hangs, whose images vanish and which is killed ends like one that nothing happened to."""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from killed_runs import finish_killed, same_figures, same_weights, train
 from selfverify.core.config import SamplingConfig
@@ -120,10 +114,7 @@ def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) 
     mover = threading.Thread(target=vanish, args=(images, faults, calm, random.Random(1)))
     mover.start()
     try:
-        words = output, images, faults
-        return finish_killed(
-            Path(__file__), steps, kills, *words, pause_s=0.3, log=output.with_suffix(".log")
-        )
+        return finish_killed(run, steps, kills, output, images, faults, pause_s=0.3)
     finally:
         calm.set()
         mover.join()
@@ -174,12 +165,6 @@ def is_worker(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_hundred_steps_and_ten_kills(tmp_path: Path, one_thread: None) -> None:
+def test_two_hundred_steps_and_ten_kills(tmp_path: Path) -> None:
     """All at once; in the ordinary tests each fault is looked at by itself."""
     print("\n".join(check(200, 10, tmp_path)))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    steps, *folders = sys.argv[1:]
-    run(int(steps), *map(Path, folders))

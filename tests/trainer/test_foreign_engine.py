@@ -20,15 +20,13 @@ from selfverify.core.trajectory import Credit, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
-from selfverify.methods.base import Training
-from selfverify.policy.decoding import uniforms
+from selfverify.policy.decoding import uniform_draws
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.loading import BUILTIN
 from selfverify.policy.policy import Policy
 from selfverify.tasks.answering import SelfCorrection
 from selfverify.trainer.batch import TokenStreams, make_streams
 from selfverify.trainer.loss import UpdateMetrics
-from selfverify.trainer.trainer import Trainer
 from updating import trainer_config, update
 from vllm_standin import Server, standing_in
 
@@ -141,7 +139,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     plain = Policy.sample
     monkeypatch.setattr(Policy, "sample", noted)
     with standing_in(monkeypatch, BUILTIN / "digits") as found:
-        found.core.uniform = lambda ids, images, *size: uniforms([seeds_of[key(ids, images)]], *size)[0]
+        found.core.uniform = lambda ids, images, group, steps: torch.stack(
+            [uniform_draws(seeds_of[key(ids, images)], sample, 0, steps) for sample in range(group)]
+        )
         yield found
 
 
@@ -149,20 +149,14 @@ def by(server: Server) -> SamplingConfig:
     return OWN.model_copy(update={"engine": "vllm", "vllm": server.config})
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [("grpo", {}), ("adpo", {"batch__updates_per_rollout": 2, "batch__inner_epochs": 2})],
-)
-def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
-    server: Server, tmp_path: Path, method: str, changes: dict[str, Any]
-) -> None:
+def test_a_run_with_vllm_is_the_run_with_our_own_sampler(server: Server, tmp_path: Path) -> None:
     """Same tokens, hence same rewards, and importance weights of 1: the weights end up the same."""
     ends = {}
     task = make_task("digits-pick")
     for name, sampling in (("own", OWN), ("vllm", by(server))):
         policy = Policy.load("builtin:digits", device="cpu")
-        config = trainer_config(steps=2, **SETTINGS, **changes)
-        learn(policy, task, make_method(method), config, sampling, output=tmp_path / name)
+        config = trainer_config(steps=2, batch__updates_per_rollout=2, batch__inner_epochs=2, **SETTINGS)
+        learn(policy, task, make_method("adpo"), config, sampling, output=tmp_path / name)
         assert policy.engine is None
         ends[name] = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
     own, other = rows(tmp_path / "own"), rows(tmp_path / "vllm")
@@ -212,16 +206,13 @@ def test_vllm_sees_what_environments_show(
 
 def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(server: Server, tmp_path: Path) -> None:
     """It reads the starting weights from disk; what was learnt before a restart it must be sent."""
-    task, config = make_task("digits-pick"), trainer_config(steps=2, checkpoint__every=1, **SETTINGS)
-    first = Policy.load("builtin:digits", device="cpu")
-    learn(first, task, make_method("grpo"), config, by(server), output=tmp_path)
-    assert server.core.loads == 2
-    again = Policy.load("builtin:digits", device="cpu")
-    loop = Trainer(
-        Training(again, task, make_method("grpo"), trainer_config(steps=3, **SETTINGS), by(server), tmp_path)
-    )
-    loop._resume()
-    loop.train_step()
+    task = make_task("digits-pick")
+    first, again = (Policy.load("builtin:digits", device="cpu") for _ in range(2))
+    for policy, steps, loads in ((first, 2, 2), (again, 3, 3)):
+        config = trainer_config(steps=steps, checkpoint__every=1, **SETTINGS)
+        learn(policy, task, make_method("grpo"), config, by(server), output=tmp_path, resume=steps > 2)
+        assert server.core.loads == loads
+    # What the third step is sampled with is what the first two have learnt.
     held = dict(server.core.model.named_parameters())
     for name, parameter in first.model.named_parameters():
         assert torch.equal(held[name], parameter)

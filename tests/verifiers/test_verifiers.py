@@ -28,7 +28,7 @@ from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.base import Verdict
 from selfverify.verifiers.base import OPENING, verify
 from selfverify.verifiers.make_verifier import make_verifier
-from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, SecondTurns, Soft, _continue
+from selfverify.verifiers.policy_verifiers import Inline, PolicyJudge, Repeated, SecondTurns, Soft
 from serving_servers import tagged
 
 
@@ -116,35 +116,31 @@ def test_asking_sees_the_answer_and_not_its_score(policy: Policy, groups: list[G
 def test_an_answer_that_cannot_be_encoded_costs_only_its_own_score(
     policy: Policy, groups: list[Group], caplog: pytest.LogCaptureFixture
 ) -> None:
-    literal = policy.encoder._placeholder()
-    groups[0].trajectories[0].segments[0].text = f"<answer>{literal}</answer>{OPENING}"
+    groups[0].trajectories[0].segments[0].text = f"<answer><|image_pad|></answer>{OPENING}"
     found = PolicyJudge(policy, "ask", "ask").score(groups)
     assert found[0][0] is None and found[0][1] is not None and found[1][0] is not None
     assert groups[0].problem.id in caplog.text
 
 
-def test_an_answer_is_continued_where_it_stands(policy: Policy, groups: list[Group]) -> None:
-    """A token has the same probability behind the lengthened prompt as behind prompt and answer apart."""
-    prefix = groups[0].trajectories[0].segments[0].tokens
-    asked = _continue(policy, groups[:1])
-    assert [place for *place, _ in asked] == [[0, 0], [0, 1]]
-    plain = policy.logprobs(policy.encode([groups[0].problem]), [[[*prefix, 7]]])[..., -1:]
-    assert_close(policy.logprobs([asked[0][2]], [[[7]]]), plain)
-
-
 def test_repeated_averages_what_can_be_read(
     policy: Policy, groups: list[Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written scores 0.2, 0.4, nonsense, unclosed: the mean of the first two."""
-    from selfverify.policy.decoding import Sample
+    """Written scores 0.2, 0.4, nonsense, unclosed: the mean of the first two.
 
-    texts = ["0.2</score>", "0.4</score>", "much</score>", "0.9"]
-    tokens = [policy.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
-    drawn = [Sample(ids, [0.0] * len(ids), "stop") for ids in tokens]
-    monkeypatch.setattr(policy, "sample", lambda prompts, sampling, seeds: [drawn] * len(prompts))
-    found = Repeated(policy, 4).score(groups)
-    assert found[0][0] == pytest.approx(0.3)
-    assert found[0][2] is None
+    A token has the same probability behind the lengthened prompt as behind prompt and answer apart.
+    """
+    said = [drawn(policy, t, ends=False) for t in ("0.2</score>", "0.4</score>", "much</score>", "0.9")]
+    asked: list[Prompt] = []
+
+    def sample(prompts: list[Prompt], sampling: SamplingConfig, seeds: list[int]) -> list[list[Sample]]:
+        asked.extend(prompts)
+        return [said] * len(prompts)
+
+    monkeypatch.setattr(policy, "sample", sample)
+    assert Repeated(policy, 4).score(groups[:1]) == [[pytest.approx(0.3), pytest.approx(0.3), None]]
+    prefix = groups[0].trajectories[0].segments[0].tokens
+    plain = policy.logprobs(policy.encode([groups[0].problem]), [[[*prefix, 7]]])[..., -1:]
+    assert_close(policy.logprobs(asked[:1], [[[7]]]), plain)
     assert Repeated(policy, 4, "ask").score(groups)[0] == [None] * 3
 
 

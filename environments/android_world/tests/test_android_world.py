@@ -1,4 +1,4 @@
-"""AndroidWorld's client against a server with its routes and replies; the device is a picture."""
+"""AndroidWorld's client against a server with its routes and replies, and its kind of source in recipes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
+import selfverify_android_world
 from environment_servers import hosted
+from selfverify.agents import environment_task
+from selfverify.agents.environment_task import EnvironmentAgentsConfig
+from selfverify.core.config import distributions
 from selfverify.core.episode import Call, EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify_android_world import AndroidWorld, AndroidWorldConfig, AndroidWorldSource
@@ -169,3 +174,22 @@ def test_a_task_without_a_goal_in_words_loses_the_session(goal: Any) -> None:
             await world.reset(TASK, seed=0)
 
     run(use)
+
+
+# --- the kind android-world of recipes ----------------------------------------------------------------------
+
+
+def test_it_is_found_where_it_is_installed() -> None:
+    assert distributions()["android-world"] is selfverify_android_world
+
+
+def test_recipes_name_it_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_task, "distributions", lambda: {"x": selfverify_android_world})
+    config = EnvironmentAgentsConfig(sources=[{"kind": "android-world", "url": "http://x:1"}])
+    [source] = config.sources
+    made = source.make()
+    assert isinstance(made, AndroidWorldSource) and made.sessions == 1
+    assert config.model_dump()["sources"] == [{"kind": "android-world", "sessions": 1, "url": "http://x:1"}]
+    for wrong in ({}, {"url": "http://x:1", "sessions": 2}, {"url": "http://x:1", "port": 1}):
+        with pytest.raises(ValidationError, match=r"sources\.0\.(url|sessions|port)\n"):
+            EnvironmentAgentsConfig(sources=[{"kind": "android-world", **wrong}])

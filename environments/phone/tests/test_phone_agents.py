@@ -1,7 +1,8 @@
-"""The task `phone`: its problems, its splits, its settings, and that its expert earns the whole reward."""
+"""The task `phone`: problems, splits, settings, its expert, short tasks, and the policy that ships."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ from pydantic import ValidationError
 from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
 from selfverify.agents.reward import summarise_parts
+from selfverify.core.config import EvaluationConfig
 from selfverify.core.episode import EpisodeResult, PolicyTurn
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
+from selfverify.core.problem import SPLITS, Problem, split_seeds
 from selfverify.core.trajectory import Finish
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.recipe import load_recipe, recipe_task
 from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify_phone import phone_tasks
+from selfverify_phone.short_tasks import calls_of, short_kinds, short_seed
 from selfverify_phone.splits import HELD_OUT_APPS
 from selfverify_phone.task import PhoneAgents, PhoneAgentsConfig
 from selfverify_phone.templates import TEMPLATES
@@ -140,14 +147,11 @@ def test_splits_share_what_they_should() -> None:
             {"held_out": "apps", "test_apps": ["clock"], "apps": ["clock"]},
             "no kinds of tasks are left for the train",
         ),
-        ({"calls": "json"}, "set react=false"),
         ({"show": "png"}, "a picture shows no ids"),
         ({"address": "bounds", "text": "terse"}, "terse screens have no bounds"),
         ({"judge": {"kind": "model"}}, "goes with judge.kind=model"),
         ({"judge": {"server": {"url": "http://x", "model": "m"}}}, "goes with judge.kind=model"),
-        ({"judge": {"jury": {"deciding": 1}}}, "more than half"),
         ({"judge": {"flipped": 0.5}}, "less than 0.5"),
-        ({"agent": {"evidence": {"source": "all", "judged": "chosen"}}}, "the agent chooses nothing"),
         ({"max_calls": 2}, "no kinds of tasks that take at most 2 calls"),
     ],
 )
@@ -165,10 +169,6 @@ def test_judges_are_made_as_asked() -> None:
     assert "**Money.**" in model.jury.judge.prompt  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="no hints 'weather'"):
         task(judge={"kind": "own", "hints": ["weather"]})
-    with pytest.raises(ConfigError, match="no hints 'weather'"):
-        task(hints=["weather"])
-    with pytest.raises(ConfigError, match="is no address"):
-        task(judge={"kind": "model", "server": {"url": "judge", "model": "m"}})
 
 
 @pytest.mark.parametrize(
@@ -234,3 +234,57 @@ def test_an_expert_is_done_within_the_calls_of_short_tasks(first_screen: str) ->
     ]
     assert max(lengths) == 8 and min(lengths) >= 2
     assert task(max_calls=60).problem("train", 0, 5) == task().problem("train", 0, 5)
+
+
+# --- tasks within a number of calls -------------------------------------------------------------------------
+
+
+ALL = list(TEMPLATES.values())
+
+
+def test_calls_are_the_looks_the_ways_and_the_hand_in() -> None:
+    made = phone_tasks.make_task("settings-sleep", 0)  # launch, two taps, one tap; back to see it
+    assert (made.length, made.proving) == (4, 1)
+    assert calls_of(made, asked=False) == 6 and calls_of(made, asked=True) == 7
+
+
+def test_long_kinds_are_left_out_and_short_ones_kept() -> None:
+    kinds = {kind.name for kind in short_kinds(ALL, "home", False, asked=False, most=7)}
+    assert {"settings-network", "clock-turn-on", "money-ask-balance"} <= kinds
+    assert not {"calendar-add-two", "money-ask-older", "maps-home-and-route"} & kinds
+    # Asking for the first screen is a call, too: `most` is one less.
+    asked = short_kinds(ALL, "home", False, asked=True, most=8)
+    assert {kind.name for kind in asked} == kinds
+    assert len(short_kinds(ALL, "home", False, asked=False, most=50)) == len(ALL)
+    assert not short_kinds(ALL, "home", False, asked=False, most=1)
+
+
+def test_the_first_seed_that_is_short_enough_is_taken() -> None:
+    kinds = short_kinds(ALL, "home", False, asked=False, most=6)
+    skipped = 0
+    for kind, index in itertools.product(kinds[:40], range(3)):
+        seed = short_seed(kind, "test", 0, index, "home", False, asked=False, most=6)
+        assert seed % len(SPLITS) == SPLITS.index("test")
+        tried = list(itertools.takewhile(seed.__ne__, split_seeds("test", 0, index)))
+        assert all(calls_of(phone_tasks.make_task(kind.name, s), asked=False) > 6 for s in tried)
+        assert calls_of(phone_tasks.make_task(kind.name, seed), asked=False) <= 6
+        skipped += len(tried)
+    assert skipped > 0
+
+
+# --- the policy that ships ----------------------------------------------------------------------------------
+
+
+def test_it_does_some_tasks_and_hands_in_more_than_it_needs() -> None:
+    recipe = load_recipe("smartsnap-phone")
+    config = EvaluationConfig(problems=32, samples=1, temperature=0, split="validation")
+    policy = Policy.load(recipe.policy)
+    found = evaluate(policy, recipe_task(recipe), config, max_new_tokens=recipe.sampling.max_new_tokens)
+    figures = {name: figure["curves"]["pass@1"][-1] for name, figure in found["metrics"].items()}
+    # 38 % of 512 samples at T = 1 are done; see docs/results/cold-start.md.
+    assert 0.2 <= figures["SR"] <= 0.7
+    assert figures["evidence"] > 2.5
+    # Nobody asked for a score, so that a proper submission is all of the format.
+    assert found["format_rate"] > 0.8
+    assert (found["conversations"]["failed_turns"] > 0) == (found["rewards"]["tool_errors"] > 0)
+    assert sum(p.numel() for p in policy.model.parameters()) < 2e6

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+from pathlib import Path
+
 import pytest
 
 from selfverify.agents.evidence import Exhibit
@@ -9,6 +13,7 @@ from selfverify.agents.goals import minimal_evidence
 from selfverify_phone.expert import carry_out
 from selfverify_phone.phone_tasks import PhoneTask, _made, make_task
 from selfverify_phone.playing import perform
+from selfverify_phone.template_table import table
 from selfverify_phone.templates import TEMPLATES
 
 from .shortest import reached, seen
@@ -105,3 +110,25 @@ def test_bounds_lead_where_ids_lead(name: str) -> None:
 def test_no_way_is_shorter_at_all(name: str) -> None:
     for seed in range(2):
         assert not too_long(make_task(name, seed), 20_000)
+
+
+# --- the page and its table ---------------------------------------------------------------------------------
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "phone.md"
+
+
+def test_all_templates_are_listed() -> None:
+    written = (DOCS / "reference" / "phone-templates.md").read_text(encoding="utf-8")
+    listed = written.split("explains the columns.*\n\n")[1]
+    assert listed == table(), "run python -m selfverify_phone.template_table"
+
+
+def test_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    program = tmp_path / "page.py"
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program.write_text(block, encoding="utf-8")
+    runpy.run_path(str(program))
+    assert f"```\n{capsys.readouterr().out}```" in page

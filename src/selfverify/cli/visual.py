@@ -61,9 +61,7 @@ def page(
         if not wanted:
             raise ConfigError(f"{folder} has no conversation; `selfverify visual collect` holds some")
         missing = ", ".join(sorted(wanted))
-        raise ConfigError(
-            f"{folder} has no conversation {missing}; its ids stand in sft.jsonl, or leave --trace out"
-        )
+        raise ConfigError(f"{folder} has no conversation {missing}; take ids of sft.jsonl for --trace")
     about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
     path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
     typer.echo(f"{len(shown)} conversations: {path}")
@@ -158,8 +156,9 @@ class ListenerConfig(CommandConfig):
 class StopTargetConfig(ListenerConfig):
     """The aim that ε is chosen for."""
 
-    rule: Literal["absolute", "signed"] = "absolute"
-    """Whether looking ends where |Δr| < ε (the paper's text) or where Δr < ε (its Algorithm 1)."""
+    rule: Literal["absolute", "signed"] = "signed"
+    """Whether looking ends where Δr < ε (`signed`, the paper's Algorithm 1) or where |Δr| < ε (`absolute`,
+    its §3.4 and Lemma 3.1)."""
 
     steps: float | None = Field(None, gt=0)
     """The mean number of steps that may not be exceeded."""
@@ -201,7 +200,7 @@ def calibrate(
 
     - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --accuracy 0.9`
 
-    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --rule signed --steps 3
+    - `selfverify visual calibrate my-looks.yaml --verifier runs/dpo/model --steps 3
       evaluation.problems=256 evaluation.samples=1`
     """
     from selfverify.experiments.train_stopping import calibrate_stopping
@@ -277,12 +276,11 @@ def compare(
     names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
     cells = []
     for rule, figures in found["rules"].items():
-        low, high = figures["interval"]
-        shown = {**figures, "interval": f"{low:.3f} to {high:.3f}"}
+        ends = figures["interval"]
+        shown = {**figures, "interval": f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else None}
         cells.append([rule, *(figure(shown.get(name), ".3f") for name in names)])
-    print_table(
-        ("looking ends", *(name.replace("_", " ") for name in names)), cells, no_wrap=("looking ends",)
-    )
+    titles = ("looking ends", *(name.replace("_", " ") for name in names))
+    print_table(titles, cells, no_wrap=titles[:1])
     for rule, against in found["verifier"].items():
         gap, over = against["gap_to_smallest_n"], against["over_random"]
         typer.echo(
@@ -316,8 +314,8 @@ def _with_error(mean: float, error: float) -> str:
 
 
 def _points(difference: dict[str, Any]) -> str:
-    low, high = (100 * value for value in difference["interval"])
-    return f"{100 * difference['mean']:+.1f} points ({low:+.1f} to {high:+.1f})"
+    ends = " to ".join(f"{100 * value:+.1f}" for value in difference["interval"] or ())
+    return f"{100 * difference['mean']:+.1f} points ({ends or 'nothing varies'})"
 
 
 app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
@@ -386,9 +384,8 @@ def collect(
 
     loaded, amount = load_recipe(recipe, overrides or []), (settings.problems, settings.samples)
     with bar("problems", hidden=as_json) as progress:
-        done = collect_looks(
-            loaded, settings.teacher, settings.output, *amount, settings.shots, progress=progress
-        )
+        how = settings.teacher, settings.output, *amount, settings.shots
+        done = collect_looks(loaded, *how, progress=progress)
     _tell_collected(done, settings.output, as_json)
 
 
@@ -499,9 +496,8 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
     from selfverify.visual.pairs import Pairing
     from selfverify.visual.traces import Demands
 
-    pairing = Pairing(
-        settings.pairs == "wrong+wasteful", settings.most, settings.longest_ratio, not settings.any_length
-    )
+    wasteful, ratio = settings.pairs == "wrong+wasteful", settings.longest_ratio
+    pairing = Pairing(wasteful, settings.most, ratio, not settings.any_length)
     done = make_sets(folder, Demands(settings.most_tokens), pairing, settings.judged)
     if as_json:
         print_json(asdict(done), indent=None)
@@ -568,9 +564,8 @@ def leaks(
     if as_json:
         print_json(asdict(found) | {"passes": found.passes}, indent=None)
     else:
-        typer.echo(
-            f"{found.accuracy:.1%} of {2 * found.pairs} sides guessed by their words; {MOST:.0%} may be"
-        )
+        said = f"{found.accuracy:.1%} of {2 * found.pairs} sides guessed by their words"
+        typer.echo(f"{said}; {MOST:.0%} may be")
         rows = [
             (side, word, f"{weight:+.3f}")
             for side, named in (("chosen", found.chosen), ("rejected", found.rejected))

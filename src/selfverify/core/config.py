@@ -212,6 +212,11 @@ class EngineConfig(Config):
         description="The longest conversation behind its prompt, what environments show included; null is "
         "the turns times `sampling.max_new_tokens`.",
     )
+    shared_prefix: bool = Field(
+        False,
+        description="Forward a prompt once for all its answers, as our own trainer does, in place of "
+        "flash-attn's rows without padding (`use_remove_padding`).",
+    )
     options: dict[str, Any] = Field(
         {}, description="The engine's own keys with dots, passed as they are; they count last."
     )
@@ -392,7 +397,7 @@ class StoppingConfig(Config):
         "which the one with fewer looks is preferred.",
     )
     rule: Literal["absolute", "signed"] = Field(
-        "absolute", description="Where the verifier ends looking: |Δr| < ε, or Δr < ε."
+        "signed", description="Where the verifier ends looking: Δr < ε, or |Δr| < ε (`absolute`)."
     )
     steps: float | None = Field(
         None, ge=1, description="The mean number of steps on validation problems that ε may not exceed."

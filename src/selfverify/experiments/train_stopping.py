@@ -19,9 +19,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ import numpy as np
 from selfverify.core import ranks
 from selfverify.core.config import StoppingConfig
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import file_digests, naming, write_json, write_text
+from selfverify.core.files import file_digests, naming, write_json
 from selfverify.evaluation.samples import Progress
 from selfverify.evaluation.visual_metrics import (
     VERIFIER_WEIGHTS,
@@ -40,8 +39,8 @@ from selfverify.evaluation.visual_metrics import (
     run_to_cap,
 )
 from selfverify.experiments.command_config import TeacherConfig
-from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, to_yaml
-from selfverify.experiments.run import clear_run, held_folder, start_processes, train
+from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
+from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
 from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
 from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
@@ -181,11 +180,7 @@ class FittedStop:
 
 
 def calibrate_stopping(
-    looks: CappedLooks,
-    rule: Kind,
-    target: Target,
-    wanted: float,
-    progress: Progress | None = None,
+    looks: CappedLooks, rule: Kind, target: Target, wanted: float, progress: Progress | None = None
 ) -> FittedStop:
     """Choose ε on validation problems and store it beside the verifier.
 
@@ -203,13 +198,11 @@ def calibrate_stopping(
     """
     folder = Path(looks.verifier).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside the verifier's weights")
+        raise ConfigError(f"{looks.verifier} is no folder here; ε is stored beside a verifier's weights")
     looked = looks.hold("validation", progress)
     stepped = looked.lengths > 0
     if not stepped.any():
-        raise DataError(
-            f"in none of {len(stepped)} conversations was there a step; does the model know the tools?"
-        )
+        raise DataError(f"none of {len(stepped)} conversations has a step; does the model call tools?")
     delta_r, plans, lengths = looked.delta_r[stepped], looked.delta_r_plan[stepped], looked.lengths[stepped]
     evaluation = looks.recipe.evaluation
     about = {
@@ -290,14 +283,10 @@ def train_stopping(
     if how is None:
         raise ConfigError(f"recipe {recipe.name} has no section `stopping`")
     if recipe.method.name != "dpo":
-        raise ConfigError(
-            f"stopping: a verifier learns from pairs, and method {recipe.method.name} does not; set "
-            "method.name=dpo"
-        )
+        raise ConfigError(f"stopping: method {recipe.method.name} learns from no pairs; set method.name=dpo")
     if recipe.policy.lora is None:
         raise ConfigError(
-            "stopping: the verifier is compared with what it was trained from, the model below its adapter; "
-            "set policy.lora"
+            "stopping: a verifier is compared with the model below its adapter; set policy.lora"
         )
     if ranks.count() > 1:
         raise ConfigError("stopping: conversations are held by one process; start one")
@@ -309,7 +298,7 @@ def train_stopping(
             clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / RECIPE_FILE, to_yaml(recipe))
+        write_recipe(recipe, folder)
         _make_pairs(recipe, how, on_phase)
         if data_only:
             return folder
@@ -318,8 +307,8 @@ def train_stopping(
         if how.teacher is not None:
             return folder
         verifier = folder / VERIFIER / MODEL_FOLDER
-        looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
-        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
+        looks = CappedLooks(recipe, recipe.policy.path, str(verifier))
+        calibrate_stopping(looks, how.rule, *how.target, of_phase(on_phase, "when it has seen enough"))
     return folder
 
 
@@ -328,14 +317,14 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
     folder = recipe.folder / LOOKS
     reasoner = recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
     teacher = _model_of(how.teacher, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens)
-    looks = _phase(on_phase, "what is looked at")
+    looks = of_phase(on_phase, "what is looked at")
     collect_looks(reasoner, teacher, folder, how.problems, how.samples, how.shots, progress=looks)
     ways: dict[Way, int] = {"branched": how.branched, "induced": how.induced, "hurried": how.hurried}
     if how.judge is not None and any(ways.values()):
         _judge(how, folder, on_phase)  # only from what is right others go on
     for way, samples in ways.items():
         if samples:
-            branch_looks(reasoner, teacher, folder, way, samples, progress=_phase(on_phase, way))
+            branch_looks(reasoner, teacher, folder, way, samples, progress=of_phase(on_phase, way))
     if how.judge is not None:
         _judge(how, folder, on_phase)
     pairing = Pairing(wasteful=how.pairs == "wrong+wasteful")
@@ -358,7 +347,9 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, on_phase: Any) -> None:
 
 
 def _judge(how: StoppingConfig, folder: Path, on_phase: Any) -> None:
-    judged = judge_looks(folder, _model_of(how.judge), how.votes, _phase(on_phase, "answers that are judged"))
+    judged = judge_looks(
+        folder, _model_of(how.judge), how.votes, of_phase(on_phase, "answers that are judged")
+    )
     if judged.unasked:
         text = (
             "%d answers could not be judged and make no pair; the first: %s; called again, it is tried again"
@@ -372,7 +363,3 @@ def _model_of(address: str | None, **how: Any) -> TeacherConfig:
         return TeacherConfig(own=True, **how)
     server, _, model = address.partition("#")
     return TeacherConfig(server=server, model=model, **how)
-
-
-def _phase(on_phase: Any, name: str) -> Callable[[int, int], None] | None:
-    return None if on_phase is None else partial(on_phase, name)

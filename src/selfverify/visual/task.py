@@ -28,7 +28,6 @@ from selfverify.visual.config import (
     ToolModelsConfig,
     VisualConfig,
     estimated_tokens_of,
-    tool_models,
 )
 from selfverify.visual.episode import STEPS, VisualEpisode, with_tools
 from selfverify.visual.tools.base import Terminate, Toolbox, VisualTool, missing_model
@@ -222,7 +221,8 @@ class VisualToolTask(VisualTask):
     def looking_by(self, changes: Mapping[str, Any]) -> VisualToolTask:
         changed = super().looking_by(changes)
         _check_results(changed.settings)
-        if tool_models(changed.settings) != tool_models(self.settings):
+        models = set(ToolModelsConfig.model_fields)
+        if changed.settings.model_dump(include=models) != self.settings.model_dump(include=models):
             changed._tools = all_tools(changed.settings, changed.settings.tool_seconds)
         changed.toolbox = make_toolbox(changed.settings, changed._tools)
         return changed

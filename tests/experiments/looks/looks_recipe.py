@@ -36,10 +36,8 @@ def trace(
 ) -> VisualTrace:
     """A trace in which every turn but the last is replied to with an image of its own."""
     keep = image_keeper(folder)
-    asked = [
-        {"type": "image", "image": keep(Image.new("L", (8, 8), 9))},
-        {"type": "text", "text": f"What is {problem}?"},
-    ]
+    words, image = {"type": "text", "text": f"What is {problem}?"}, keep(Image.new("L", (8, 8), 9))
+    asked = [{"type": "image", "image": image}, words]
     messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
     for turn in said[:-1]:
         shade = sum(turn.encode()) % 251

@@ -1,12 +1,13 @@
-"""A killed run ends with the bits of one that was left alone, whatever its environment says.
-
-As a program it is a run whose environment never says the same again: test_rollout_log.py STEPS OUTPUT. A run
-that OUTPUT holds is resumed.
-"""
+"""Killed or interrupted, runs end with the bits of one that was left alone; a long one keeps its memory."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import random
+import re
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -16,24 +17,26 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
-from killed_runs import finish_killed, rows, same_figures, same_weights
+from killed_runs import begin, finish_killed, rows, same_figures, same_weights, train
 from selfverify.core.config import RolloutLimits, SamplingConfig
 from selfverify.core.episode import Episode, EpisodeResult, Observation, PolicyTurn
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import read_events
+from selfverify.core.policy_config import AdapterConfig
 from selfverify.core.problem import Problem
+from selfverify.core.trainer_config import TrainerConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_models import write_tiny
 from selfverify.tasks.answering import SingleTurn
 from selfverify.tasks.digits import DigitsSum, DigitsSumConfig
 from selfverify.trainer.rollout_source import wants_log
 from updating import trainer_config
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHANCE = random.SystemRandom()
 """What no seed decides."""
@@ -124,7 +127,7 @@ def assert_same(one: Path, other: Path) -> None:
 def check(steps: int, kills: int, folder: Path) -> None:
     """Kill a run at random moments; then replay its log at one go, which has to end the same."""
     broken = folder / "broken"
-    hit = finish_killed(Path(__file__), steps, kills, broken, pause_s=0.6, log=folder / "broken.log")
+    hit = finish_killed(run, steps, kills, broken, pause_s=0.6)
     assert hit >= kills - 1, "the run ended before it could be killed"
     resumed = [e for e in read_events(broken / "events.jsonl") if e["event"] in ("started", "resumed")]
     assert len(resumed) == kills + 1
@@ -239,6 +242,103 @@ def test_who_logs_by_default(
     assert wants_log(training) == logged
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+# --- Ctrl-C, and what an adapter drops ----------------------------------------------------------------------
+
+
+def plain_run(steps: int, output: Path, model: Path, lora: AdapterConfig | None = None) -> None:
+    config = TrainerConfig(
+        steps=steps,
+        groups_per_step=3,
+        optim={"learning_rate": 1e-3, "schedule": "constant" if lora else "cosine", "warmup": 1},
+        loss={"drop_zero_advantage": False},
+        batch={"updates_per_rollout": 2, "micro_batch_groups": 2},
+        checkpoint={"every": 3, "keep_last": 2},
+    )
+    # Random weights earn nothing, of which an adapter would learn nothing.
+    method, sampling = make_method("sft" if lora else "adpo"), SamplingConfig(group_size=4, max_new_tokens=8)
+    policy = Policy.load(str(model), lora=lora)
+    train(policy, make_task("digits-pick"), method, config, sampling, output, resume=True)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "start", seed=1, hidden=96, layers=2)
+
+
+def test_interrupted_and_killed_at_random_moments(model: Path, tmp_path: Path) -> None:
+    """Ctrl-C lets the step end and writes a checkpoint; SIGKILL comes between steps or inside them."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    plain_run(6, whole, model)
+    process, said = begin(plain_run, 6, broken, model)
+    next(line for line in said if line.startswith("step"))
+    os.kill(process.pid, signal.SIGINT)
+    said.read()
+    process.join()
+    assert process.exitcode != 0
+    assert (broken / "checkpoints" / f"checkpoint-{len(rows(broken)):06d}").is_dir()
+    hit = finish_killed(plain_run, 6, 2, broken, model, pause_s=0.15)
+    assert hit, "the run always ended before it could be killed"
+    assert same_weights(whole, broken) and same_figures(whole, broken)
+
+
+def test_a_seed_decides_what_an_adapter_drops(model: Path, tmp_path: Path) -> None:
+    """Not torch's generators, where they stand when a run begins or goes on."""
+    whole, parts, lora = tmp_path / "whole", tmp_path / "parts", AdapterConfig(rank=2, dropout=0.3)
+    plain_run(2, whole, model, lora)
+    for steps in (1, 2):
+        torch.manual_seed(steps)
+        plain_run(steps, parts, model, lora)
+    assert same_figures(whole, parts)
+    one, other = (load_file(output / "model" / "adapter_model.safetensors") for output in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+# --- host memory stays flat over a long run -----------------------------------------------------------------
+
+
+BOUND_MB = 10
+"""Growth allowed over 400 steps, 25 KiB a step: less than the pixels of a step's two images (36 KiB), so that
+anything that keeps its steps' tensors is over it."""
+
+
+def resident_mb() -> float:
+    """What is in use: garbage is collected and free memory given back first, which else comes and goes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measured_run(steps: int, output: Path) -> None:
+    """Train on fresh images, and print the resident memory now and then."""
+
+    def on_step(step: int, steps: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
+        if step % 50 == 0:
+            print(step, f"{resident_mb():.1f}", flush=True)
+
+    learn(
+        # Fresh images fill both caches before step 100.
+        Policy.load("builtin:digits", vision_cache_mb=1, pixel_cache_mb=1),
+        make_task("digits-pick"),
+        make_method("adpo", kl=0.01),
+        TrainerConfig(
+            steps=steps, groups_per_step=2, loss={"drop_zero_advantage": False}, checkpoint={"every": 50}
+        ),
+        SamplingConfig(group_size=4, max_new_tokens=40),
+        output=output,
+        on_step=on_step,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and trims glibc's heap")
+def test_memory_stays_flat_over_five_hundred_steps(tmp_path: Path) -> None:
+    process, said = begin(measured_run, 500, tmp_path)
+    printed = said.read()
+    process.join()
+    assert process.exitcode == 0, printed[-3000:]
+    resident = {int(step): float(mb) for step, mb in re.findall(r"^(\d+) ([\d.]+)$", printed, re.MULTILINE)}
+    print(resident)
+    assert list(resident) == list(range(50, 501, 50))
+    assert max(resident[step] for step in range(150, 501, 50)) - resident[100] < BOUND_MB
