@@ -448,7 +448,7 @@ def judge(
     Example: `selfverify visual judge looks --server http://127.0.0.1:8000
     --model Qwen/Qwen2.5-VL-72B-Instruct --votes 3`
     """
-    from selfverify.experiments.visual_data import judge_looks
+    from selfverify.experiments.visual_sets import judge_looks
 
     with bar("conversations", hidden=as_json) as progress:
         done = judge_looks(folder, settings, votes, progress)
@@ -492,7 +492,7 @@ def sets(folder: Folder, settings: SetsConfig, as_json: Json = False) -> None:
 
     Example: `selfverify visual sets looks --pairs wrong+wasteful`
     """
-    from selfverify.experiments.visual_data import make_sets
+    from selfverify.experiments.visual_sets import make_sets
     from selfverify.visual.pairs import Pairing
     from selfverify.visual.traces import Demands
 
@@ -529,7 +529,7 @@ def data(
     from selfverify.experiments.recipe import load_recipe
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.train_stopping import LEAKS, LOOKS, VERIFIER, train_stopping
-    from selfverify.experiments.visual_data import ABOUT
+    from selfverify.experiments.visual_sets import ABOUT
     from selfverify.trainer.logging import TrainingProgress
 
     loaded = load_recipe(recipe, overrides or [])
@@ -557,7 +557,7 @@ def leaks(
 
     Example: `selfverify visual leaks looks`
     """
-    from selfverify.experiments.visual_data import read_pairs
+    from selfverify.experiments.visual_sets import read_pairs
     from selfverify.visual.pairs import MOST, leak_test
 
     found = leak_test(read_pairs(pairs), words)

@@ -5,7 +5,7 @@ them, DPO learns from the pairs, and ε is chosen.
 
 FOLDER/
   recipe.yaml   the recipe
-  looks/        the reasoner's conversations and the pairs made of them: `selfverify.experiments.visual_data`
+  looks/        the conversations and the pairs made of them: `experiments.visual_data`, `visual_sets`
   verifier/     the run of `dpo`; ``verifier/model`` is the verifier, ``stopping.json`` stands in it
   looking/      the conversations on which ε was chosen
   leaks.json    whether words alone tell the sides of a pair apart
@@ -41,15 +41,8 @@ from selfverify.evaluation.visual_metrics import (
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import RECIPE_FILE, NamedConfig, Recipe, recipe_task, write_recipe
 from selfverify.experiments.run import clear_run, held_folder, of_phase, start_processes, train
-from selfverify.experiments.visual_data import (
-    PAIRS,
-    Way,
-    branch_looks,
-    collect_looks,
-    judge_looks,
-    make_sets,
-    read_pairs,
-)
+from selfverify.experiments.visual_data import Way, branch_looks, collect_looks
+from selfverify.experiments.visual_sets import PAIRS, judge_looks, make_sets, read_pairs
 from selfverify.methods.base import StepCallback
 from selfverify.policy.policy import Policy
 from selfverify.trainer.checkpoint import MODEL_FOLDER

@@ -42,7 +42,8 @@ from selfverify.core.files import (
     written_whole,
 )
 from selfverify.evaluation.samples import IMAGES
-from selfverify.experiments.visual_data import SFT, fault_in, read_lines, read_pairs, stands_twice
+from selfverify.experiments.visual_data import read_lines
+from selfverify.experiments.visual_sets import SFT, fault_in, read_pairs, stands_twice
 from selfverify.rollouts.wrappers import Message
 from selfverify.visual.pairs import Pair
 from selfverify.visual.traces import is_image, parts_of

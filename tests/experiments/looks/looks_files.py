@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.experiments.looks.looks_recipe import make_pairs, trace
 
-from selfverify.experiments.visual_data import pair_line, sft_line
+from selfverify.experiments.visual_sets import pair_line, sft_line
 from selfverify.visual.pairs import Pairing
 
 

@@ -23,11 +23,9 @@ from selfverify.experiments.visual_data import (
     all_traces,
     branch_looks,
     collect_looks,
-    judge_looks,
-    make_sets,
-    read_pairs,
     transcript,
 )
+from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.policy.policy import Policy
 from selfverify.visual.pairs import Pairing
 from selfverify.visual.traces import Demands

@@ -19,15 +19,9 @@ from selfverify.core.trajectory import Finish
 from selfverify.experiments import visual_data
 from selfverify.experiments.command_config import TeacherConfig
 from selfverify.experiments.recipe import Recipe, to_yaml
-from selfverify.experiments.visual_data import (
-    INDUCE,
-    collect_looks,
-    judge_looks,
-    make_sets,
-    read_lines,
-    read_pairs,
-)
+from selfverify.experiments.visual_data import INDUCE, collect_looks, read_lines
 from selfverify.experiments.visual_judge import OnAnswer, read_verdict, settled_by_rules
+from selfverify.experiments.visual_sets import judge_looks, make_sets, read_pairs
 from selfverify.visual.config import VisualConfig
 from selfverify.visual.pairs import Pairing
 from selfverify.visual.task import LookQuestions, LookQuestionsConfig

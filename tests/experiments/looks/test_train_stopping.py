@@ -20,7 +20,7 @@ from selfverify.experiments import train_stopping
 from selfverify.experiments import train_stopping as stages
 from selfverify.experiments.recipe import Recipe, load_recipe, to_yaml
 from selfverify.experiments.run import train
-from selfverify.experiments.visual_data import Sets
+from selfverify.experiments.visual_sets import Sets
 from selfverify.policy.policy import Policy
 from selfverify.visual.stopping import STOPPING_FILE, StopCalibration
 
