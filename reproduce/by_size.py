@@ -72,9 +72,8 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
 
     Of agents those that are shares; `python -m reproduce.smartsnap` has all.
     """
-    shares = AGENTS if isinstance(task, AgentTask) else [metric.name for metric in task.metrics]
-    found = tuple(metric for metric in task.metrics if metric.needs is None and metric.name in shares)
-    return found or (ACCURACY,)
+    known = [metric for metric in task.metrics if metric.needs is None]
+    return tuple(m for m in known if m.name in AGENTS or not isinstance(task, AgentTask)) or (ACCURACY,)
 
 
 def figures_by_size(

@@ -54,9 +54,6 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }  # fmt: skip
 """The columns of a task's table, by kind of task; ``{n}`` stands for the number of samples per problem."""
 
-INTERVAL = "95 %, over problems and seeds: crossed random effects; see selfverify.evaluation.statistics"
-"""How intervals are made, as results.json says it."""
-
 TWO_TURNS: tuple[Column, ...] = (
     Column("turns.acc@t1", "acc@t1", seeds=True), Column("turns.acc@t2", "acc@t2", seeds=True),
     Column("turns.delta", "Δ", seeds=True, signed=True),
@@ -89,7 +86,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += [
             f"## {label}: {task['task']}",
             f"{task['problems']} problems, {task['samples_per_problem']} samples each.",
-            *([TURNS_NOTE] if two_turns(task) else []),
+            *([TURNS_NOTE] if "turns.acc@t1" in task[BEFORE]["metrics"] else []),
             task_table(task),
         ]
         for key, other in (("difference", results["baseline"]), ("gain", BEFORE)):
@@ -103,17 +100,12 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *results["notes"]]) + "\n"
 
 
-def two_turns(task: Mapping[str, Any]) -> bool:
-    """Return whether a task's runs were measured in two turns."""
-    return "turns.acc@t1" in task[BEFORE]["metrics"]
-
-
 def columns_of(task: Mapping[str, Any]) -> list[Column]:
     """Return the columns of a task's tables."""
     n = task["samples_per_problem"]
     return [
         replace(column, key=str(column.key).format(n=n), title=column.title.format(n=n))
-        for column in (TWO_TURNS if two_turns(task) else COLUMNS[task["kind"]])
+        for column in (TWO_TURNS if "turns.acc@t1" in task[BEFORE]["metrics"] else COLUMNS[task["kind"]])
     ]
 
 
@@ -157,7 +149,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         "study": study.name,
         "recipe": Path(study.recipe).stem,
         "baseline": study.baseline,
-        "interval": INTERVAL,
+        "interval": "95 %, over problems and seeds; see selfverify.evaluation.statistics",
         "tasks": tasks,
         "missing": [run.label for run in runs if run.label not in done],
         "notes": [

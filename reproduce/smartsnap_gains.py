@@ -71,8 +71,6 @@ FIGURES: Mapping[str, Callable[[Rewards], float | None]] = {
     "submitted": lambda of: float(_submitted(of)),
     "exhibits": lambda of: of.get("evidence"),
     "completeness": lambda of: of.get("sufficient"),
-    "conciseness": lambda of: of.get("excess"),
-    "creativity": lambda of: of.get("evidence_turns"),
     "judged_success": lambda of: of.get("judged_success"),
     "false_positive": lambda of: of.get("judged_success") if of.get("truth") == 0.0 else None,
     "calls": lambda of: of.get("tool_calls"),

@@ -66,8 +66,8 @@ def test_a_run_has_a_row_for_each_stage(run: Path) -> None:
     text = markdown(agent_tables([str(run)]))
     assert cells(text, "before rl") == ["6 (60.0%)", "4 (40.0%)", "10"]
     table_2, rest = text.split("## Table 2")[1].split("## Table 3")
-    assert cells(table_2, "before", "rl", "10") == ["4.0", "10.0", "–", "–", "50.0", "–"]
-    assert cells(table_2, "after", "rl", "10") == ["30.0", "40.0", "120.0", "90.0", "–", "–"]
+    assert cells(table_2, "before", "rl", "10") == ["4.0 [−6.0, 14.0]", "10.0", "–", "–", "50.0", "–"]
+    assert cells(table_2, "after", "rl", "10") == ["30.0 [20.0, 40.0]", "40.0", "120.0", "90.0", "–", "–"]
     assert cells(rest.split("## Evidence")[0], "after", "rl", "10") == ["30.0", "15.0"]
     assert cells(rest.split("## Evidence")[1], "after", "rl", "10") == ["1.500", "80.0", "–", "–", "–", "–"]
     assert "arXiv" not in text
@@ -83,7 +83,7 @@ def test_rows_have_names_and_gains(run: Path, tmp_path: Path) -> None:
         ("PT", "small"), ("FT vanilla", "small"), ("RL", "small"),
     ]  # fmt: skip
     assert found.figures["RL", "small", "10"]["above PT"]["mean"] == pytest.approx(0.26)
-    text = markdown(found, intervals=True)
+    text = markdown(found)
     assert "30.0 [20.0, 40.0]" in text and "| +26.0 |" in text and "| −2.0 |" in text
 
 

@@ -151,6 +151,15 @@ def test_nothing_varies() -> None:
         assert found["difference"] == pytest.approx(0.5) and found["interval"] is None and found["p"] is None
 
 
+def test_seeds_that_are_level_by_chance_take_nothing_off() -> None:
+    """Both solve half of the problems, and not the same: what the problems vary by is left, by hand."""
+    values = np.array([[1.0, 0.0] * 10, [1.0, 1.0, 0.0, 0.0] * 5])
+    low, high = interval(measured(values)) or (0.0, 0.0)
+    error = values.mean(0).std(ddof=1) / 20**0.5
+    assert (low + high) / 2 == pytest.approx(0.5)
+    assert (high - low) / 2 == pytest.approx(stats.t.ppf(0.975, 19) * error)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 3, 5])
 @pytest.mark.parametrize("problems", [20, 200])

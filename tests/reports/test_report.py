@@ -303,7 +303,7 @@ def test_conversations_are_reported(run_copy, tmp_path):
     assert "2.0 turns" in sentence(load_run(run_copy)) and "vote" not in sentence(load_run(run_copy))
     page = shown(run_copy, tmp_path)
     assert ">tool<" in page and "2.75 s" in page
-    for kind in ("How conversations end", "Time of conversations", "Turns", "Tool calls", "Tool errors"):
+    for kind in ("How conversations end", "Seconds of a rollout", "Turns", "Tool calls", "Tool errors"):
         assert f"{kind} over training" in page
 
 

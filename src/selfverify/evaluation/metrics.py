@@ -42,7 +42,6 @@ from selfverify.evaluation.statistics import (
     mean_statistic,
     measure,
     on_shared,
-    paired,
     ranking_statistics,
     ratio_statistic,
     row_mean,
@@ -566,14 +565,17 @@ def paired_difference(
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
     second = SampleTable.from_samples(b, order=first.problems, headline=headline)
-    left, right = (statistics(table) | _of_singles(table, metrics) for table in (first, second))
-    found = paired(left, right)
-    before, after = (measure(of["within_problem_auc"]) for of in (left, right))
-    if (before.used != after.used).any():
+    left, right = (
+        {name: measure(one) for name, one in (statistics(table) | _of_singles(table, metrics)).items()}
+        for table in (first, second)
+    )
+    changes = {name: compare([right[name] - left[name]]) for name in left if name in right}
+    found = {name: change for name, change in changes.items() if not math.isnan(change["difference"])}
+    before, after = left["within_problem_auc"], right["within_problem_auc"]
+    if (before.used & after.used).any() and (before.used != after.used).any():
         same = on_shared(before, after), on_shared(after, before)
-        if not math.isnan(same[0].value):
-            values = {"before": same[0].value, "after": same[1].value}
-            found[MIXED_BOTH] = values | compare([same[1] - same[0]])
+        values = {"before": same[0].value, "after": same[1].value}
+        found[MIXED_BOTH] = values | compare([same[1] - same[0]])
     return found
 
 

@@ -28,7 +28,7 @@ Shares have Wilson's interval, at the number of independent answers that their v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,9 +153,10 @@ def _error(*sides: Sequence[Measured]) -> _Error | None:
     degrees = max(1.0, 2 * (count - 1) / max(2.0, kurtosis - 1))
     problems, seeds = unbiased * squares, []
     for side, changes in zip(sides, moved, strict=True):
-        if (k := len(side)) > 1:
+        k, differ = len(side), float(np.var([one.value for one in side], ddof=int(len(side) > 1)))
+        if differ > 0:  # seeds that are level by chance say nothing of their variance: nothing is taken off
             problems -= unbiased * float(((changes - changes.mean(0)) ** 2).sum()) / (k * (k - 1))
-            seeds.append((float(np.var([one.value for one in side], ddof=1)) / k, k - 1))
+            seeds.append((differ / k, k - 1))
     total = sum(variance for variance, _ in seeds)
     of_seeds = total**2 / sum(variance**2 / own for variance, own in seeds) if total else 1.0
     return _Error(max(problems, 0.0), degrees, total, of_seeds)
@@ -218,18 +219,6 @@ def ratio(above: Floats, below: Floats) -> Floats:
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
 
 
-def paired(first: Mapping[str, Statistic], second: Mapping[str, Statistic]) -> dict[str, dict[str, Any]]:
-    """Return how much higher statistics are in the second of two sets about the same problems, by name.
-
-    Returns:
-        What `compare` returns, of those that are defined in both.
-    """
-    found = {
-        name: compare([measure(second[name]) - measure(first[name])]) for name in first if name in second
-    }
-    return {name: one for name, one in found.items() if not math.isnan(one["difference"])}
-
-
 def mean_statistic(per_problem: ArrayLike, signed: bool = False) -> Statistic:
     """Return the mean over problems of a value per problem ``[P]``; problems with NaN take no part.
 
@@ -281,7 +270,7 @@ def auc_statistic(score: ArrayLike, correct: ArrayLike) -> Statistic:
         wins = (np.diff(hits, axis=-1, prepend=0.0) * beaten).sum(-1)
         return ratio(wins, hits[:, -1] * misses[:, -1])
 
-    return Statistic(statistic, ~np.isnan(np.asarray(score, dtype=np.float64)).all(-1))
+    return Statistic(statistic, _scored(score))
 
 
 def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statistic:
@@ -296,7 +285,12 @@ def average_precision_statistic(score: ArrayLike, correct: ArrayLike) -> Statist
         # Without any wrong sample average precision is 1 for all scores: nothing was measured.
         return np.where(misses[:, -1] > 0, ratio(area, hits[:, -1]), np.nan)
 
-    return Statistic(statistic, ~np.isnan(np.asarray(score, dtype=np.float64)).all(-1))
+    return Statistic(statistic, _scored(score))
+
+
+def _scored(score: ArrayLike) -> NDArray[np.bool_]:
+    """Which problems ``[P]`` have an answer with a score."""
+    return np.asarray((~np.isnan(np.asarray(score, dtype=np.float64))).any(-1), dtype=np.bool_)
 
 
 def ranking_statistics(score: ArrayLike, correct: ArrayLike) -> dict[str, Statistic]:
