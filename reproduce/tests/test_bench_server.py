@@ -72,20 +72,28 @@ def test_a_server_answers(servers: Loop, bench: Bench) -> None:
     assert images and (bench.output / "looking" / "samples.jsonl").is_file()
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (500, r"the server failed on .*the same call goes on"),
-        (400, "no question of the benchmark was answered"),
-    ],
-)
-def test_conversations_that_break_off(servers: Loop, bench: Bench, status: int, said: str) -> None:
-    """A failing server ends the command. Where there are only conversations that a server refuses to go on
-    with, there is no row."""
-    fake = FakeUpstream(write=looks_once, knows_logprobs=False)
-    fake.fault = lambda body: status if len(body["messages"]) > 1 else None
-    with pytest.raises(AssertionError, match=said):
-        bench.run(servers.upstream(fake))
+def test_conversations_that_break_off(servers: Loop, bench: Bench) -> None:
+    """A failing server ends the command, and what is missing is asked for by the next one. A conversation
+    that a server refuses to go on with counts as wrong and is counted; where there are only such, no row."""
+    fault = [500]
+    fake = FakeUpstream(
+        write=looks_once,
+        knows_logprobs=False,
+        fault=lambda body: fault[0] if len(body["messages"]) > 1 and fault[0] else None,
+    )
+    address = servers.upstream(fake)
+    with pytest.raises(AssertionError, match=r"the server failed on .*the same call goes on"):
+        bench.run(address)
+    first = sum(len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen)
+    fault[0] = 0
+    (_, looking), shown = bench.run(address)
+    assert looking["lost"] == 0 and looking["problems"] == 4 and "broke off" not in shown.stderr
+    assert first == sum(
+        len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen
+    ), "the questions at first sight are not asked again"
+    fault[0], bench.output = 400, bench.output.with_name("other")
+    with pytest.raises(AssertionError, match="no question of the benchmark was answered"):
+        bench.run(address)
 
 
 def test_rows_by_hand() -> None:
